@@ -58,7 +58,7 @@ from .batches.batch_api import BatchApi
 from .batches.processor import BatchProcessor
 from .cache.caching_service import CachingService
 from .cache.shared_cache import SharedCache, is_private, read_secret
-from .config.schema import Config
+from .config import Config
 from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals

@@ -15,8 +15,7 @@ from router.serving.commands import run_fast
 from router.serving.logs import log_crashes, start_log
 
 from ..brokers.address import parse_range, parse_topic
-from ..config.loader import Flags, load_config
-from ..config.schema import Config
+from ..config import Config, Flags, load_config
 from ..core.principal import ClaimName
 from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, until_stopped
 

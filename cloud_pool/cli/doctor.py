@@ -14,8 +14,7 @@ from redis.exceptions import RedisError
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
-from ..config.loader import Flags, load_config
-from ..config.schema import Config
+from ..config import Config, Flags, load_config
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.eviction import eviction_fault
 from ..redis.faults import client_fault

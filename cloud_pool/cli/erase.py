@@ -16,8 +16,7 @@ from router.serving.commands import ask
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
-from ..config.loader import Flags, load_config
-from ..config.schema import Config
+from ..config import Config, Flags, load_config
 from ..erasure.erasure import CachedAnswers, ErasedKind, Erasure, TenantUsage, job_kinds
 from ..erasure.receipt import ErasureSubject, Receipt, Remainder, sign, verify
 from ..redis.config import shown_address

@@ -14,8 +14,7 @@ import msgspec
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 from router.serving.commands import ask
 
-from ..config.loader import Flags, load_config
-from ..config.schema import Config
+from ..config import Config, Flags, load_config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
 from .process import PROGRAM, refuse

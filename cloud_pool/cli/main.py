@@ -14,7 +14,7 @@ from router.errors import ConfigError
 from router.serving.commands import run_fast
 from router.serving.logs import log_crashes, start_log
 
-from ..config.loader import Flags, load_config
+from ..config import Flags, load_config
 from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, until_stopped
 from .triton import triton
 

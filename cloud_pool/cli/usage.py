@@ -18,7 +18,7 @@ from rich.table import Table
 from router.errors import CausewayError, ConfigError
 
 from ..accounts.tenants.usage import UsageRow, read_usage
-from ..config.loader import Flags, load_config
+from ..config import Flags, load_config
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import client_fault
 from ..storage.config import JobsConfig, with_shared_redis

@@ -18,7 +18,7 @@ from playwright.async_api import Browser, Page, Route
 
 from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
 from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig as GatewayServer
 from edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from tests.cloud.unreachable import unreachable_tier

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from cloud_pool.storage.config import WebhookConfig
 from router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk

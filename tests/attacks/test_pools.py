@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cloud_pool.config import GatewaySessionConfig
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.sessions.config import GatewaySessionConfig
 from cloud_pool.storage.config import JobsConfig
 from edge_node.config.schema import DeviceFilesConfig, KeyConfig, RealtimeConfig
 from edge_node.config.schema import ServerConfig as EdgeServer

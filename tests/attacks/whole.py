@@ -14,7 +14,7 @@ import msgspec
 
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier

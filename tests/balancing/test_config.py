@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cloud_pool
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.tiers.config import TierConfig
 from router.errors import ConfigError

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cloud_pool.app import reload_endpoints
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
 from cloud_pool.dispatch.pool import Pools, TritonClients

@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 
 from cloud_pool.app import build
 from cloud_pool.cli.process import until_stopped
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.lifetime import Closing, run_with_tasks
 from router.serving.commands import run_fast

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.core.request_context import FREE_BYTES, BodyMemory
 from cloud_pool.http.config import ServerConfig
 from router.errors import ConfigError, RateLimited, Shed

@@ -11,8 +11,7 @@ import cloud_pool
 from cloud_pool.accounts.identity.authenticator import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import CacheKeys
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.core.principal import Grants
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.tiers.config import TierConfig

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from cloud_pool.accounts.audit import AuditRecord
 from cloud_pool.admission import AdmissionController
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.triton_server.server_process import SHARED_MEMORY

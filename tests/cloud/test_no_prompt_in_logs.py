@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from cloud_pool.app import build, run_worker
 from cloud_pool.cli.jobs import dlq
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.storage.config import JobsConfig
 from router.serving.config import TracingConfig

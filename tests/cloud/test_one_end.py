@@ -20,7 +20,7 @@ import pytest
 
 from cloud_pool.admission import AdmissionController
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from cloud_pool.http.config import ServerConfig
 from router.errors import CloudFailed, DeadlineExceeded

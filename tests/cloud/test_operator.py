@@ -17,8 +17,7 @@ import pytest
 from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import App, build
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.http.config import OperatorConfig, ServerConfig
 from router.errors import ConfigError
 from tests.accounts.identity.token_issuer import Issuer

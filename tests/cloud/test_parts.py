@@ -21,7 +21,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from cloud_pool.app import App, build, run_worker
 from cloud_pool.cli.main import main
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.parts.config import PartsConfig
 from cloud_pool.parts.request_parts import FORGETS, TenantMemories

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 
 from .unreachable import unreachable_tier

@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 
 from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from router.errors import CausewayError, CloudUnreachable
 from tests.check.sources import ROOT

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.storage.config import JobsConfig
 from tests.accounts.identity.gateway import running

@@ -20,8 +20,7 @@ import msgspec
 from cloud_pool.app import build_accounts, build_admission, build_server
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.core.request_context import BodyMemory, answer_head
 from cloud_pool.http.info_routes import Readiness
 from cloud_pool.http.request_runner import RequestRunner

@@ -9,7 +9,7 @@ import pytest
 
 from cloud_pool.app import build
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from router.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from cloud_pool.accounts.tenants.config import Price, TenantsConfig
 from cloud_pool.accounts.tenants.usage import read_usage
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.core.request_context import answer_head
 from router.errors import CloudFailed
 from tests.accounts.identity.token_issuer import Issuer

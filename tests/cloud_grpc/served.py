@@ -11,7 +11,7 @@ import msgspec
 from grpc import StatusCode, aio
 
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.grpc_api.calls import GenerateCalls
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
 from cloud_pool.grpc_api.server import GrpcServer

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk
 from cloud_pool.grpc_api.server import MAX_CHUNK_BYTES, GrpcServer

@@ -11,7 +11,7 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from tests.waiting import until
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from cloud_pool.redis.config import RedisConfig, parse_redis, shown_address, with_url
 from cloud_pool.storage.config import JobsConfig, with_shared_redis
 from router.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis.asyncio
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.redis.connect import ConnectionOptions, open_redis
 from cloud_pool.redis.eviction import EvictionCheck, eviction_fault

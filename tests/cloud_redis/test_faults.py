@@ -19,7 +19,7 @@ from cloud_pool.cli.erase import erase
 from cloud_pool.cli.jobs import dlq, jobs
 from cloud_pool.cli.keys import keys
 from cloud_pool.cli.usage import usage_command
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.redis.faults import redis_fault
 from tests.cloud.unreachable import unreachable_tier

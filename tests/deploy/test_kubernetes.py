@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission.controller import AdmissionMetrics
 from cloud_pool.cli.main import main
-from cloud_pool.config.loader import Flags, load_config
+from cloud_pool.config import Flags, load_config
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.storage.config import JobsConfig

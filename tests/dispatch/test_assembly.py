@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import build_dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 import cloud_pool.cli.main
-import cloud_pool.config.schema
+import cloud_pool.config
 import edge_node.cli.main
 import fleet.cli.commands
 import models.cli.commands
@@ -61,7 +61,7 @@ def edge_config() -> str:
 
 def gateway_config() -> str:
     """Each key of the gateway's configuration. The meaning is the comment beside the field in its struct."""
-    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.schema.Config, "", set()))
+    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.Config, "", set()))
 
 
 def _gateway_rows(

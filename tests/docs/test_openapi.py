@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import cloud_pool.app
-import cloud_pool.config.schema
+import cloud_pool.config
 import edge_node.app
 import edge_node.config.schema
 from cloud_pool.openapi import gateway_operations
@@ -40,7 +40,7 @@ def test_the_edge_documents_what_it_serves() -> None:
 
 
 async def test_the_gateway_documents_what_it_serves() -> None:
-    config = cloud_pool.config.schema.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
+    config = cloud_pool.config.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
     async with anyio.create_task_group() as tasks:
         app = cloud_pool.app.build(config, tasks)
         served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 

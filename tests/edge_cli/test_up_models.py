@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import yaml
 
-from cloud_pool.config.loader import Flags
-from cloud_pool.config.loader import load_config as load_gateway_config
-from cloud_pool.config.schema import Config as GatewayConfig
+from cloud_pool.config import Config as GatewayConfig
+from cloud_pool.config import Flags
+from cloud_pool.config import load_config as load_gateway_config
 from edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
 from edge_node.config.schema import Config, EngineConfig
 from models.catalog.artifact import ArtifactError, Manifest, find_artifact

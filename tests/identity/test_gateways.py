@@ -16,8 +16,7 @@ from cloud_pool.accounts.identity.fleet import FleetTrust
 from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
 from tests.accounts.identity.gateway import running
 from tests.accounts.identity.token_issuer import Issuer

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.app import JobsGateway, WorkerRuntime, build_accounts
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.metrics import Metrics

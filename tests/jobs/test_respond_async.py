@@ -16,7 +16,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from cloud_pool.app import build, run_worker
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.redis.config import RedisAddress
 from cloud_pool.storage.config import JobsConfig

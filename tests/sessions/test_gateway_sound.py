@@ -10,10 +10,10 @@ import aiohttp
 import openai
 import pytest
 
+from cloud_pool.config import GatewaySessionConfig
 from cloud_pool.core.request_context import FREE_BYTES
 from cloud_pool.grpc_api.messages import InputChunk
 from cloud_pool.http.config import GrpcConfig
-from cloud_pool.sessions.config import GatewaySessionConfig
 from models.modalities.process.messages import WorkerSpec
 from tests.cloud.conftest import triton_environment
 from tests.cloud_grpc.served import chat, connected, rest

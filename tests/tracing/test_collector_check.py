@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from cloud_pool.cli.doctor import doctor, examine
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from edge_node.cli.doctor.network import check_tracing
 from router.serving.config import TracingConfig
 from tests.ports import free_port

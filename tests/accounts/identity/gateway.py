@@ -14,7 +14,7 @@ import msgspec
 from cloud_pool.accounts.accounts import Accounts
 from cloud_pool.app import build_accounts, build_admission, build_server
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.core.request_context import BodyMemory, Piece, RequestContext, answer_head
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.http.info_routes import Readiness

@@ -12,8 +12,7 @@ import pytest
 
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.core.principal import Grants
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.http.config import ServerConfig

@@ -19,8 +19,7 @@ from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.identity.revocation import revoke_token
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.usage import read_usage
-from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.http.config import ServerConfig
 from router.errors import CloudFailed, ConfigError
 from tests.cloud.unreachable import unreachable_tier

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from cloud_pool.app import build, build_accounts
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from cloud_pool.http.config import OperatorConfig, ServerConfig
 from cloud_pool.http.info_routes import Readiness
 from cloud_pool.observability.metrics import Metrics

@@ -15,7 +15,7 @@ import redis.asyncio
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.identity.revocation import revoke_token
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
-from cloud_pool.config.schema import Config
+from cloud_pool.config import Config
 from tests.redis_server import RedisServer
 from tests.sessions.peer import Event, Peer, done
 from tests.waiting import until

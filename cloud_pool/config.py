@@ -1,8 +1,9 @@
-"""Read the gateway's configuration file and command-line flags into a checked `Config`.
+"""The gateway's configuration: frozen structs, and the file and command-line flags that are read into them.
 
-Flags override the file. Unknown keys, wrong types and impossible combinations are refused with file, line and key.
-A relative path in the file is relative to the file. Without a file there is one tier, `assistant-large`, on a Triton
-at its usual port on this machine.
+Each section is in the room that it configures; the comment of each field is its meaning in the reference table of
+cloud_pool/README.md. Flags override the file. Unknown keys, wrong types and impossible combinations are refused with
+file, line and key. A relative path in the file is relative to the file. Without a file there is one tier,
+`assistant-large`, on a Triton at its usual port on this machine.
 """
 
 from __future__ import annotations
@@ -11,19 +12,97 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from router.addresses import is_loopback
 from router.documents import strict_yaml
 from router.errors import ConfigError
+from router.serving.config import Positive, SessionConfig, TracingConfig
+from router.web_origins import WebOrigins, listener_hosts
 
-from ..dispatch.discovery import parse_endpoint_address
-from ..http.config import MAX_PORT, OperatorConfig
-from ..redis.config import parse_redis, with_url
-from ..tiers.config import DEFAULT_TRITON, TierConfig
-from .schema import OPERATOR_PORT_OFFSET, Config
+from .accounts.identity.config import IdentityConfig
+from .accounts.tenants.config import TenantsConfig
+from .cache.config import CacheConfig
+from .degradation.config import DegradationConfig
+from .dispatch.config import LoadBalancingConfig
+from .dispatch.discovery import parse_endpoint_address
+from .http.config import MAX_PORT, GrpcConfig, OperatorConfig, ServerConfig
+from .parts.config import PartsConfig
+from .redis.config import RedisAddress, parse_redis, with_url
+from .storage.config import JobsConfig
+from .streams.config import StreamsConfig
+from .tiers.config import DEFAULT_TRITON, TierConfig
+
+
+class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
+    """Live sessions over WebSocket."""
+
+    # live sessions of this gateway, of one tenant at most half; beyond: 429, unless one that was cut gives way
+    max_sessions: Positive = 1024
+
+
+OPERATOR_PORT_OFFSET = 100
+"""From `server.port` to the operators' port, unless that is configured."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    server: ServerConfig = ServerConfig()
+    operator: OperatorConfig = OperatorConfig()
+    tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
+    # key of Triton's model control, the --key-file of `causeway-cloud triton`; empty: the account's own,
+    # ~/.local/state/causeway-triton/key
+    triton_key_file: str = ""
+    load_balancing: LoadBalancingConfig = LoadBalancingConfig()
+    degradation: DegradationConfig = DegradationConfig()
+    # folder of the operators' token, which is made at start; empty: `$STATE_DIRECTORY`, else
+    # `~/.local/state/causeway-cloud`
+    state_dir: str = ""
+    model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship
+    # that all gateways and workers share: a URL, or the keys below; empty: none
+    redis: RedisAddress = ""
+    identity: IdentityConfig = IdentityConfig()
+    tenants: TenantsConfig = TenantsConfig()
+    jobs: JobsConfig = JobsConfig()
+    streams: StreamsConfig = StreamsConfig()
+    cache: CacheConfig = CacheConfig()
+    realtime: GatewaySessionConfig = GatewaySessionConfig()
+    parts: PartsConfig = PartsConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    tracing: TracingConfig = TracingConfig()
+    audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none
+    # level: debug, info, warning or error; none of them logs prompts or answers
+    log: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"  # `text`, or `json`: one object per line, with the request's id
+
+    @property
+    def web_origins(self) -> WebOrigins:
+        """The web pages that may use the public address."""
+        needs_key = bool(self.server.token_file) or self.identity.signed
+        hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=needs_key)
+        return WebOrigins(self.server.origins, hosts, "server.origins")
+
+    @property
+    def has_operator_tokens(self) -> bool:
+        """Whether the configuration says which tokens operators have; else the gateway makes one."""
+        return bool(self.operator.token_file or self.identity.key_file)
+
+    @property
+    def operator_web_origins(self) -> WebOrigins:
+        """The operators' address is for programs: no page of another origin may use it."""
+        hosts = listener_hosts(self.operator.host, self.server.hosts, needs_key=self.has_operator_tokens)
+        return WebOrigins(hosts=hosts)
+
+    @property
+    def operator_server(self) -> ServerConfig:
+        """The operators' address, with the limits of `server`."""
+        port = self.operator.port
+        if port is None:
+            port = self.server.port and self.server.port + OPERATOR_PORT_OFFSET
+        return msgspec.structs.replace(self.server, host=self.operator.host, port=port)
+
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
 _REMOVED = {"hedge": "`hedge` was removed with hedging: delete the key"}

@@ -1,1 +1,0 @@
-"""The gateway's configuration: `schema` (every key) and `loader` (file and flags)."""
