@@ -72,6 +72,7 @@ from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
+from .http.sessions import GatewayClient, GatewaySessions
 from .jobs.http.dead_letter_api import DeadLetterApi
 from .jobs.http.job_api import AcceptanceLog, JobApi, JobCallers
 from .jobs.metrics import JobMetrics
@@ -85,7 +86,6 @@ from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis
 from .redis.eviction import EvictionCheck
 from .serving.service import Service, nothing_stale
-from .sessions.requests import GatewayClient, GatewaySessions
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery
 from .storage.redis_client import redis_time

@@ -30,9 +30,9 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
-from ..http.request_admission import RequestAdmission, RequestHeaders, read_headers
-from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.config import NO_SOUND
+from .request_admission import RequestAdmission, RequestHeaders, read_headers
+from .request_runner import OnChunk, RequestRunner
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts
