@@ -32,6 +32,16 @@ class CausewayError(Exception):
         self.retry_after_s = retry_after_s
 
 
+def error_classes() -> dict[str, type[CausewayError]]:
+    """Return the class of each code; of classes that share one, the most general. Those of other modules count, too."""
+    found: dict[str, type[CausewayError]] = {}
+    kinds: list[type[CausewayError]] = [CausewayError]
+    for kind in kinds:
+        found.setdefault(kind.code, kind)
+        kinds += kind.__subclasses__()
+    return found
+
+
 # --- the request is invalid: no target was tried ---------------------------------------------------------------------
 
 

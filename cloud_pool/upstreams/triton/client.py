@@ -151,17 +151,12 @@ class TritonClient:
                 self.repair(request.model, embed=request.embed)
             raise
 
-    async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
+    async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False, repairs: bool = True) -> None:
         """Run a tiny inference; nothing less shows that the model works. Raises CausewayError.
 
-        `embed`: make a vector, for a model that makes nothing else.
+        `embed`: make a vector, for a model that makes nothing else. `repairs`: as for `generate`.
         """
-        async with aclosing(self.generate(self._probe_request(model, timeout_s, embed=embed))) as deltas:
-            async for _ in deltas:
-                pass
-
-    def _probe_request(self, model: str, timeout_s: float, *, embed: bool) -> InferenceRequest:
-        return InferenceRequest(
+        request = InferenceRequest(
             model=model,
             prompt="a",
             parameters=SamplingParameters(max_tokens=1, temperature=0.0),
@@ -169,6 +164,9 @@ class TritonClient:
             deadline=self._clock() + timeout_s,
             request_id="probe",
         )
+        async with aclosing(self.generate(request, repairs=repairs)) as deltas:
+            async for _ in deltas:
+                pass
 
     def last_received_at(self, model: str) -> float:
         """Return when the last response came from the model, on any call; minus infinity before the first one."""
@@ -289,11 +287,7 @@ class TritonClient:
 
     async def _works(self, model: str, embed: bool) -> bool:
         try:
-            async with aclosing(
-                self.generate(self._probe_request(model, PROBE_S, embed=embed), repairs=False)
-            ) as deltas:
-                async for _ in deltas:
-                    pass
+            await self.probe(model, embed=embed, repairs=False)
         except CausewayError:
             return False
         return True

@@ -29,6 +29,7 @@ from router.errors import (
     EngineUnavailable,
     Phase,
     QueueFull,
+    error_classes,
 )
 
 RETRY_S = 1.0
@@ -38,6 +39,12 @@ _REJECTED = re.compile(
     r"\[request id: |.*(?:inference input|inference request|inputs but got|raw_input_contents)", re.DOTALL
 )
 """Beginnings of the texts of errors that Triton finds before a model has seen the request."""
+_CLASSES = {
+    code: kind
+    for code, kind in error_classes().items()
+    if kind.__module__ == CausewayError.__module__ and kind not in (BackendError, ClientGone)
+}
+"""The classes that a code of our engine stands for."""
 _CODE = re.compile(r"^([a-z][a-z_]+): (.*)$", re.DOTALL)
 
 
@@ -53,7 +60,7 @@ def stub_process_died(phase: Phase) -> StubProcessDied:
 
 def error_of(code: str, detail: str) -> CausewayError:
     """Build the error of router.errors that owns `code`; an unknown code becomes CloudFailed."""
-    error_class = _classes().get(code)
+    error_class = _CLASSES.get(code)
     if error_class is None:
         return CloudFailed(f"{code}: {detail}")
     return error_class(detail, retry_after_s=RETRY_S if error_class.status in (429, 503) else None)
@@ -62,7 +69,7 @@ def error_of(code: str, detail: str) -> CausewayError:
 def translate(status: str, text: str, phase: Phase) -> CausewayError:
     """Translate an error. `status`: the gRPC code's name, "" for an error inside the stream."""
     coded = _CODE.match(text)
-    if coded and coded[1] in _classes():
+    if coded and coded[1] in _CLASSES:
         return error_of(coded[1], coded[2])
     lower = text.lower()
     if "is not healthy" in lower:
@@ -82,19 +89,3 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:300]
-
-
-def _classes() -> dict[str, type[CausewayError]]:
-    if not _CLASSES:
-        _collect(CausewayError)
-    return _CLASSES
-
-
-_CLASSES: dict[str, type[CausewayError]] = {}
-
-
-def _collect(parent: type[CausewayError]) -> None:
-    for child in parent.__subclasses__():
-        if child.__module__ == CausewayError.__module__ and child not in (BackendError, ClientGone):
-            _CLASSES.setdefault(child.code, child)
-        _collect(child)

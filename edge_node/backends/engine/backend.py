@@ -422,13 +422,7 @@ def _time_left_s(call: BackendRequest) -> float:
     return max(0.0, call.deadline - asyncio.get_running_loop().time())
 
 
-def _error_classes(kind: type[CausewayError]) -> Iterator[type[CausewayError]]:
-    yield kind
-    for narrower in kind.__subclasses__():
-        yield from _error_classes(narrower)
-
-
-_CODES = {kind.code: kind for kind in reversed([*_error_classes(errors.CausewayError)])}
+_CODES = errors.error_classes()
 
 
 def _error(emission: Emission, has_tokens: bool) -> CausewayError:
