@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -220,15 +221,10 @@ class AdmissionController:
             QueueFull: 429 with `retry_after_s`, at once or when it is displaced from the queue.
             DeadlineExceeded: At once or while it waits.
         """
-        now = self._clock()
-        ticket = Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible)
-        permit = self._permits[ticket] = Permit(self, ticket)
-        try:
-            self._arrive(ticket)
+        waiting = self.acquire_each(1, priority, left_s, tenant, weight, tokens, preemptible=preemptible)
+        async with waiting as (permit,):
             await permit.granted()
             yield permit
-        finally:
-            self.release(ticket)
 
     @asynccontextmanager
     async def acquire_each(
@@ -250,7 +246,7 @@ class AdmissionController:
         now = self._clock()
         tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]
         permits = [Permit(self, ticket) for ticket in tickets]
-        for ticket in tickets:
+        for ticket in tickets if sequences > 1 else ():
             ticket.siblings = tickets
         self._permits.update(zip(tickets, permits, strict=True))
         try:
@@ -378,10 +374,7 @@ class AdmissionMetrics:
         self._limit.labels(tier).set_function(lambda: admission.limit)
         self._running.labels(tier).set_function(lambda: admission.running)
         for priority in RANK:
-            self._watch_priority(tier, priority, admission)
-
-    def _watch_priority(self, tier: str, priority: Priority, admission: AdmissionController) -> None:
-        self._queued.labels(tier, priority).set_function(lambda: admission.waiting_of(priority))
+            self._queued.labels(tier, priority).set_function(partial(admission.waiting_of, priority))
 
 
 class _TierCounters(AdmissionCounters):

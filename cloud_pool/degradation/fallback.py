@@ -225,6 +225,10 @@ class TierFallback:
     def tier_health(self, tier: str, priority: Priority = "standard") -> TierHealth:
         return self._tier_healths[priority].get(tier, FULL_SHARE)
 
+    def share(self, tier: str, priority: Priority) -> float:
+        """Return the share of the movable requests that the tier is offered, 0 to 1."""
+        return self.tier_health(tier, priority).share
+
     def first_token_timeout_s(self, fallback_step: FallbackStep, priority: Priority, left_s: float) -> float:
         """Return how long a step may take to its first token, the wait for a permit included."""
         objective_s = self._tiers[fallback_step.tier].signals.objective_s
@@ -407,8 +411,8 @@ class DegradationMetrics:
         """Read the tiers' state at each scrape."""
         for name in fallback.names:
             for priority in RANK:
-                self._share.labels(name, priority).set_function(partial(_share, fallback, name, priority))
-            self._breaker.labels(name).set_function(partial(_is_open, fallback, name))
+                self._share.labels(name, priority).set_function(partial(fallback.share, name, priority))
+            self._breaker.labels(name).set_function(partial(fallback.is_open, name))
 
     def answered(self, requested: str, tier: str, reason: str) -> None:
         self._answers.labels(requested, tier, reason).inc()
@@ -416,11 +420,3 @@ class DegradationMetrics:
     def degraded(self, *kinds: Kind) -> None:
         for kind in kinds:
             self._degraded.labels(kind).inc()
-
-
-def _share(fallback: TierFallback, name: str, priority: Priority) -> float:
-    return fallback.tier_health(name, priority).share
-
-
-def _is_open(fallback: TierFallback, name: str) -> float:
-    return float(fallback.is_open(name))

@@ -119,11 +119,9 @@ class TierAttempt:
         left_s = context.deadline - began
         timeout_s = self._fallback.first_token_timeout_s(self._step, context.priority, left_s)
         try:
-            if timeout_s < left_s:
-                # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
-                async with asyncio.timeout(timeout_s):
-                    return await self._first(resources, context, build_requests, key, left_s)
-            return await self._first(resources, context, build_requests, key, left_s)
+            # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
+            async with asyncio.timeout(timeout_s if timeout_s < left_s else None):
+                return await self._first(resources, context, build_requests, key, left_s)
         except TimeoutError:
             self._report_overload()
             stress = self._fallback.on_timeout(tier, self._in_triton_s)

@@ -199,11 +199,8 @@ class Launcher:
         return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
 
     async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+        """Send SIGTERM at `stop`, so that running requests can end; allow the server a little longer than `drain_s`."""
         await stop.wait()
-        await self._drain(process)
-
-    async def _drain(self, process: asyncio.subprocess.Process) -> None:
-        """Send SIGTERM, so that running requests can end; allow the server a little longer than `drain_s`."""
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         with anyio.move_on_after(self._drain_s + 5.0):
