@@ -1,6 +1,6 @@
 """An inference request and its tier's pool → the deltas of exactly one endpoint.
 
-1. No time is left, or no endpoint plausibly has a first token within it: DeadlineExceeded, nothing starts.
+1. No time is left: DeadlineExceeded, nothing starts.
 2. An attempt on one endpoint.
 3. A first delta: that endpoint answers, and whatever happens from now on is final.
 4. An error that another endpoint may not have, with attempts and budget left: a short pause, then (2) elsewhere.
@@ -24,7 +24,7 @@ from router.errors import CausewayError, ClientGone, CloudFailed, DeadlineExceed
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
 from .metrics import DispatchMetrics
-from .retries import FirstTokenLatency, RetryBudget, RetryState
+from .retries import RetryBudget, RetryState
 
 PAUSE_S = 0.02
 MAX_PAUSE_S = 0.2
@@ -71,7 +71,6 @@ class EndpointAttempt:
         self,
         lease: EndpointLease,
         request: InferenceRequest,
-        latency: FirstTokenLatency,
         clock: Callable[[], float],
     ) -> None:
         self.endpoint = lease.endpoint
@@ -80,7 +79,6 @@ class EndpointAttempt:
         if self._trace is not None:
             request = msgspec.structs.replace(request, traceparent=self._trace.traceparent)
         self.deltas = lease.triton.generate(request)
-        self._latency = latency
         self._clock = clock
 
     async def begin(self) -> Delta:
@@ -96,9 +94,7 @@ class EndpointAttempt:
         finally:
             if first is None:
                 await self.close()
-        now = self._clock()
-        self._lease.first_token(now - began_at)
-        self._latency.first_token(self.endpoint, now - began_at, now)
+        self._lease.first_token(self._clock() - began_at)
         if self._trace is not None:
             self._trace.first_token()
         return first
@@ -126,7 +122,7 @@ class EndpointAttempt:
 
 
 class Dispatcher:
-    """Sends the requests of one tier to its endpoints. Owns its retry budget and its first-token latencies."""
+    """Sends the requests of one tier to its endpoints. Owns its retry budget."""
 
     def __init__(
         self,
@@ -153,7 +149,6 @@ class Dispatcher:
         self._retry_budget = RetryBudget(
             self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s
         )
-        self.latency = FirstTokenLatency()
 
     @property
     def retries_left(self) -> float:
@@ -189,7 +184,7 @@ class Dispatcher:
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
-            attempt = EndpointAttempt(lease, request, self.latency, self._clock)
+            attempt = EndpointAttempt(lease, request, self._clock)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
@@ -225,25 +220,10 @@ class Dispatcher:
             return None
 
     def _lease(self, request: InferenceRequest, key: bytes, retry_state: RetryState) -> EndpointLease:
-        """Lease an untried endpoint that plausibly answers in time. Raises CausewayError."""
-        now = self._clock()
-        left_s = request.deadline - now
-        if left_s <= 0.0:
+        """Lease an untried endpoint. Raises CausewayError."""
+        if request.deadline <= self._clock():
             raise DeadlineExceeded("the request's deadline has passed")
-        too_slow: set[str] = set()
-        while True:
-            try:
-                lease = self._pool.lease(
-                    key=key, excluding=retry_state.tried | too_slow, tokens=request.estimated_tokens
-                )
-            except CausewayError:
-                if too_slow:
-                    raise DeadlineExceeded(f"no endpoint gives a first token within the {left_s:.3f} s left") from None
-                raise
-            if left_s >= self.latency.fastest_s(lease.endpoint, now):
-                return lease
-            lease.close()
-            too_slow.add(lease.endpoint)
+        return self._pool.lease(key=key, excluding=retry_state.tried, tokens=request.estimated_tokens)
 
 
 def build_dispatcher(
