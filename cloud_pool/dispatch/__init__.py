@@ -6,8 +6,7 @@ the retry budget, so at most one request in five becomes two.
 
 Reading order:
 
-    dispatcher           the loop: lease, attempt, and again elsewhere while that may help
-    retries              which errors may be retried, and how many times; pure
+    dispatcher           the loop: lease, attempt, and again elsewhere while rules and budget allow it
     pool                 a tier's endpoints: leases and probes; the pools of all tiers
     endpoint_selection   the state of a tier's endpoints, how slow each is, and which gets the next request; pure
     health               which endpoints get no request for now; pure

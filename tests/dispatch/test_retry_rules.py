@@ -6,7 +6,7 @@ import pytest
 
 import cloud_pool.upstreams.triton.errors
 import router.errors
-from cloud_pool.dispatch.retries import RetryRule, RetryState, retry_rule
+from cloud_pool.dispatch.dispatcher import RetryRule, RetryState, retry_rule
 from router.errors import (
     BackendError,
     BreakerOpen,
