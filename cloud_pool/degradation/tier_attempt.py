@@ -86,7 +86,7 @@ class TierAttempt:
         self.merged: AsyncGenerator[tuple[int, Delta], None]
         self._permit: Permit | None = None
         self._sent_at: float | None = None  # when Triton got the request, or the first of its sequences
-        self._first_took_s: float | None = None  # of several sequences
+        self._first_took_s: float | None = None  # until the first token of all sequences, from its own start
         self._fallback = fallback
         self._step = step
         self._tier = runtime.tier
@@ -173,31 +173,10 @@ class TierAttempt:
         key: bytes,
         left_s: float,
     ) -> tuple[int, Delta]:
+        """Return the first delta. Each of several sequences is a call of its own, begun when its permit is granted."""
         sequences = context.request.sequences
         if sequences > 1:
-            return await self._first_of(sequences, resources, context, build_requests, key, left_s)
-        waiting = self._admission.acquire(
-            context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
-        )
-        permit = self._permit = await resources.enter_async_context(waiting)
-        if context.trace is not None:
-            context.trace.admitted()
-        self.stream, delta, took_s = await self._send(permit, lambda: build_requests()[0], key)
-        resources.push_async_callback(self.stream.aclose)
-        self._fallback.on_first_token(self._step.tier, took_s)
-        return 0, delta
-
-    async def _first_of(
-        self,
-        sequences: int,
-        resources: AsyncExitStack,
-        context: RequestContext,
-        build_requests: BuildRequests,
-        key: bytes,
-        left_s: float,
-    ) -> tuple[int, Delta]:
-        """As `_first`, for several sequences. Each is a call of its own, which begins when its permit is granted."""
-        self._tier.check_sequences(context.request)
+            self._tier.check_sequences(context.request)
         waiting = self._admission.acquire_each(
             sequences, context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
         )
@@ -207,16 +186,22 @@ class TierAttempt:
 
         def build(index: int) -> InferenceRequest:
             if not requests:
-                requests.extend(build_requests())
                 if context.trace is not None:
                     context.trace.admitted()
+                requests.extend(build_requests())
             return requests[index]
 
-        self.merged = merge_streams(
-            [self._sequence(permit, partial(build, index), key) for index, permit in enumerate(permits)]
-        )
-        resources.push_async_callback(self.merged.aclose)
-        first = await anext(self.merged)
+        if sequences == 1:
+            await self._permit.granted()
+            self.stream, delta, self._first_took_s = await self._send(self._permit, partial(build, 0), key)
+            resources.push_async_callback(self.stream.aclose)
+            first = 0, delta
+        else:
+            self.merged = merge_streams(
+                [self._sequence(permit, partial(build, index), key) for index, permit in enumerate(permits)]
+            )
+            resources.push_async_callback(self.merged.aclose)
+            first = await anext(self.merged)
         assert self._first_took_s is not None
         self._fallback.on_first_token(self._step.tier, self._first_took_s)
         return first

@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sized
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sized
 from functools import partial
 from typing import Literal, Protocol
 
@@ -46,24 +46,18 @@ from .metrics import DispatchMetrics
 
 RetryRule = Literal["again", "once", "never"]
 
-_RULES: Mapping[type[CausewayError], RetryRule] = {
-    # The endpoint's own state, which the next endpoint does not share. StubProcessDied is an EngineUnavailable.
-    EngineUnavailable: "again",
-    EngineOutOfMemory: "again",
-    QueueFull: "again",
-    CloudSaturated: "again",
-    Draining: "again",
-    BreakerOpen: "again",
-    CloudUnreachable: "again",
-    # The endpoint broke while it worked on this very request. The request may be the cause, and must not go round the
-    # whole pool.
-    EngineCrashed: "once",
-    StreamBroken: "once",
-    CloudFailed: "once",
-    CloudDisconnected: "once",
-    # All others are never retried, above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
-    # EngineTimeout and CloudTimeout (no time is left), RateLimited and other errors about the caller.
-}
+_AGAIN = (
+    EngineUnavailable,
+    EngineOutOfMemory,
+    QueueFull,
+    CloudSaturated,
+    Draining,
+    BreakerOpen,
+    CloudUnreachable,
+)
+"""The endpoint's own state, which the next endpoint does not share. StubProcessDied is an EngineUnavailable."""
+_ONCE = (EngineCrashed, StreamBroken, CloudFailed, CloudDisconnected)
+"""The endpoint broke while it worked on this very request, which may be the cause, and must not go round the pool."""
 _BUCKETS = 10
 _ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
 PAUSE_S = 0.02
@@ -72,13 +66,14 @@ _log = logging.getLogger("causeway.cloud.dispatch")
 
 
 def retry_rule(error: CausewayError) -> RetryRule:
-    """Return the rule of the nearest listed ancestor; an unlisted class is never retried."""
-    if isinstance(error, CloudUnreachable) and error.phase != "connect":
-        return "once"  # Not refused, but lost: this request may have killed the server.
-    for ancestor in type(error).__mro__:
-        if ancestor in _RULES:
-            return _RULES[ancestor]
-    return "never"
+    """Return the rule of an error.
+
+    Others are never retried: above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
+    EngineTimeout and CloudTimeout (no time is left), RateLimited and others about the caller.
+    """
+    if isinstance(error, _ONCE) or (isinstance(error, CloudUnreachable) and error.phase != "connect"):
+        return "once"  # Also where it is not refused, but lost: this request may have killed the server.
+    return "again" if isinstance(error, _AGAIN) else "never"
 
 
 class RetryState:
