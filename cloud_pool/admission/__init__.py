@@ -8,7 +8,7 @@ Reading order:
     waiting             the tickets that wait: turns between tenants, and which make room in a full queue
     permits             which tickets hold a permit, which may have one of the last, which give theirs back
     concurrency_limit   how many sequences may be in Triton at once, how fast they leave, and when a queue stands
-    controller          the waiters and their deadlines: `async with admission.acquire(…) as permit`; Prometheus
+    controller          the waiters and their deadlines: `async with admission.acquire(…) as permits`; Prometheus
     division            a tier's permits divided between gateways and workers
     peer_heartbeat      what they tell each other through Redis, and the endpoints that the permits follow
 

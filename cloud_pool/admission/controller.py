@@ -201,6 +201,7 @@ class AdmissionController:
     @asynccontextmanager
     async def acquire(
         self,
+        sequences: int,
         priority: Priority,
         left_s: float,
         tenant: str = "",
@@ -208,8 +209,11 @@ class AdmissionController:
         tokens: float = 1.0,
         *,
         preemptible: bool = False,
-    ) -> AsyncIterator[Permit]:
-        """Wait for a permit and hold it. Call it before anything costly is done for the request.
+    ) -> AsyncIterator[Sequence[Permit]]:
+        """Ask for the permits of a request, and hold them. Call it before anything costly is done for the request.
+
+        The permits come before any of them is granted. The caller starts a sequence when its `Permit.granted` returns,
+        and calls `Permit.release` when it has ended, so that the next one may start. They are granted in this order.
 
         Args:
             left_s: Time left until the request's deadline.
@@ -220,28 +224,6 @@ class AdmissionController:
             Shed: 429 with `retry_after_s`, at once.
             QueueFull: 429 with `retry_after_s`, at once or when it is displaced from the queue.
             DeadlineExceeded: At once or while it waits.
-        """
-        waiting = self.acquire_each(1, priority, left_s, tenant, weight, tokens, preemptible=preemptible)
-        async with waiting as (permit,):
-            await permit.granted()
-            yield permit
-
-    @asynccontextmanager
-    async def acquire_each(
-        self,
-        sequences: int,
-        priority: Priority,
-        left_s: float,
-        tenant: str = "",
-        weight: float = 1.0,
-        tokens: float = 1.0,
-        *,
-        preemptible: bool = False,
-    ) -> AsyncIterator[Sequence[Permit]]:
-        """As `acquire`, for a request of several sequences; yields their permits before any of them is granted.
-
-        The caller starts a sequence when its `Permit.granted` returns, and calls `Permit.release` when it has ended, so
-        that the next one may start. They are granted in this order.
         """
         now = self._clock()
         tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]

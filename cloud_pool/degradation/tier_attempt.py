@@ -177,7 +177,7 @@ class TierAttempt:
         sequences = context.request.sequences
         if sequences > 1:
             self._tier.check_sequences(context.request)
-        waiting = self._admission.acquire_each(
+        waiting = self._admission.acquire(
             sequences, context.priority, left_s, context.tenant, context.weight, context.tokens, preemptible=True
         )
         permits = await resources.enter_async_context(waiting)

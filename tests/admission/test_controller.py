@@ -10,6 +10,8 @@ from cloud_pool.http.request_admission import read_headers
 from router.errors import DeadlineExceeded, InvalidRequest, QueueFull
 from router.jobs.submission import Priority
 
+from .waiters import acquire
+
 
 async def settle() -> None:
     """Let every task run until it waits."""
@@ -22,11 +24,11 @@ async def test_a_free_permit_goes_to_the_most_urgent_then_the_oldest() -> None:
     order: list[str] = []
 
     async def ask(name: str, priority: Priority) -> None:
-        async with admission.acquire(priority, 60.0):
+        async with acquire(admission, priority, 60.0):
             order.append(name)
 
     async with AsyncExitStack() as held:
-        await held.enter_async_context(admission.acquire("standard", 60.0))
+        await held.enter_async_context(acquire(admission, "standard", 60.0))
         waiting = []
         asks: list[tuple[str, Priority]] = [
             ("b1", "bulk"),
@@ -45,9 +47,9 @@ async def test_a_free_permit_goes_to_the_most_urgent_then_the_oldest() -> None:
 
 async def test_a_full_queue_rejects_at_once_with_retry_after() -> None:
     admission = AdmissionController(permits=1, max_queued=0)
-    async with admission.acquire("standard", 60.0):
+    async with acquire(admission, "standard", 60.0):
         with pytest.raises(QueueFull) as raised:
-            async with admission.acquire("interactive", 60.0):
+            async with acquire(admission, "interactive", 60.0):
                 pass
     assert raised.value.retry_after_s is not None
     assert admission.running == 0
@@ -55,9 +57,9 @@ async def test_a_full_queue_rejects_at_once_with_retry_after() -> None:
 
 async def test_a_wait_ends_with_the_deadline() -> None:
     admission = AdmissionController(permits=1, max_queued=4)
-    async with admission.acquire("standard", 60.0):
+    async with acquire(admission, "standard", 60.0):
         with pytest.raises(DeadlineExceeded):
-            async with admission.acquire("standard", 0.0):
+            async with acquire(admission, "standard", 0.0):
                 pass
         assert admission.waiting == 0
     assert admission.running == 0
@@ -67,11 +69,11 @@ async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
     admission = AdmissionController(permits=1, max_queued=4)
 
     async def ask() -> None:
-        async with admission.acquire("standard", 60.0):
+        async with acquire(admission, "standard", 60.0):
             pass
 
     async with AsyncExitStack() as held:
-        await held.enter_async_context(admission.acquire("standard", 60.0))
+        await held.enter_async_context(acquire(admission, "standard", 60.0))
         first, second = asyncio.ensure_future(ask()), asyncio.ensure_future(ask())
         await settle()
         first.cancel()

@@ -10,6 +10,7 @@ from cloud_pool.admission import AdmissionController
 from cloud_pool.observability.metrics import INTERVAL_S, EventLoopLag
 
 from .simulation import settings
+from .waiters import acquire
 
 
 class Late:
@@ -63,7 +64,7 @@ async def limit_after(first_token_s: float, lost_s: float) -> tuple[int, int]:
     async def full(seconds: float, lost_in_it_s: float) -> None:
         nonlocal clock, lost
         async with AsyncExitStack() as stack:
-            waits = [admission.acquire("standard", 60.0) for _ in range(admission.limit)]
+            waits = [acquire(admission, "standard", 60.0) for _ in range(admission.limit)]
             permits = [await stack.enter_async_context(wait) for wait in waits]
             for permit in permits:
                 await stack.enter_async_context(permit.while_held())

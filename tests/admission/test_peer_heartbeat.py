@@ -17,6 +17,8 @@ from cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTi
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from tests.redis_server import RedisServer, unreachable_redis
 
+from .waiters import acquire
+
 ENDPOINTS = ("10.0.0.1:8001",)
 
 
@@ -60,7 +62,7 @@ async def holding(admission: AdmissionController, count: int, tenant: str = "") 
     """So many requests that run or wait."""
 
     async def hold() -> None:
-        async with admission.acquire("standard", 60.0, tenant):
+        async with acquire(admission, "standard", 60.0, tenant):
             await asyncio.Event().wait()
 
     async with anyio.create_task_group() as tasks:
@@ -192,7 +194,7 @@ async def test_a_limit_that_was_found_changes_with_the_endpoints() -> None:
     one, endpoints = controller(), Endpoints()
     alone = peer(None, "a", one, endpoints)
     await beat(alone)
-    async with one.acquire("standard", 60.0) as permit:
+    async with acquire(one, "standard", 60.0) as permit:
         permit.failed()
     assert one.limit == 7
     endpoints.capacity = PoolCapacity(2)

@@ -11,6 +11,8 @@ from cloud_pool.admission import AdmissionController, AdmissionSettings, Preempt
 from cloud_pool.admission.controller import AdmissionMetrics
 from router.errors import DeadlineExceeded, QueueFull
 
+from .waiters import acquire
+
 
 class Clock:
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Work:
         self.task = asyncio.ensure_future(self._run(admission, tenant))
 
     async def _run(self, admission: AdmissionController, tenant: str) -> None:
-        async with admission.acquire("interactive", 60.0, tenant, preemptible=True) as permit:
+        async with acquire(admission, "interactive", 60.0, tenant, preemptible=True) as permit:
             while True:
                 try:
                     async with permit.while_held():
@@ -111,7 +113,7 @@ async def test_an_immediate_regrant_still_restarts_the_work() -> None:
     admission = controller()
     flood = Work(admission, "flood")
     await settle()
-    async with admission.acquire("interactive", 60.0, "quiet"):
+    async with acquire(admission, "interactive", 60.0, "quiet"):
         pass
     await settle()
     assert flood.events == ["began", "preempted", "began"]
@@ -166,7 +168,7 @@ async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
 
 
 async def _bulk(admission: AdmissionController) -> None:
-    async with admission.acquire("bulk", 60.0, "flood", preemptible=True) as permit:
+    async with acquire(admission, "bulk", 60.0, "flood", preemptible=True) as permit:
         try:
             async with permit.while_held():
                 await asyncio.Event().wait()
@@ -178,7 +180,7 @@ async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
     admission = controller()
 
     async def keeps() -> None:
-        async with admission.acquire("interactive", 60.0, "flood"):
+        async with acquire(admission, "interactive", 60.0, "flood"):
             await asyncio.Event().wait()
 
     held = asyncio.ensure_future(keeps())
@@ -196,7 +198,7 @@ async def test_errors_of_the_work_pass_through() -> None:
     admission = controller()
     for raised in (RuntimeError, TimeoutError):
         with pytest.raises(raised):
-            async with admission.acquire("interactive", 60.0, preemptible=True) as permit, permit.while_held():
+            async with acquire(admission, "interactive", 60.0, preemptible=True) as permit, permit.while_held():
                 raise raised
     assert (admission.running, admission.waiting) == (0, 0)
 

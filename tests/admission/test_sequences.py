@@ -14,6 +14,7 @@ from router.errors import DeadlineExceeded, QueueFull, Shed
 from router.jobs.submission import Priority
 
 from .simulation import settings
+from .waiters import acquire
 
 HELD_S = 2.0
 
@@ -158,7 +159,7 @@ class Running:
         self.task = asyncio.ensure_future(self._run(admission, tenant))
 
     async def _run(self, admission: AdmissionController, tenant: str) -> None:
-        async with admission.acquire_each(len(self.ends), "standard", 60.0, tenant) as permits:
+        async with admission.acquire(len(self.ends), "standard", 60.0, tenant) as permits:
             await asyncio.gather(*map(self._sequence, permits, self.ends))
 
     async def _sequence(self, permit: Permit, end: asyncio.Event) -> None:
@@ -229,7 +230,7 @@ async def test_a_displaced_request_gets_one_error_for_all_its_sequences() -> Non
 async def test_a_displaced_request_learns_of_it_at_its_next_step() -> None:
     """Its tasks had not begun to wait when it was displaced."""
     admission = AdmissionController(permits=1, max_queued=2)
-    async with admission.acquire("standard", 60.0), admission.acquire_each(3, "standard", 60.0, "loud") as permits:
+    async with acquire(admission, "standard", 60.0), admission.acquire(3, "standard", 60.0, "loud") as permits:
         quiet = Running(admission, 1, "quiet")
         await settle()
         for permit in permits:
@@ -242,8 +243,8 @@ async def test_a_displaced_request_learns_of_it_at_its_next_step() -> None:
 
 async def test_sequences_that_wait_beyond_the_deadline_fail() -> None:
     admission = AdmissionController(permits=1, max_queued=8)
-    async with admission.acquire("standard", 60.0):
+    async with acquire(admission, "standard", 60.0):
         with pytest.raises(DeadlineExceeded):
-            async with admission.acquire_each(2, "standard", 0.01) as permits:
+            async with admission.acquire(2, "standard", 0.01) as permits:
                 await permits[0].granted()
     assert (admission.running, admission.waiting) == (0, 0)

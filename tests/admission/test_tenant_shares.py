@@ -13,6 +13,8 @@ from cloud_pool.admission.controller import AdmissionMetrics
 from router.errors import QueueFull, Shed
 from router.jobs.submission import Priority
 
+from .waiters import acquire
+
 
 async def settle() -> None:
     """Let every task run until it waits."""
@@ -30,7 +32,7 @@ class Clock:
 
 async def hold(admission: AdmissionController, priority: Priority = "standard", tenant: str = "") -> None:
     """Hold a permit until cancelled."""
-    async with admission.acquire(priority, 60.0, tenant):
+    async with acquire(admission, priority, 60.0, tenant):
         await asyncio.Event().wait()
 
 
@@ -78,7 +80,7 @@ async def test_a_displaced_waiter_cancelled_at_once_leaves_nothing() -> None:
 async def test_a_permit_granted_to_a_cancelled_waiter_passes_on() -> None:
     admission = AdmissionController(1, 8)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admission.acquire("standard", 60.0))
+        await stack.enter_async_context(acquire(admission, "standard", 60.0))
         waiters = [asyncio.ensure_future(hold(admission)) for _ in range(3)]
         await settle()
     # Granted to the first, which has not run yet.
@@ -94,7 +96,7 @@ async def test_failing_work_releases_its_permit(step: str) -> None:
     admission = AdmissionController(1, 8)
 
     async def work() -> None:
-        async with admission.acquire("standard", 60.0) as permit:
+        async with acquire(admission, "standard", 60.0) as permit:
             if step == "first token":
                 permit.first_token(0.1)
             if step == "failed":
@@ -136,7 +138,7 @@ async def test_expected_waits() -> None:
     assert admission.expected_wait_s("standard") == 0.0
     assert not admission.saturated
     for _ in range(20):
-        async with admission.acquire("standard", 60.0):
+        async with acquire(admission, "standard", 60.0):
             clock.now += 1.0
     tasks = [asyncio.ensure_future(hold(admission)) for _ in range(6)]
     await settle()
@@ -144,7 +146,7 @@ async def test_expected_waits() -> None:
     assert admission.expected_wait_s("standard") == pytest.approx(5 / 2, rel=0.2)
     assert admission.expected_wait_s("interactive") == pytest.approx(1 / 2, rel=0.2)
     with pytest.raises(Shed) as raised:
-        async with admission.acquire("standard", 1.0):
+        async with acquire(admission, "standard", 1.0):
             pass
     assert raised.value.retry_after_s is not None
     assert 2.0 <= raised.value.retry_after_s <= 3.5
