@@ -35,34 +35,38 @@ class Permit:
     """The right to run one sequence in a tier, until `release` or the end of the context of `AdmissionController`.
 
     Until its first token it may be revoked. Work up to there runs in `while_held`; where that raises Preempted, the
-    work is done again after `reacquire`.
+    work is done again after `granted`.
     """
 
     def __init__(self, admission: AdmissionController, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
         self._stop: Callable[[], None] | None = None
-        self._grant: asyncio.Future[QueueFull | None] | None = None
-        self._regranted: asyncio.Future[QueueFull | None] | None = None
+        self._grant: asyncio.Future[QueueFull | None] | None = None  # until it is granted, or granted again
+        self._is_reported = False
         self._lost_s = admission.lost_s()
         self.used_tokens: float | None = None
-
-    @property
-    def waited_s(self) -> float:
-        """Time in the queue."""
-        return self._ticket.admitted - self._ticket.arrived
+        """Tokens that the sequence used, prompt and answer together; None: not reported."""
 
     def wait_for(self, grant: asyncio.Future[QueueFull | None]) -> None:
-        """Make `granted` wait until `grant` is done."""
+        """Stop the work, if there is any, and make `granted` wait until `grant` is done."""
         self._grant = grant
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
     async def granted(self) -> None:
-        """Wait until it is granted. Raises as `AdmissionController.acquire`."""
-        if self._grant is not None:
+        """Wait until it is granted; after Preempted again, at the head of the tenant's queue.
+
+        Raises as `AdmissionController.acquire`.
+        """
+        while self._grant is not None:
             grant, self._grant = self._grant, None
             await self._admission.wait(self._ticket, grant)
             self._lost_s = self._admission.lost_s()
-        self._admission.report_wait(self._ticket)
+        if not self._is_reported:
+            self._is_reported = True
+            self._admission.report_wait(self._ticket)
 
     def release(self) -> None:
         """Give it back: its sequence has ended."""
@@ -82,7 +86,7 @@ class Permit:
     @asynccontextmanager
     async def while_held(self) -> AsyncIterator[None]:
         """Cancel the work within when the permit is revoked. Raises Preempted."""
-        if self._regranted is not None:
+        if self._grant is not None:
             raise Preempted
         self._lost_s = self._admission.lost_s()
         try:
@@ -91,29 +95,12 @@ class Permit:
                 self._stop = lambda: timeout.reschedule(asyncio.get_running_loop().time())
                 yield
         except TimeoutError:
-            if self._regranted is None:
+            if self._grant is None:
                 raise
         finally:
             self._stop = None
-        if self._regranted is not None:
+        if self._grant is not None:
             raise Preempted
-
-    async def reacquire(self) -> None:
-        """Wait for a permit again, at the head of the tenant's queue. Raises as `AdmissionController.acquire`."""
-        while self._regranted is not None:
-            future, self._regranted = self._regranted, None
-            await self._admission.wait(self._ticket, future)
-
-    def revoke(self, regranted: asyncio.Future[QueueFull | None]) -> None:
-        """Stop the work; `regranted` is done once the ticket has a permit again."""
-        self._regranted = regranted
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
-
-    def record_usage(self, tokens: float) -> None:
-        """Record the tokens that the sequence used, prompt and answer together."""
-        self.used_tokens = tokens
 
 
 class AdmissionCounters:
@@ -290,7 +277,7 @@ class AdmissionController:
         """Revoke the permit of a preempted ticket, or reject one that was displaced from the queue."""
         if ticket.state is TicketState.WAITING:
             self._counters.preempted(ticket.priority)
-            self._permits[ticket].revoke(self._future(ticket))
+            self._permits[ticket].wait_for(self._future(ticket))
         else:
             self._resolve(ticket, self._scheduler.queue_full_error(ticket.priority))
 

@@ -144,7 +144,7 @@ class TierAttempt:
     def report_tokens(self, tokens: int) -> None:
         """Report what the whole answer cost, prompt and answer, at its end."""
         if self._permit is not None:
-            self._permit.record_usage(tokens)
+            self._permit.used_tokens = tokens
 
     @property
     def _in_triton_s(self) -> float | None:
@@ -226,7 +226,7 @@ class TierAttempt:
             except CausewayError:
                 if not any(delta.finish_reasons):  # otherwise this sequence is whole
                     raise
-        permit.record_usage(prompt_tokens + tokens)
+        permit.used_tokens = prompt_tokens + tokens
         permit.release()
 
     async def _send(
@@ -251,7 +251,7 @@ class TierAttempt:
                     return stream, delta, took_s
             except Preempted:
                 self._sent_at = None
-                await permit.reacquire()
+                await permit.granted()
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

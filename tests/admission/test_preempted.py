@@ -46,7 +46,7 @@ class Work:
                         permit.first_token(0.1)
                 except Preempted:
                     self.events.append("preempted")
-                    await permit.reacquire()
+                    await permit.granted()
                 else:
                     self.events.append("done")
                     return
@@ -173,7 +173,7 @@ async def _bulk(admission: AdmissionController) -> None:
             async with permit.while_held():
                 await asyncio.Event().wait()
         except Preempted:
-            await permit.reacquire()
+            await permit.granted()
 
 
 async def test_a_request_that_is_not_preemptible_keeps_its_permit() -> None:
