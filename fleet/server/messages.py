@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.bundle.protocol import StatusReply, StatusReport, Telemetry, TelemetrySample, TokenRequest, signed_bytes
 from router.errors import CausewayError
 
-from ..rollout.boxes import Candidate, DeviceEvent, is_cloned, may_change
+from ..rollout.boxes import DeviceEvent
 from ..store.devices import CHANGING, Device, changing_at, lock_devices, write_reports
 from ..store.generations import CohortPace
 from ..store.telemetry import add_samples
@@ -46,8 +46,11 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cloned(self) -> bool:
-        """Whether two machines report with this identity."""
-        return is_cloned(self.arrivals)
+        """Whether two machines report with this identity: a boot id returned after another one was seen.
+
+        A box that restarts has a new boot id and never the old one again; two machines report by turns.
+        """
+        return len(set(self.arrivals)) < len(self.arrivals)
 
     def with_report(self, boot: str, seq: int) -> BootHistory | None:
         """Return the history after a status report, or None if it is a replay."""
@@ -280,7 +283,5 @@ def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bo
     """Return permission for a box that is changing already, and for one that has no other bundle to change to."""
     if device.state in CHANGING or not _wants(device):
         return True
-    others = [site for name, site in busy.items() if name != device.id]
-    candidate = Candidate(device.id, device.site or None, 0, device.weekday, device.minute)
-    per_site = pace.per_site or len(others) + 1
-    return bool(may_change([candidate], others, pace.windows, per_site, reverting=pace.reverting))
+    others = sum(site == device.site for name, site in busy.items() if name != device.id)
+    return pace.may_change(device.weekday, device.minute, others if device.site else 0)

@@ -35,6 +35,22 @@ class CohortPace(msgspec.Struct, frozen=True):
     reverting: bool = False
     plan: str = ""
 
+    def may_change(self, weekday: int, minute: int, busy: int) -> bool:
+        """Whether a box may begin to change.
+
+        A revert waits for no window and no limit: the boxes of a site that run a bad bundle are all worse off.
+
+        Args:
+            weekday: ISO weekday at the box.
+            minute: Minute of the day at the box.
+            busy: Other boxes of its site that change now; 0 for a box without a site.
+        """
+        if self.reverting:
+            return True
+        if self.windows and not any(window.is_open(weekday, minute) for window in self.windows):
+            return False
+        return not self.per_site or busy < self.per_site
+
 
 class Generation(msgspec.Struct, frozen=True):
     """`nonce` is drawn anew at each change: after a restored backup the counter repeats, the nonce does not."""

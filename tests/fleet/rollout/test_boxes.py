@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fleet.rollout.boxes import Candidate, MaintenanceWindow, is_cloned, is_silent, may_change
+from fleet.rollout.boxes import MaintenanceWindow, is_silent
+from fleet.server.messages import BootHistory
+from fleet.store.generations import CohortPace
 
 NIGHT = MaintenanceWindow(frozenset({5}), 22 * 60, 4 * 60)
-
-
-def candidate(device: str, site: str | None = None, *, weekday: int = 1, minute: int = 0) -> Candidate:
-    return Candidate(device, site, int(device), weekday, minute)
 
 
 @pytest.mark.parametrize(
@@ -31,30 +27,18 @@ def test_sunday_night_reaches_into_monday() -> None:
 
 def test_boxes_outside_their_window_wait_for_it() -> None:
     """The box's own local time counts; a revert waits for no window."""
-    boxes = [candidate("1", weekday=5, minute=1330), candidate("2", weekday=5, minute=600)]
-    assert may_change(boxes, (), (NIGHT,), 1) == ["1"]
-    assert may_change(boxes, (), (), 1) == ["1", "2"]
-    assert may_change(boxes, (), (NIGHT,), 1, reverting=True) == ["1", "2"]
+    pace = CohortPace((NIGHT,))
+    assert pace.may_change(5, 1330, 0)
+    assert not pace.may_change(5, 600, 0)
+    assert CohortPace().may_change(5, 600, 0)
+    assert CohortPace((NIGHT,), reverting=True).may_change(5, 600, 0)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["a", "b", "c", None])), unique_by=lambda pair: pair[0]),
-    st.lists(st.sampled_from(["a", "b"]), max_size=4),
-    st.integers(1, 3),
-)
-def test_no_site_changes_more_boxes_than_allowed(
-    pairs: list[tuple[int, str | None]], changing: list[str], per_site: int
-) -> None:
-    """Boxes that change already count; those without a site do not wait; the order is the rollout's."""
-    boxes = [candidate(str(number), site) for number, site in pairs]
-    chosen = may_change(boxes, changing, (), per_site)
-    assert chosen == sorted(chosen, key=int)
-    sites = {box.device: box.site for box in boxes}
-    for site in ("a", "b", "c"):
-        begun = [device for device in chosen if sites[device] == site]
-        room = max(0, per_site - changing.count(site))
-        assert len(begun) == min(room, sum(box.site == site for box in boxes))
-    assert {box.device for box in boxes if box.site is None} <= set(chosen)
+@pytest.mark.parametrize(("per_site", "busy", "may_change"), [(0, 9, True), (1, 0, True), (1, 1, False), (3, 2, True)])
+def test_no_site_changes_more_boxes_than_allowed(per_site: int, busy: int, may_change: bool) -> None:
+    """A revert waits for no limit."""
+    assert CohortPace(per_site=per_site).may_change(1, 0, busy) is may_change
+    assert CohortPace(per_site=per_site, reverting=True).may_change(1, 0, busy)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +55,10 @@ def test_only_a_box_that_was_seen_before_can_go_silent(last_seen: float, silent:
 )
 def test_a_boot_id_that_returns_is_a_clone(boots: str, cloned: bool) -> None:
     """A restart is not a clone, however often."""
-    assert is_cloned(list(boots)) is cloned
+    history = BootHistory()
+    for seq, boot in enumerate(boots):
+        history = history.with_report(boot, seq) or history
+    assert history.cloned is cloned
 
 
 def test_wrong_windows_are_refused() -> None:
