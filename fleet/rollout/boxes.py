@@ -20,12 +20,6 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     opens: int
     closes: int
 
-    def __post_init__(self) -> None:
-        if not self.weekdays or not self.weekdays <= set(range(1, 8)):
-            raise ValueError(f"window: weekdays are 1 (Monday) to 7, not {sorted(self.weekdays)}")
-        if not (0 <= self.opens < MINUTES_OF_DAY and 0 <= self.closes < MINUTES_OF_DAY):
-            raise ValueError(f"window: opens and closes are minutes of a day, not {self.opens} and {self.closes}")
-
     def is_open(self, weekday: int, minute: int) -> bool:
         """Whether it is open at this minute of an ISO weekday."""
         if self.opens < self.closes:

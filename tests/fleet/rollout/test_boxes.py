@@ -59,10 +59,3 @@ def test_a_boot_id_that_returns_is_a_clone(boots: str, cloned: bool) -> None:
     for seq, boot in enumerate(boots):
         history = history.with_report(boot, seq) or history
     assert history.cloned is cloned
-
-
-def test_wrong_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match="weekdays"):
-        MaintenanceWindow(frozenset({0}), 0, 1)
-    with pytest.raises(ValueError, match="minutes of a day"):
-        MaintenanceWindow(frozenset({1}), 0, 1440)
