@@ -45,7 +45,6 @@ from .checks import Check, lint_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun
 from .step import (
     CHECKED,
-    BoxView,
     Situation,
     Step,
     adopted,
@@ -342,25 +341,11 @@ class Controller:
         self.problems = problems
 
 
-def box_view(device: Device) -> BoxView:
-    """Return a device's row as the controller sees it."""
-    return BoxView(
-        device=device.id,
-        last_seen=device.last_seen,
-        running=device.running,
-        running_since=device.running_since,
-        quarantined=frozenset(device.quarantined),
-        left_out=device.held or device.pin is not None or device.cloned or device.revoked is not None,
-        weekday=device.weekday,
-        minute=device.minute,
-    )
-
-
 def _situation(
     devices: Sequence[Device], counts: Sequence[BundleCounts], windows: tuple[MaintenanceWindow, ...]
 ) -> Situation:
     found = {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts}
-    return Situation(tuple(map(box_view, devices)), found, windows)
+    return Situation(tuple(devices), found, windows)
 
 
 def _summary(rollout: Rollout) -> dict[str, object]:

@@ -18,33 +18,13 @@ from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share
 from ..rollout.settings import RolloutEvent, RolloutSettings, RolloutState
 from ..rollout.verdict import Observations, Verdict
+from ..store.devices import Device
 from ..store.rollouts import ReportedPlan
 from .checks import Check
 
 METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 _COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
-
-
-class BoxView(msgspec.Struct, frozen=True):
-    """One box by its last report. Times are unix seconds by the control plane's clock.
-
-    Attributes:
-        last_seen: When it last reported; 0: never.
-        running: The bundle that serves; None: the factory's files.
-        running_since: When `running` was first reported.
-        left_out: Pinned, held, cloned or revoked: the rollout's plan does not apply, or its reports are not trusted.
-        weekday: The box's ISO weekday at its last report; `minute`: its minute of the day.
-    """
-
-    device: str
-    last_seen: float
-    running: str | None
-    running_since: float = 0.0
-    quarantined: frozenset[str] = frozenset()
-    left_out: bool = False
-    weekday: int = 1
-    minute: int = 0
 
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
@@ -60,14 +40,14 @@ class Situation(msgspec.Struct, frozen=True):
         windows: The cohort's maintenance windows.
     """
 
-    boxes: tuple[BoxView, ...] = ()
+    boxes: tuple[Device, ...] = ()
     counts: Counts = {}
     windows: tuple[MaintenanceWindow, ...] = ()
 
 
-def least_share(salt: str, boxes: Iterable[BoxView], since: float) -> int:
+def least_share(salt: str, boxes: Iterable[Device], since: float) -> int:
     """Return the smallest share that holds a box which takes part and has reported since `since`."""
-    return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.last_seen >= since))
+    return stage_share(0, (position(salt, box.id) for box in boxes if not box.left_out and box.last_seen >= since))
 
 
 def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
@@ -83,12 +63,12 @@ def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observa
     """
     silence_s = rollout.settings.silence_s
     reachable = [box for box in situation.boxes if not box.left_out and box.last_seen >= rollout.began - silence_s]
-    canary: list[BoxView] = []
-    control: list[BoxView] = []
+    canary: list[Device] = []
+    control: list[Device] = []
     rolled_back = pending = 0
     for box in reachable:
         silent = is_silent(box.last_seen, rollout.began, now, silence_s)
-        if position(rollout.salt, box.device) >= rollout.share:
+        if position(rollout.salt, box.id) >= rollout.share:
             if box.running != rollout.to_bundle:
                 control.append(box)  # (4)
         elif rollout.to_bundle in box.quarantined:
@@ -98,14 +78,14 @@ def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observa
         elif _window_is_open(box, situation.windows, now):
             pending += 1  # (3)
     own, others = _sums(situation.counts, rollout.to_bundle)
-    own = {box.device: own[box.device] for box in canary if box.running_since <= rollout.looked and box.device in own}
+    own = {box.id: own[box.id] for box in canary if box.running_since <= rollout.looked and box.id in own}
     return (
         _observations(canary, own, rollout, now, rolled_back, pending),
         _observations(control, others, rollout, now),
     )
 
 
-def still_to_revert(rollout: Rollout, boxes: Iterable[BoxView], now: float) -> int:
+def still_to_revert(rollout: Rollout, boxes: Iterable[Device], now: float) -> int:
     """Return how many boxes that can be reached run the bundle of an aborted rollout.
 
     Without a bundle before it there is nothing to return to: 0.
@@ -139,7 +119,7 @@ def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
     return ahead if ahead >= max(2, total / 20) else 0  # (3)
 
 
-def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: float) -> bool:
+def _window_is_open(box: Device, windows: Sequence[MaintenanceWindow], now: float) -> bool:
     """Return whether a window is open now by the box's own clock, extrapolated from its last report."""
     if not windows:
         return True
@@ -159,7 +139,7 @@ def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], di
 
 
 def _observations(
-    boxes: Sequence[BoxView],
+    boxes: Sequence[Device],
     counts: Mapping[str, NDArray[np.int64]],
     rollout: Rollout,
     now: float,
@@ -167,7 +147,7 @@ def _observations(
     pending: int = 0,
 ) -> Observations:
     nothing = np.zeros(_COUNTERS, dtype=np.int64)
-    rows = np.array([counts.get(box.device, nothing) for box in boxes], dtype=np.int64).reshape(len(boxes), _COUNTERS)
+    rows = np.array([counts.get(box.id, nothing) for box in boxes], dtype=np.int64).reshape(len(boxes), _COUNTERS)
     silence_s = rollout.settings.silence_s
     return Observations(
         requests=rows[:, 0],

@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
-from ..controller.loop import box_view
 from ..controller.publisher import Publisher
 from ..controller.step import METADATA_ROLLBACK, least_share
 from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
@@ -163,7 +162,7 @@ async def _decide(
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
         raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes should run")
-    boxes = [box_view(device) for device in await cohort_devices(connection, before.cohort)]
+    boxes = await cohort_devices(connection, before.cohort)
     least = least_share(before.salt, boxes, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
     try:

@@ -7,6 +7,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.exc import IntegrityError
@@ -16,7 +17,8 @@ from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 from router.errors import CausewayError
 
 from ..repository.fleet_file import FleetDoc, cohort_of
-from ..store.enrolment import EnrolledDevice, JoinToken, enrol, find_device, find_join_token
+from ..store.devices import Device, read_device
+from ..store.enrolment import JoinToken, enrol, find_join_token
 from .refusals import (
     DeviceNameTaken,
     DeviceRevoked,
@@ -69,14 +71,14 @@ class Enrolling:
 
     async def handle(
         self, connection: AsyncConnection, requests: Sequence[EnrolmentRequest]
-    ) -> list[EnrolledDevice | CausewayError]:
+    ) -> list[Device | CausewayError]:
         """Enrol boxes in one transaction.
 
         Raises:
             DeviceNameTaken: Another process took the name or the key of the only one meanwhile.
             IntegrityError: Another process took one of them; `Grouped` handles each alone then.
         """
-        answers: dict[int, EnrolledDevice | CausewayError] = {}
+        answers: dict[int, Device | CausewayError] = {}
         # By token, as every process locks them: else two of them could wait for each other.
         for index, request in sorted(enumerate(requests), key=lambda one: one[1].token):
             try:
@@ -89,7 +91,7 @@ class Enrolling:
                 raise DeviceNameTaken(_taken(request.name)) from error
         return [answers[index] for index in range(len(requests))]
 
-    async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> EnrolledDevice:
+    async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> Device:
         """Enrol one box.
 
         Raises:
@@ -103,7 +105,7 @@ class Enrolling:
         token = await find_join_token(connection, request.token)
         if token is None:  # (2)
             raise JoinTokenUnknown("no such join token was made here: make one with `causeway-fleet enroll`")
-        known = await find_device(connection, public_key=request.public_key)
+        known = await read_device(connection, public_key=request.public_key)
         if known is not None and known.join_token == token.hash:
             if known.revoked is not None:
                 raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
@@ -111,27 +113,20 @@ class Enrolling:
         now = self._clock()
         _check(token, now)
         labels = {**request.labels, **token.labels}
-        device = EnrolledDevice(
+        device = Device(
             id=request.name.strip() or f"box-{secrets.token_hex(6)}",
             tenant=token.tenant,
             cohort=_cohort(self._fleet, token, labels),
             public_key=request.public_key,
             join_token=token.hash,
-            revoked=None,
-        )
-        if known is not None or await find_device(connection, name=device.id) is not None:  # (5)
-            raise DeviceNameTaken(_taken(device.id))
-        await enrol(
-            connection,
-            token,
-            device=device.id,
-            cohort=device.cohort,
-            public_key=device.public_key,
-            labels=labels,
+            labels_json=msgspec.json.encode(labels, order="sorted").decode(),
             site=request.site,
+            enrolled=now,
             daemon=request.daemon,
-            now=now,
         )
+        if known is not None or await read_device(connection, device.id) is not None:  # (5)
+            raise DeviceNameTaken(_taken(device.id))
+        await enrol(connection, device)
         return device
 
 

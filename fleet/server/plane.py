@@ -24,7 +24,6 @@ from ..controller.loop import Controller
 from ..repository.fleet_file import FleetDoc
 from ..store.database import Grouped, Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
-from ..store.enrolment import EnrolledDevice
 from ..store.telemetry import forget_old_counters
 from .connections import Connections
 from .enrolment import Enrolling
@@ -74,7 +73,7 @@ class ControlPlane:
         self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, messages.handle)
         self.lookups: Grouped[str, Device] = Grouped(store.read, _find)
         enrolling = Enrolling(fleet, clock)
-        self.enrolments: Grouped[EnrolmentRequest, EnrolledDevice] = Grouped(store.write, enrolling.handle)
+        self.enrolments: Grouped[EnrolmentRequest, Device] = Grouped(store.write, enrolling.handle)
         self.readiness: Grouped[None, None] = Grouped(store.read, _answers)
 
     async def run(self) -> None:

@@ -30,6 +30,8 @@ class Device(msgspec.Struct, frozen=True):
     """One device. Times are unix seconds by the control plane's clock, 0: never.
 
     Attributes:
+        public_key: Ed25519, base64url.
+        join_token: The hash of the token that it enrolled with.
         site: "": a site of its own.
         revoked: When it was revoked; None: it is not.
         held: It keeps the bundle that it runs.
@@ -37,37 +39,44 @@ class Device(msgspec.Struct, frozen=True):
         state_since: When the state was first reported.
         running: None: the factory's files.
         running_since: When this bundle was first reported as running.
+        weekday: Its ISO weekday at its last report; `minute`: its minute of the day.
         granted: When it last got permission to change.
     """
 
     id: str
     tenant: str
     cohort: str
-    labels_json: str
-    site: str
-    public_key: str
-    enrolled: float
-    revoked: float | None
-    held: bool
-    pin: str | None
-    last_seen: float
-    token_sent: float
-    boots_json: str
-    cloned: bool
-    daemon: str
-    state: str
-    state_since: float
-    running: str | None
-    running_since: float
-    wanted: str | None
-    rollout: str
-    code: str
-    reason: str
-    quarantined_json: str
-    unproven: bool
-    weekday: int
-    minute: int
-    granted: float
+    public_key: str = ""
+    join_token: str = ""
+    labels_json: str = "{}"
+    site: str = ""
+    enrolled: float = 0.0
+    revoked: float | None = None
+    held: bool = False
+    pin: str | None = None
+    last_seen: float = 0.0
+    token_sent: float = 0.0
+    boots_json: str = "{}"
+    cloned: bool = False
+    daemon: str = ""
+    state: str = BoxState.IDLE.value
+    state_since: float = 0.0
+    running: str | None = None
+    running_since: float = 0.0
+    wanted: str | None = None
+    rollout: str = ""
+    code: str = ""
+    reason: str = ""
+    quarantined_json: str = "[]"
+    unproven: bool = False
+    weekday: int = 1
+    minute: int = 0
+    granted: float = 0.0
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the rollout's plan does not apply to it, or its reports are not trusted."""
+        return self.held or self.pin is not None or self.cloned or self.revoked is not None
 
     @property
     def owner(self) -> str:
@@ -149,8 +158,10 @@ async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: fl
     return [(row.id, row.site) for row in await connection.execute(chosen)]
 
 
-async def read_device(connection: AsyncConnection, device: str) -> Device | None:
-    row = (await connection.execute(select(*_COLUMNS).where(devices.c.id == device))).first()
+async def read_device(connection: AsyncConnection, device: str = "", *, public_key: str = "") -> Device | None:
+    """Return the device with this key, or with this id."""
+    condition = devices.c.public_key == public_key if public_key else devices.c.id == device
+    row = (await connection.execute(select(*_COLUMNS).where(condition))).first()
     return None if row is None else Device(*row)
 
 

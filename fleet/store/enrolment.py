@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from .devices import Device
 from .tables import devices, join_tokens
 
 PREFIX = "cwjoin_"  # for secret scanners
@@ -34,15 +35,6 @@ class JoinToken(msgspec.Struct, frozen=True):
     uses_left: int
     created: float
     expires: float
-
-
-class EnrolledDevice(msgspec.Struct, frozen=True):
-    id: str
-    tenant: str
-    cohort: str
-    public_key: str
-    join_token: str
-    revoked: float | None
 
 
 def token_hash(token: str) -> str:
@@ -95,77 +87,12 @@ async def find_join_token(connection: AsyncConnection, token: str) -> JoinToken 
     return JoinToken(row.hash, row.cohort, row.tenant, labels, row.uses_left, row.created, row.expires)
 
 
-async def find_device(connection: AsyncConnection, *, public_key: str = "", name: str = "") -> EnrolledDevice | None:
-    """Return the device with this key, or with this name."""
-    condition = devices.c.public_key == public_key if public_key else devices.c.id == name
-    columns = [devices.c[name] for name in EnrolledDevice.__struct_fields__]
-    row = (await connection.execute(select(*columns).where(condition))).first()
-    return None if row is None else EnrolledDevice(*row)
-
-
-async def enrol(
-    connection: AsyncConnection,
-    token: JoinToken,
-    *,
-    device: str,
-    cohort: str,
-    public_key: str,
-    labels: Mapping[str, str],
-    site: str,
-    daemon: str,
-    now: float,
-) -> None:
-    """Add a device and take one use from its token.
-
-    Args:
-        connection: The connection of a transaction.
-        token: The join token, which names the tenant.
-        device: The device's id.
-        cohort: The device's cohort.
-        public_key: Ed25519, base64url.
-        labels: The device's labels.
-        site: "": a site of its own.
-        daemon: The version of its daemon.
-        now: Unix seconds.
+async def enrol(connection: AsyncConnection, device: Device) -> None:
+    """Add a device and take one use from its join token.
 
     Raises:
         IntegrityError: The name or the key is taken.
     """
-    left = join_tokens.c.uses_left
-    await connection.execute(update(join_tokens).where(join_tokens.c.hash == token.hash).values(uses_left=left - 1))
-    row = {
-        "id": device,
-        "tenant": token.tenant,
-        "cohort": cohort,
-        "labels_json": msgspec.json.encode(labels, order="sorted").decode(),
-        "site": site,
-        "public_key": public_key,
-        "join_token": token.hash,
-        "enrolled": now,
-        "daemon": daemon,
-    }
-    await connection.execute(insert(devices).values(NEVER_SEEN | row))
-
-
-NEVER_SEEN = {
-    "revoked": None,
-    "held": False,
-    "pin": None,
-    "last_seen": 0.0,
-    "token_sent": 0.0,
-    "boots_json": "{}",
-    "cloned": False,
-    "state": "idle",
-    "state_since": 0.0,
-    "running": None,
-    "running_since": 0.0,
-    "wanted": None,
-    "rollout": "",
-    "code": "",
-    "reason": "",
-    "quarantined_json": "[]",
-    "unproven": False,
-    "weekday": 1,
-    "minute": 0,
-    "granted": 0.0,
-}
+    uses = update(join_tokens).where(join_tokens.c.hash == device.join_token)
+    await connection.execute(uses.values(uses_left=join_tokens.c.uses_left - 1))
+    await connection.execute(insert(devices).values(msgspec.structs.asdict(device)))

@@ -84,17 +84,7 @@ class Bed:
             for index in range(count):
                 found = await find_join_token(connection, token)
                 assert found is not None
-                await enrol(
-                    connection,
-                    found,
-                    device=f"box-{index}",
-                    cohort=cohort,
-                    public_key=f"{index:043}",
-                    labels={},
-                    site="",
-                    daemon="1.0.0",
-                    now=self.now,
-                )
+                await enrol(connection, Device(f"box-{index}", "acme", cohort, f"{index:043}", found.hash))
 
     async def begin(
         self, store: Store, rollout: str, to_bundle: str, from_bundle: str | None, *, without_replay: bool = True

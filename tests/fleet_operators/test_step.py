@@ -7,7 +7,6 @@ import pytest
 
 from fleet.controller.checks import Check
 from fleet.controller.step import (
-    BoxView,
     Situation,
     adopted,
     ahead_count,
@@ -23,6 +22,7 @@ from fleet.rollout.boxes import MaintenanceWindow
 from fleet.rollout.rollout import Rollout, apply, plan_of
 from fleet.rollout.settings import MetricLimit, RolloutEvent, RolloutSettings, RolloutStage, RolloutState
 from fleet.rollout.verdict import Outcome
+from fleet.store.devices import Device
 from fleet.store.rollouts import ReportedPlan
 from router.bundle.rollout import WHOLE, position
 
@@ -50,25 +50,23 @@ def late(rollout: Rollout) -> Rollout:
     return msgspec.structs.replace(rollout, looks=3, looked=1600.0)
 
 
-def box(device: str, of: Rollout, **changes: object) -> BoxView:
+def box(device: str, of: Rollout, **changes: object) -> Device:
     """A healthy box: it runs what the rollout's share gives it."""
     member = position(of.salt, device) < of.share
-    healthy = BoxView(device, NOW - 10, NEW if member else OLD, running_since=1100.0)
+    healthy = Device(device, "acme", "kiosk", last_seen=NOW - 10, running=NEW if member else OLD, running_since=1100.0)
     return msgspec.structs.replace(healthy, **changes)
 
 
-def fleet(rollout: Rollout, count: int = 200) -> tuple[BoxView, ...]:
+def fleet(rollout: Rollout, count: int = 200) -> tuple[Device, ...]:
     return tuple(box(f"box-{index}", rollout) for index in range(count))
 
 
-def members(rollout: Rollout, boxes: tuple[BoxView, ...]) -> list[BoxView]:
-    return [one for one in boxes if position(rollout.salt, one.device) < rollout.share]
+def members(rollout: Rollout, boxes: tuple[Device, ...]) -> list[Device]:
+    return [one for one in boxes if position(rollout.salt, one.id) < rollout.share]
 
 
-def counts(boxes: tuple[BoxView, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
-    return {
-        (one.device, one.running or ""): [100, 30 if one.device in bad else 1, 0, *([100] + [0] * 8)] for one in boxes
-    }
+def counts(boxes: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
+    return {(one.id, one.running or ""): [100, 30 if one.id in bad else 1, 0, *([100] + [0] * 8)] for one in boxes}
 
 
 def test_a_good_look_passes_and_goes_on() -> None:
@@ -83,7 +81,7 @@ def test_a_good_look_passes_and_goes_on() -> None:
 def test_a_bad_look_aborts() -> None:
     rollout = late(staged())
     boxes = fleet(rollout)
-    bad = frozenset(one.device for one in members(rollout, boxes))
+    bad = frozenset(one.id for one in members(rollout, boxes))
     done = step(rollout, Situation(boxes, counts(boxes, bad)), None, NOW)
     assert (done.rollout.state, done.rollout.share) == (S.ABORTED, 0)
     assert "errors: 30.00%" in done.rollout.reason
@@ -112,17 +110,17 @@ def test_who_is_canary_and_who_is_control() -> None:
     inside = members(rollout, boxes)
     outside = [one for one in boxes if one not in inside]
     changes: dict[str, dict[str, object]] = {
-        inside[0].device: {"running": OLD, "quarantined": frozenset({NEW})},  # rolled back
-        inside[1].device: {"running": OLD},  # pending
-        inside[2].device: {"last_seen": START - 10_000.0, "running": OLD},  # off since long before the stage
-        inside[3].device: {"last_seen": START + 100, "running": OLD},  # went silent while it changed
-        inside[4].device: {"left_out": True},
-        inside[5].device: {"running_since": NOW - 50},  # has just changed: watched for a shorter time
-        outside[0].device: {"running": NEW},  # not a box of the control
-        outside[1].device: {"last_seen": START + 100},  # silent
-        outside[2].device: {"left_out": True},
+        inside[0].id: {"running": OLD, "quarantined_json": f'["{NEW}"]'},  # rolled back
+        inside[1].id: {"running": OLD},  # pending
+        inside[2].id: {"last_seen": START - 10_000.0, "running": OLD},  # off since long before the stage
+        inside[3].id: {"last_seen": START + 100, "running": OLD},  # went silent while it changed
+        inside[4].id: {"held": True},
+        inside[5].id: {"running_since": NOW - 50},  # has just changed: watched for a shorter time
+        outside[0].id: {"running": NEW},  # not a box of the control
+        outside[1].id: {"last_seen": START + 100},  # silent
+        outside[2].id: {"held": True},
     }
-    boxes = tuple(msgspec.structs.replace(one, **changes.get(one.device, {})) for one in boxes)
+    boxes = tuple(msgspec.structs.replace(one, **changes.get(one.id, {})) for one in boxes)
     canary, control = observe(rollout, Situation(boxes, counts(boxes)), NOW)
     assert (canary.boxes, canary.rolled_back, canary.pending) == (len(inside) - 4, 1, 1)
     assert int(canary.silent.sum()) == 1
@@ -144,7 +142,11 @@ def test_a_stage_holds_at_least_one_box_that_takes_part() -> None:
     rollout = Rollout("r1", "kiosk", NEW, OLD, "salt", RolloutSettings((RolloutStage(1), RolloutStage(WHOLE))))
     for event in (E.SUBMIT, E.CHECK_PASSED):
         rollout = apply(rollout, event, START)
-    boxes = [BoxView("off", 0.0, OLD), BoxView("held", NOW, OLD, left_out=True), BoxView("on", NOW, OLD)]
+    boxes = [
+        Device("off", "acme", "kiosk", running=OLD),
+        Device("held", "acme", "kiosk", last_seen=NOW, running=OLD, held=True),
+        Device("on", "acme", "kiosk", last_seen=NOW, running=OLD),
+    ]
     begun = checked(rollout, Check(), Situation(tuple(boxes)), NOW)
     assert begun.share == position("salt", "on") + 1 == least_share("salt", boxes, NOW)
 

@@ -22,7 +22,7 @@ from sqlalchemy import insert
 from fleet.app import ServeSettings, running
 from fleet.repository.template import new_fleet
 from fleet.store.database import Store
-from fleet.store.enrolment import NEVER_SEEN
+from fleet.store.devices import Device
 from fleet.store.tables import devices
 from router.bundle.protocol import StatusReply
 from router.serving.listener import raise_file_limit
@@ -57,20 +57,9 @@ async def make_boxes(folder: Path, database: str, boxes: int) -> None:
     key.write_text(json.dumps(OKPAlgorithm.to_jwk(SERVER_KEY, as_dict=True)))
     key.chmod(0o600)
     store = await Store.open(database)
+    kinds = [(box_name(number), "everyone" if number % 3 else "others", public_key(number)) for number in range(boxes)]
     rows = [
-        NEVER_SEEN
-        | {
-            "id": box_name(number),
-            "tenant": "acme",
-            "cohort": "everyone" if number % 3 else "others",
-            "labels_json": "{}",
-            "site": "",
-            "public_key": public_key(number),
-            "join_token": "",
-            "enrolled": time.time(),
-            "daemon": "",
-        }
-        for number in range(boxes)
+        msgspec.structs.asdict(Device(name, "acme", cohort, key, enrolled=time.time())) for name, cohort, key in kinds
     ]
     async with store.write() as connection:
         await connection.execute(insert(devices), rows)
