@@ -7,7 +7,6 @@ there were none are found, 1 % are not. The control plane compares boxes with ea
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ import msgspec
 
 from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRose, Unhealthy, UpdateRefused
+from router.bundle.rollout import binomial_tail
 
 from ..observability.metrics import BoxCondition, Traffic
 
@@ -185,7 +185,7 @@ class Trial:
             rows.append((LatencyRose, what, slow, slow_before, settings.latency_margin))
         for refusal, what, count, count_before, margin in rows:
             share = count_before / before.requests if known else 0.0
-            if tail(count, now.requests, min(1.0, share + margin)) < settings.chance:
+            if binomial_tail(now.requests, count, min(1.0, share + margin)) < settings.chance:
                 yield refusal(f"{count} of {now.requests} requests {what}; before {count_before} of {before.requests}")
 
 
@@ -199,23 +199,3 @@ def _slow_bound(before: Traffic) -> int:
         ),
         len(LATENCY_BOUNDS_S) - 1,
     )
-
-
-def tail(count: int, total: int, share: float) -> float:
-    """Return the probability of at least `count` of `total`, each with probability `share`."""
-    if count <= total * share or share >= 1.0:
-        return 1.0
-    log_term = (
-        math.lgamma(total + 1)
-        - math.lgamma(count + 1)
-        - math.lgamma(total - count + 1)
-        + count * math.log(share)
-        + (total - count) * math.log1p(-share)
-    )
-    term, probability = math.exp(log_term), 0.0
-    for at in range(count, total + 1):
-        probability += term
-        term *= (total - at) / (at + 1) * share / (1.0 - share)
-        if term < probability * 1e-12:
-            break
-    return min(1.0, probability)

@@ -25,6 +25,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from router.bundle.rollout import binomial_tail, log_choose
+
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
@@ -46,26 +48,12 @@ def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
         return 1.0
     if found > min(marked, drawn):
         return 0.0
-    log_term = _log_choose(marked, found) + _log_choose(total - marked, drawn - found) - _log_choose(total, drawn)
+    log_term = log_choose(marked, found) + log_choose(total - marked, drawn - found) - log_choose(total, drawn)
     # Beyond the expected number each term is smaller than the one before.
     tail, ratio = 0.0, 1.0
     for count in range(found, min(marked, drawn) + 1):
         tail += ratio
         ratio *= (marked - count) * (drawn - count) / ((count + 1) * (total - marked - drawn + count + 1))
-        if ratio < 1e-16 * tail:
-            break
-    return min(1.0, math.exp(log_term) * tail)
-
-
-def binomial_tail(trials: int, found: int, probability: float) -> float:
-    """Return the probability of at least `found` successes, 1 where `found` is no more than expected."""
-    if found <= trials * probability:
-        return 1.0
-    log_term = _log_choose(trials, found) + found * math.log(probability) + (trials - found) * math.log1p(-probability)
-    tail, ratio, odds = 0.0, 1.0, probability / (1 - probability)
-    for count in range(found, trials + 1):
-        tail += ratio
-        ratio *= (trials - count) / (count + 1) * odds
         if ratio < 1e-16 * tail:
             break
     return min(1.0, math.exp(log_term) * tail)
@@ -97,10 +85,6 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
         for score in thresholds
     )
     return min(1.0, len(thresholds) * smallest)
-
-
-def _log_choose(whole: int, part: int) -> float:
-    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
 
 
 @dataclass(frozen=True, slots=True)

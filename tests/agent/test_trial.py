@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.agent.trial import Trial, TrialSettings, tail
+from edge_node.agent.trial import Trial, TrialSettings
 from edge_node.observability.metrics import BoxCondition, Traffic
 from router.bundle.refusals import UpdateRefused
+from router.bundle.rollout import binomial_tail
 
 SETTINGS = TrialSettings()
 LATENCY = (0, 0, 900, 60, 40, 0, 0, 0, 0)
@@ -112,7 +113,7 @@ def test_five_percent_errors_are_found_within_a_few_hundred_requests() -> None:
         errors = 0
         for requests in range(1, 501):
             errors += chance.random() < 0.05
-            if tail(errors, requests, 0.015) < SETTINGS.chance:
+            if binomial_tail(requests, errors, 0.015) < SETTINGS.chance:
                 found += 1
                 break
     assert found >= 285
@@ -120,9 +121,9 @@ def test_five_percent_errors_are_found_within_a_few_hundred_requests() -> None:
 
 @pytest.mark.parametrize(("count", "total", "share", "expected"), [(0, 10, 0.1, 1.0), (10, 10, 0.5, 0.5**10)])
 def test_tail(count: int, total: int, share: float, expected: float) -> None:
-    assert tail(count, total, share) == pytest.approx(expected)
+    assert binomial_tail(total, count, share) == pytest.approx(expected)
 
 
 def test_the_tail_is_that_of_a_fair_die() -> None:
     """At least two sixes of four: 1 - (5/6)^4 - 4 (1/6)(5/6)^3."""
-    assert tail(2, 4, 1 / 6) == pytest.approx(1 - (5 / 6) ** 4 - 4 / 6 * (5 / 6) ** 3)
+    assert binomial_tail(4, 2, 1 / 6) == pytest.approx(1 - (5 / 6) ** 4 - 4 / 6 * (5 / 6) ** 3)

@@ -14,13 +14,13 @@ from fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, Rollou
 from fleet.rollout.verdict import (
     Observations,
     Outcome,
-    binomial_tail,
     difference_of_shares,
     half_width,
     judge,
     randomisation_p,
     sampling_tail,
 )
+from router.bundle.rollout import binomial_tail
 
 pytestmark = pytest.mark.slow
 
