@@ -7,7 +7,6 @@ bundle, never a reason not to start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -52,10 +51,9 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     disk = disk or Disk()
     store = BundleStore(folder, disk, daemon_version)
     journal = Journal(folder / JOURNAL, disk)
-    write = _Writer(journal)
     row, pointer = journal.last, store.pointer()
     if row.state in _ON_TRIAL and row.bundle is not None and (pointer or ("",))[0] == row.bundle:
-        row = _count(row, now, write)  # (1)
+        row = _count(row, now, journal)  # (1)
     if row.state is BoxState.ROLLBACK:
         row = rolled_back(row, now)  # (2)
     elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
@@ -70,7 +68,13 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
         log.error("%s; the daemon starts with %s", refusal.message, "the bundle before" if found else "its own files")
         row = msgspec.structs.replace(row, state=BoxState.IDLE, code=refusal.code, reason=refusal.message, at=now)
     row = msgspec.structs.replace(row, bundles=found)
-    _persist(store, write, row, pointer)
+    if pointer != row.bundles:
+        try:
+            store.point(row.bundles)
+        except OSError as error:  # the next start decides the same from the rows that are there
+            log.error("the fleet's pointer cannot be written: %s", error.strerror or error)
+            return Booted(bundle, row, store, journal)
+    _write(journal, row)
     return Booted(bundle, row, store, journal)
 
 
@@ -86,38 +90,33 @@ def rolled_back(row: JournalRow, now: float) -> JournalRow:
     )
 
 
-class _Writer:
-    """Appends rows. `failed`: the disk did not take one."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def __call__(self, row: JournalRow) -> bool:
-        if row == self._journal.last:
-            return True
-        try:
-            self._journal.append(row)
-        except OSError as error:
-            log.error("the fleet's journal cannot be written: %s", error.strerror or error)
-            return False
+def _write(journal: Journal, row: JournalRow) -> bool:
+    """Append a row that is new; return whether it is on the disk."""
+    if row == journal.last:
         return True
+    try:
+        journal.append(row)
+    except OSError as error:
+        log.error("the fleet's journal cannot be written: %s", error.strerror or error)
+        return False
+    return True
 
 
-def _count(row: JournalRow, now: float, write: Callable[[JournalRow], bool]) -> JournalRow:
+def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
     assert row.bundle is not None
     boots = row.boots + (not row.restarts)
     bundles = tuple(dict.fromkeys((row.bundle, *row.bundles)))
     row = msgspec.structs.replace(
         row, state=BoxState.TRIAL, at=now, boots=boots, restarts=False, bundles=bundles, code="", reason=""
     )
-    if boots <= _MAX_BOOTS and write(row):
+    if boots <= _MAX_BOOTS and _write(journal, row):
         return row
     code, reason = DiskFull.code, "the start of a trial cannot be written down, so that it would never end"
     if boots > _MAX_BOOTS:
         code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
     log.error("bundle %s is rolled back: %s", row.bundle, reason)
     row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=code, reason=reason)
-    write(row)
+    _write(journal, row)
     return row
 
 
@@ -130,15 +129,3 @@ def first_whole(store: BundleStore, bundles: tuple[str, ...]) -> tuple[Installed
         except UpdateRefused as error:
             first = first or error
     return None, first
-
-
-def _persist(
-    store: BundleStore, write: Callable[[JournalRow], bool], row: JournalRow, pointer: tuple[str, ...] | None
-) -> None:
-    if pointer != row.bundles:
-        try:
-            store.point(row.bundles)
-        except OSError as error:
-            log.error("the fleet's pointer cannot be written: %s", error.strerror or error)
-            return  # the next start decides the same from the rows that are there
-    write(row)
