@@ -51,6 +51,16 @@ SECTIONS = {
 """The commands in the order of `--help`."""
 
 
+_format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    help="Output for people, or one JSON object.",
+)
+
+
 class _Sections(click.Group):
     """Lists the commands by what they are for, each with its whole first sentence."""
 
@@ -93,14 +103,7 @@ def init(folder: Path) -> None:
 
 @main.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
-    help="Output for people, or one JSON object.",
-)
+@_format_option
 @click.option("--strict", is_flag=True, help="Warnings count as errors.")
 @click.option(
     "--signals",
@@ -198,14 +201,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
     metavar="RECORDS",
     help="Files or folders of JSON lines from `causeway-edge decisions export`; - is stdin. Repeatable.",
 )
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["human", "json"]),
-    default="human",
-    show_default=True,
-    help="Output for people, or one JSON object.",
-)
+@_format_option
 @click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True,
               help="Requests that leave the device to list; 0: all. JSON lists all.")  # fmt: skip
 def replay(

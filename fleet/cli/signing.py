@@ -44,9 +44,7 @@ def keys() -> None:
 
 @keys.command("new")
 @click.argument("name")
-@click.option(
-    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
-)
+@_keys_option
 @click.option("--passphrase", is_flag=True, help="Ask for a passphrase, which encrypts the key.")
 @click.option("--passphrase-file", type=_File, help="File with the passphrase on one line.")
 def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
@@ -67,9 +65,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
 
 
 @keys.command("list")
-@click.option(
-    "--keys", "folder", type=_Folder, default=Path("keys"), show_default=True, help="Folder of the key files."
-)
+@_keys_option
 def list_(folder: Path) -> None:
     """List the keys of a folder, and which private keys lie there."""
     with readable_errors():
