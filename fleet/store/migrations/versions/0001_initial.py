@@ -167,22 +167,3 @@ def upgrade() -> None:
         sa.Column("latency_8", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("rollout", "device", "bundle", name=op.f("pk_telemetry_marks")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("telemetry_marks")
-    op.drop_table("telemetry")
-    op.drop_table("sessions")
-    op.drop_index(op.f("ix_rollouts_cohort"), table_name="rollouts")
-    op.drop_table("rollouts")
-    op.drop_table("revocations")
-    op.drop_index(op.f("ix_looks_rollout"), table_name="looks")
-    op.drop_table("looks")
-    op.drop_table("join_tokens")
-    op.drop_table("generations")
-    op.drop_index(op.f("ix_devices_site"), table_name="devices")
-    op.drop_index(op.f("ix_devices_cohort"), table_name="devices")
-    op.drop_table("devices")
-    op.drop_index(op.f("ix_device_events_device_n"), table_name="device_events")
-    op.drop_table("device_events")
-    op.drop_table("audit")
