@@ -26,8 +26,7 @@ from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
 from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
-from .operators.routes import OperatorParts, rollout_routes
-from .operators.routes import device_routes as operated_devices
+from .operators.routes import OperatorApi, operator_routes
 from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
@@ -167,12 +166,12 @@ async def serve(settings: ServeSettings) -> None:
         raise CausewayError("A background task failed, and the control plane ends.") from error
 
 
-def all_routes(plane: ControlPlane, operators: OperatorParts | None = None) -> list[ApiRoute]:
+def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> list[ApiRoute]:
     """Return every route of the control plane with `/openapi.json`; `operators` None: only those for boxes."""
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:
-        routes += [*rollout_routes(operators), *operated_devices(operators), *session_routes(operators.sign_in)]
+        routes += [*operator_routes(operators), *session_routes(operators.sign_in)]
     return [*routes, _openapi(routes)]
 
 
@@ -203,7 +202,7 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
     return route
 
 
-def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorParts:
+def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorApi:
     """Wire the operators' side: sign-in, controller, routes. The bootstrap token is made at the first start.
 
     Raises:
@@ -220,7 +219,7 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorPa
     # Boxes whose polls wait in this process are woken after a plan was published.
     controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)
     issuer = None if doc.oidc is None else OidcClient(folder, doc, doc.oidc, clock)
-    return OperatorParts(
+    return OperatorApi(
         name=plane.fleet.name,
         folder=folder,
         cohorts=tuple(plane.fleet.cohorts),

@@ -80,108 +80,18 @@ _ACTIONS = {
     "release": "Let it follow its cohort again: ends a hold and a pin.",
     "pin": "Let it run a bundle of its own.",
 }
-
-
-class DeviceRoutes:
-    """The handlers."""
-
-    def __init__(self, parts: OperatorParts) -> None:
-        self._parts = parts
-
-    async def devices(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        limit = max(1, number(http, "limit", 100))
-        filters = {name: http.query.get(name, "")[:128] for name in ("cohort", "state", "site", "after")}
-        async with self._parts.store.read() as connection:
-            found = await page_of_devices(connection, **filters, query=http.query.get("q", "")[:128], limit=limit + 1)
-        page = found[:limit]
-        following = page[-1].id if len(found) > limit else None
-        return json_response(DevicePage(tuple(map(device_answer, page)), following))
-
-    async def device(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        name = path_part(http)
-        async with self._parts.store.read() as connection:
-            device = await read_device(connection, name)
-            if device is None:
-                raise NotFound(f"there is no device {name}")
-            history = await device_history(connection, name)
-        return json_response(device_answer(device, tuple(history)))
-
-    async def act(self, action: str, http: web.Request) -> web.StreamResponse:
-        parts, name, now = self._parts, path_part(http), self._parts.clock()
-        operator = await parts.sign_in.require(http, "operator")
-        body = await read_body(http) or b"{}"
-        bundle = None
-        if action == "pin":
-            request = decode_body(body, PinRequest)
-            bundle, reason = request.bundle, request.reason
-            if await to_thread.run_sync(parts.publisher.manifest, bundle) is None:
-                raise BundleUnknown(f"bundle {bundle} is not signed here", param="bundle")
-        else:
-            reason = decode_body(body, OperatorReason).reason
-        async with parts.store.write() as connection:
-            if action == "revoke":
-                exists = await revoke(connection, name, now)
-            else:
-                exists = await set_operator_columns(connection, name, held=action == "hold", pin=bundle)
-            if not exists:
-                raise NotFound(f"there is no device {name}")
-            what = {"device": name, "reason": reason} | ({} if bundle is None else {"bundle": bundle})
-            await append_audit(connection, now, operator.name, f"device.{action}", what)
-            device = await read_device(connection, name)
-        assert device is not None
-        parts.controller.notify()
-        return json_response(device_answer(device))
-
-    async def join_token(self, http: web.Request) -> web.StreamResponse:
-        parts, now = self._parts, self._parts.clock()
-        operator = await parts.sign_in.require(http, "operator")
-        request = decode_body(await read_body(http), NewJoinToken)
-        if request.cohort and request.cohort not in parts.cohorts:
-            names = ", ".join(parts.cohorts)
-            raise InvalidRequest(f"there is no cohort {request.cohort}; the fleet has: {names}", param="cohort")
-        async with parts.store.write() as connection:
-            token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
-            await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))
-        return json_response(JoinTokenAnswer(token, now + request.expires_s, request.uses), 201)
-
-    async def audit(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        after = number(http, "after", 0, most=1 << 53)
-        async with self._parts.store.read() as connection:
-            rows = await read_audit(connection, after, max(1, number(http, "limit", 500)))
-        return json_response(AuditPage(tuple(rows)))
-
-
-def device_routes(parts: OperatorParts) -> list[ApiRoute]:
-    """Return the routes."""
-    routes = DeviceRoutes(parts)
-    errors = (*ALWAYS, InvalidRequest)
-    by_row = {"after": "The row before the page.", "limit": "Up to 1000."}
-    return [
-        ApiRoute("GET", "/v1/devices", routes.devices, "A page of devices, sorted by id.", "viewer",
-                 response=DevicePage, errors=errors, query=_FILTERS),
-        ApiRoute("GET", "/v1/devices/{id}", routes.device, "One device and its history.", "viewer",
-                 response=DeviceAnswer, errors=(*ALWAYS, NotFound)),
-        *(
-            ApiRoute("POST", f"/v1/devices/{{id}}/{action}", partial(routes.act, action), summary, "operator",
-                     PinRequest if action == "pin" else OperatorReason, DeviceAnswer,
-                     errors=(*errors, NotFound, *((BundleUnknown,) if action == "pin" else ())))
-            for action, summary in _ACTIONS.items()
-        ),
-        ApiRoute("POST", "/v1/join-tokens", routes.join_token, "Make a join token; it is shown once.", "operator",
-                 NewJoinToken, JoinTokenAnswer, 201, errors),
-        ApiRoute("GET", "/v1/audit", routes.audit, "Rows of the audit log, oldest first.", "viewer",
-                 response=AuditPage, errors=errors, query=by_row),
-    ]  # fmt: skip
-
-
 _MOST = 1000
+RECENT_S = 900.0
+_EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
+    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its boxes keep the bundle."),
+    "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
+    "accept": (RolloutEvent.ACCEPT, "approver", "Take a paused stage for passed."),
+    "abort": (RolloutEvent.ABORT, "operator", "Return every box to the bundle before, at once."),
+}
 
 
-class OperatorParts(msgspec.Struct, frozen=True):
-    """The operators' side of one process.
+class OperatorApi(msgspec.Struct, frozen=True):
+    """The operators' side of one process, and its handlers.
 
     Attributes:
         name: The fleet's name.
@@ -196,6 +106,177 @@ class OperatorParts(msgspec.Struct, frozen=True):
     controller: Controller
     sign_in: SignIn
     clock: Callable[[], float]
+
+    async def devices(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        limit = max(1, number(http, "limit", 100))
+        filters = {name: http.query.get(name, "")[:128] for name in ("cohort", "state", "site", "after")}
+        async with self.store.read() as connection:
+            found = await page_of_devices(connection, **filters, query=http.query.get("q", "")[:128], limit=limit + 1)
+        page = found[:limit]
+        following = page[-1].id if len(found) > limit else None
+        return json_response(DevicePage(tuple(map(device_answer, page)), following))
+
+    async def device(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        name = path_part(http)
+        async with self.store.read() as connection:
+            device = await read_device(connection, name)
+            if device is None:
+                raise NotFound(f"there is no device {name}")
+            history = await device_history(connection, name)
+        return json_response(device_answer(device, tuple(history)))
+
+    async def act(self, action: str, http: web.Request) -> web.StreamResponse:
+        name, now = path_part(http), self.clock()
+        operator = await self.sign_in.require(http, "operator")
+        body = await read_body(http) or b"{}"
+        bundle = None
+        if action == "pin":
+            request = decode_body(body, PinRequest)
+            bundle, reason = request.bundle, request.reason
+            if await to_thread.run_sync(self.publisher.manifest, bundle) is None:
+                raise BundleUnknown(f"bundle {bundle} is not signed here", param="bundle")
+        else:
+            reason = decode_body(body, OperatorReason).reason
+        async with self.store.write() as connection:
+            if action == "revoke":
+                exists = await revoke(connection, name, now)
+            else:
+                exists = await set_operator_columns(connection, name, held=action == "hold", pin=bundle)
+            if not exists:
+                raise NotFound(f"there is no device {name}")
+            what = {"device": name, "reason": reason} | ({} if bundle is None else {"bundle": bundle})
+            await append_audit(connection, now, operator.name, f"device.{action}", what)
+            device = await read_device(connection, name)
+        assert device is not None
+        self.controller.notify()
+        return json_response(device_answer(device))
+
+    async def join_token(self, http: web.Request) -> web.StreamResponse:
+        now = self.clock()
+        operator = await self.sign_in.require(http, "operator")
+        request = decode_body(await read_body(http), NewJoinToken)
+        if request.cohort and request.cohort not in self.cohorts:
+            names = ", ".join(self.cohorts)
+            raise InvalidRequest(f"there is no cohort {request.cohort}; the fleet has: {names}", param="cohort")
+        async with self.store.write() as connection:
+            token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
+            await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))
+        return json_response(JoinTokenAnswer(token, now + request.expires_s, request.uses), 201)
+
+    async def audit(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        after = number(http, "after", 0, most=1 << 53)
+        async with self.store.read() as connection:
+            rows = await read_audit(connection, after, max(1, number(http, "limit", 500)))
+        return json_response(AuditPage(tuple(rows)))
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        async with self.store.read() as connection:
+            counts = await count_devices(connection, self.clock() - RECENT_S)
+            records, _ = await working_rollouts(connection)
+        names = dict.fromkeys((*self.cohorts, *(count.cohort for count in counts)))
+        cohorts = []
+        for name in names:
+            of_cohort = [count for count in counts if count.cohort == name]
+            open_ones = [one.rollout.id for one in records if one.rollout.cohort == name and _is_open(one)]
+            cohorts.append(
+                CohortAnswer(
+                    name,
+                    sum(count.boxes for count in of_cohort),
+                    sum(count.recently_seen for count in of_cohort),
+                    {count.running or "": count.boxes for count in of_cohort},
+                    open_ones[0] if open_ones else None,
+                    self.controller.ahead.get(name, 0),
+                )
+            )
+        return json_response(FleetAnswer(self.name, tuple(cohorts), self.controller.problems))
+
+    async def rollouts(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        async with self.store.read() as connection:
+            records = await list_rollouts(connection, http.query.get("cohort", ""), readable=True)
+        return json_response([rollout_answer(record) for record in records])
+
+    async def rollout(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        name = path_part(http)
+        async with self.store.read() as connection:
+            record = await read_rollout(connection, name)
+            if record is None:
+                raise NotFound(f"there is no rollout {name}")
+            looks = await read_looks(connection, name)
+            rows = await audit_of(connection, name)
+            boxes = await cohort_devices(connection, record.rollout.cohort)
+        events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
+        members = _members(record, boxes, self.clock())
+        return json_response(rollout_detail(record, tuple(looks), members, events))
+
+    async def begin(self, http: web.Request) -> web.StreamResponse:
+        operator = await self.sign_in.require(http, "operator")
+        request = decode_body(await read_body(http), NewRollout)
+        record = await begin_rollout(self.store, self.folder, self.publisher, operator, request, self.clock())
+        self.controller.notify()
+        return json_response(rollout_answer(record), 201)
+
+    async def decide(self, action: str, http: web.Request) -> web.StreamResponse:
+        event, role, _ = _EVENTS[action]
+        operator = await self.sign_in.require(http, role)
+        reason = decode_body(await read_body(http) or b"{}", OperatorReason).reason
+        record = await decide(self.store, path_part(http), event, reason, operator, self.clock())
+        self.controller.notify()
+        return json_response(rollout_answer(record))
+
+    async def policies(self, http: web.Request) -> web.StreamResponse:
+        await self.sign_in.require(http, "viewer")
+        bundles = [http.query.get(side, "") for side in ("from", "to")]
+        if not all(bundles):
+            raise InvalidRequest("give two bundle ids: ?from=BUNDLE&to=BUNDLE", param="from")
+        texts = [await to_thread.run_sync(policy_text, self.publisher, bundle) for bundle in bundles]
+        return json_response(PolicyPair(*texts))
+
+
+def operator_routes(api: OperatorApi) -> list[ApiRoute]:
+    """Return the routes of operators but those to sign in."""
+    errors = (*ALWAYS, InvalidRequest)
+    by_row = {"after": "The row before the page.", "limit": "Up to 1000."}
+    one = (*ALWAYS, NotFound)
+    begins = (*ALWAYS, InvalidRequest, BundleUnknown, WrongState, FleetInvalid)
+    by_cohort = {"cohort": "Only this cohort's."}
+    return [
+        ApiRoute("GET", "/v1/devices", api.devices, "A page of devices, sorted by id.", "viewer",
+                 response=DevicePage, errors=errors, query=_FILTERS),
+        ApiRoute("GET", "/v1/devices/{id}", api.device, "One device and its history.", "viewer",
+                 response=DeviceAnswer, errors=(*ALWAYS, NotFound)),
+        *(
+            ApiRoute("POST", f"/v1/devices/{{id}}/{action}", partial(api.act, action), summary, "operator",
+                     PinRequest if action == "pin" else OperatorReason, DeviceAnswer,
+                     errors=(*errors, NotFound, *((BundleUnknown,) if action == "pin" else ())))
+            for action, summary in _ACTIONS.items()
+        ),
+        ApiRoute("POST", "/v1/join-tokens", api.join_token, "Make a join token; it is shown once.", "operator",
+                 NewJoinToken, JoinTokenAnswer, 201, errors),
+        ApiRoute("GET", "/v1/audit", api.audit, "Rows of the audit log, oldest first.", "viewer",
+                 response=AuditPage, errors=errors, query=by_row),
+        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and what their boxes run.", "viewer",
+                 response=FleetAnswer, errors=ALWAYS),
+        ApiRoute("GET", "/v1/rollouts", api.rollouts, "The newest rollouts, newest first.", "viewer",
+                 response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
+        ApiRoute("POST", "/v1/rollouts", api.begin, "Begin a rollout: its checks, then its first stage.", "operator",
+                 NewRollout, RolloutAnswer, 201, begins),
+        ApiRoute("GET", "/v1/rollouts/{id}", api.rollout, "One rollout with its looks.", "viewer",
+                 response=RolloutDetail, errors=one),
+        *(
+            ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(api.decide, action), summary, role,
+                     OperatorReason, RolloutAnswer, errors=(*one, InvalidRequest, WrongState, RolloutChanged))
+            for action, (_, role, summary) in _EVENTS.items()
+        ),
+        ApiRoute("GET", "/v1/policies/diff", api.policies, "The policies of two bundles.", "viewer",
+                 response=PolicyPair, errors=(*ALWAYS, InvalidRequest, BundleUnknown),
+                 query={"from": "A bundle id.", "to": "A bundle id."}),
+    ]  # fmt: skip
 
 
 def path_part(http: web.Request) -> str:
@@ -215,116 +296,6 @@ def number(http: web.Request, name: str, default: int, most: int = _MOST) -> int
     if value is None:
         raise InvalidRequest(f"{name} is a whole number from 0 to {most}, not {text[:40]!r}", param=name)
     return value
-
-
-RECENT_S = 900.0
-_EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
-    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its boxes keep the bundle."),
-    "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
-    "accept": (RolloutEvent.ACCEPT, "approver", "Take a paused stage for passed."),
-    "abort": (RolloutEvent.ABORT, "operator", "Return every box to the bundle before, at once."),
-}
-
-
-class RolloutRoutes:
-    """The handlers."""
-
-    def __init__(self, parts: OperatorParts) -> None:
-        self._parts = parts
-
-    async def fleet(self, http: web.Request) -> web.StreamResponse:
-        parts = self._parts
-        await parts.sign_in.require(http, "viewer")
-        async with parts.store.read() as connection:
-            counts = await count_devices(connection, parts.clock() - RECENT_S)
-            records, _ = await working_rollouts(connection)
-        names = dict.fromkeys((*parts.cohorts, *(count.cohort for count in counts)))
-        cohorts = []
-        for name in names:
-            of_cohort = [count for count in counts if count.cohort == name]
-            open_ones = [one.rollout.id for one in records if one.rollout.cohort == name and _is_open(one)]
-            cohorts.append(
-                CohortAnswer(
-                    name,
-                    sum(count.boxes for count in of_cohort),
-                    sum(count.recently_seen for count in of_cohort),
-                    {count.running or "": count.boxes for count in of_cohort},
-                    open_ones[0] if open_ones else None,
-                    parts.controller.ahead.get(name, 0),
-                )
-            )
-        return json_response(FleetAnswer(parts.name, tuple(cohorts), parts.controller.problems))
-
-    async def rollouts(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        async with self._parts.store.read() as connection:
-            records = await list_rollouts(connection, http.query.get("cohort", ""), readable=True)
-        return json_response([rollout_answer(record) for record in records])
-
-    async def rollout(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        name = path_part(http)
-        async with self._parts.store.read() as connection:
-            record = await read_rollout(connection, name)
-            if record is None:
-                raise NotFound(f"there is no rollout {name}")
-            looks = await read_looks(connection, name)
-            rows = await audit_of(connection, name)
-            boxes = await cohort_devices(connection, record.rollout.cohort)
-        events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
-        members = _members(record, boxes, self._parts.clock())
-        return json_response(rollout_detail(record, tuple(looks), members, events))
-
-    async def begin(self, http: web.Request) -> web.StreamResponse:
-        parts = self._parts
-        operator = await parts.sign_in.require(http, "operator")
-        request = decode_body(await read_body(http), NewRollout)
-        record = await begin_rollout(parts.store, parts.folder, parts.publisher, operator, request, parts.clock())
-        parts.controller.notify()
-        return json_response(rollout_answer(record), 201)
-
-    async def decide(self, action: str, http: web.Request) -> web.StreamResponse:
-        parts = self._parts
-        event, role, _ = _EVENTS[action]
-        operator = await parts.sign_in.require(http, role)
-        reason = decode_body(await read_body(http) or b"{}", OperatorReason).reason
-        record = await decide(parts.store, path_part(http), event, reason, operator, parts.clock())
-        parts.controller.notify()
-        return json_response(rollout_answer(record))
-
-    async def policies(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.require(http, "viewer")
-        bundles = [http.query.get(side, "") for side in ("from", "to")]
-        if not all(bundles):
-            raise InvalidRequest("give two bundle ids: ?from=BUNDLE&to=BUNDLE", param="from")
-        texts = [await to_thread.run_sync(policy_text, self._parts.publisher, bundle) for bundle in bundles]
-        return json_response(PolicyPair(*texts))
-
-
-def rollout_routes(parts: OperatorParts) -> list[ApiRoute]:
-    """Return the routes."""
-    routes = RolloutRoutes(parts)
-    one = (*ALWAYS, NotFound)
-    begins = (*ALWAYS, InvalidRequest, BundleUnknown, WrongState, FleetInvalid)
-    by_cohort = {"cohort": "Only this cohort's."}
-    return [
-        ApiRoute("GET", "/v1/fleet", routes.fleet, "The cohorts and what their boxes run.", "viewer",
-                 response=FleetAnswer, errors=ALWAYS),
-        ApiRoute("GET", "/v1/rollouts", routes.rollouts, "The newest rollouts, newest first.", "viewer",
-                 response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
-        ApiRoute("POST", "/v1/rollouts", routes.begin, "Begin a rollout: its checks, then its first stage.", "operator",
-                 NewRollout, RolloutAnswer, 201, begins),
-        ApiRoute("GET", "/v1/rollouts/{id}", routes.rollout, "One rollout with its looks.", "viewer",
-                 response=RolloutDetail, errors=one),
-        *(
-            ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(routes.decide, action), summary, role,
-                     OperatorReason, RolloutAnswer, errors=(*one, InvalidRequest, WrongState, RolloutChanged))
-            for action, (_, role, summary) in _EVENTS.items()
-        ),
-        ApiRoute("GET", "/v1/policies/diff", routes.policies, "The policies of two bundles.", "viewer",
-                 response=PolicyPair, errors=(*ALWAYS, InvalidRequest, BundleUnknown),
-                 query={"from": "A bundle id.", "to": "A bundle id."}),
-    ]  # fmt: skip
 
 
 def policy_text(publisher: Publisher, bundle: str) -> str:
