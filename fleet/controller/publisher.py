@@ -26,18 +26,6 @@ from ..trust.online import publish_online, published_plans, renewal_due, signed_
 from ..trust.published import PublishedFolder
 
 
-class Publication(msgspec.Struct, frozen=True):
-    """The result of publishing.
-
-    Attributes:
-        written: Whether anything was signed.
-        problems: Why a cohort's plan was left as it is, or why nothing can be published; for operators.
-    """
-
-    written: bool
-    problems: tuple[str, ...] = ()
-
-
 class Publisher:
     """The published folder of one fleet, and the keys to change it.
 
@@ -62,10 +50,6 @@ class Publisher:
         """Return the newest signed plan of each cohort, published or about to be after an interruption."""
         return published_plans(self._folder)
 
-    def signed(self) -> frozenset[str]:
-        """Return the ids of the bundles that a plan may name."""
-        return signed_bundles(self._folder)
-
     def manifest(self, bundle: str) -> BundleManifest | None:
         """Return the manifest of a signed bundle; None: it is not signed."""
         metadata = self._folder.targets("targets")
@@ -75,7 +59,7 @@ class Publisher:
     def blob(self, sha256: str) -> Path:
         return self._folder.blob(sha256)
 
-    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> Publication:
+    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> tuple[str, ...]:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
@@ -86,8 +70,11 @@ class Publisher:
             plans: The plan of each cohort that has a rollout.
             now: Unix seconds.
             least_version: See `publish_online`.
+
+        Returns:
+            Why a cohort's plan was left as it is, for operators.
         """
-        trust, current, signed = self._trust(), self.published(), self.signed()
+        trust, current, signed = self._trust(), self.published(), signed_bundles(self._folder)
         problems = []
         wanted = dict(current)  # (1)
         for cohort, plan in plans.items():
@@ -100,10 +87,10 @@ class Publisher:
         at = datetime.fromtimestamp(now, UTC)
         changed = wanted != current
         if not changed and not renewal_due(trust, self._folder, at):
-            return Publication(False, tuple(problems))
+            return tuple(problems)
         signers = self._signers(trust)
         publish_online(trust, self._folder, signers, at, wanted if changed else None, least_version)
-        return Publication(True, tuple(problems))
+        return tuple(problems)
 
     def _trust(self) -> Trust:
         trust, problems = read_trust(self._fleet)
@@ -175,9 +162,9 @@ class Plans:
             return ()  # no cohort has begun a rollout
         # After a restored backup boxes have seen newer metadata: once an operator has decided, publish a newer version.
         least = int(now) if any(record.acknowledged for record in newest) else 0
-        done = await to_thread.run_sync(self._publisher.publish, plans, now, least)
+        problems = await to_thread.run_sync(self._publisher.publish, plans, now, least)
         await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
-        return done.problems
+        return problems
 
     async def _tell(self, reverting: Mapping[str, bool]) -> None:
         """Wake the boxes of each cohort whose published plan differs from the one of their last wake."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -180,6 +181,10 @@ class TrustedRole(msgspec.Struct, frozen=True):
     keys: tuple[SSlibKey, ...]
     threshold: int
     expires_s: float
+
+    def expiry(self, now: datetime) -> datetime:
+        """Return when metadata that is signed now expires, in whole seconds of UTC."""
+        return (now.astimezone(UTC) + timedelta(seconds=self.expires_s)).replace(microsecond=0)
 
 
 class Trust(msgspec.Struct, frozen=True):

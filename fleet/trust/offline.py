@@ -7,7 +7,7 @@ and compared first, so each person signs only what is in the person's own checko
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 from securesystemslib.signer import CryptoSigner
@@ -71,17 +71,14 @@ def signed_manifests(folder: PublishedFolder) -> dict[str, BundleManifest]:
 def all_signed_manifests(folder: PublishedFolder) -> dict[str, dict[str, BundleManifest]]:
     """Return every published bundle: cohort → bundle id → manifest."""
     found: dict[str, dict[str, BundleManifest]] = {}
-    metadata = folder.targets("targets")
-    for target in [] if metadata is None else metadata.signed.targets.values():
-        manifest = msgspec.json.decode(folder.read_target(target), type=BundleManifest)
+    for _, manifest in folder.manifests(folder.targets("targets")):
         found.setdefault(manifest.cohort, {})[bundle_id(manifest)] = manifest
     return found
 
 
 def _newest_manifests(folder: PublishedFolder, metadata: Metadata[Targets] | None) -> dict[str, BundleManifest]:
     found: dict[str, BundleManifest] = {}
-    for target in [] if metadata is None else metadata.signed.targets.values():
-        manifest = msgspec.json.decode(folder.read_target(target), type=BundleManifest)
+    for _, manifest in folder.manifests(metadata):
         if manifest.cohort not in found or found[manifest.cohort].serial < manifest.serial:
             found[manifest.cohort] = manifest
     return found
@@ -93,7 +90,7 @@ def _newest_manifests(folder: PublishedFolder, metadata: Metadata[Targets] | Non
 def _sign_root(trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime) -> RoleReport:
     current = folder.root()
     role = trust.roles["root"]
-    wanted = _root(trust, 1 if current is None else current.signed.version + 1, _expiry(role, now))
+    wanted = _root(trust, 1 if current is None else current.signed.version + 1, role.expiry(now))
     if current is not None and _same(current.signed, wanted) and not _ageing(current.signed, role, now):
         folder.drop_pending("root")
         return RoleReport("root", current.signed.version, (), role.threshold, published=True)
@@ -136,7 +133,7 @@ def _sign_artifacts(
     pending = folder.read_pending("targets", Metadata[Targets])
     role = trust.roles["artifacts"]
     built = _build(checked, folder, current, pending, now)
-    wanted = _artifacts(trust, folder, built, current, _expiry(role, now))
+    wanted = _artifacts(trust, folder, built, current, role.expiry(now))
     if current is not None and _same(current.signed, wanted) and not _ageing(current.signed, role, now):
         result = root.get_verification_result("targets", current.signed_bytes, current.signatures)
         if result.verified:  # the keys of a later root must have signed it too
@@ -189,8 +186,7 @@ def _artifacts(
     expires: datetime,
 ) -> Targets:
     kept: dict[str, list[tuple[int, str, TargetFile]]] = {}
-    for target in {} if current is None else current.signed.targets.values():
-        manifest = msgspec.json.decode(folder.read_target(target), type=BundleManifest)
+    for target, manifest in folder.manifests(current):
         kept.setdefault(manifest.cohort, []).append((manifest.serial, target.path, target))
     for name, bundle in built.items():
         path = f"bundles/{bundle.id}.json"
@@ -209,10 +205,6 @@ def _artifacts(
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
-
-
-def _expiry(role: TrustedRole, now: datetime) -> datetime:
-    return (now.astimezone(UTC) + timedelta(seconds=role.expires_s)).replace(microsecond=0)
 
 
 def _ageing(signed: Root | Targets, role: TrustedRole, now: datetime) -> bool:

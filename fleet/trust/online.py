@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
@@ -66,7 +66,7 @@ def publish_online(
     signer = _signer(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
         _signer(trust, role, signers)  # all or nothing
-    rollout = _rollout(folder, artifacts.signed, plans, _expiry(trust, ROLLOUT, now))
+    rollout = _rollout(folder, artifacts.signed, plans, trust.roles[ROLLOUT].expiry(now))
     rollout.version = max(rollout.version, least_version)
     _publish(folder, ROLLOUT, Metadata(rollout), signer)
     return publish_freshness(trust, folder, signers, now, least_version)
@@ -90,11 +90,11 @@ def publish_freshness(
     snapshot_version, timestamp_version = folder.next_versions()
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
     version = max(snapshot_version, least_version)
-    snapshot = Snapshot(version=version, expires=_expiry(trust, "snapshot", now), meta=meta)
+    snapshot = Snapshot(version=version, expires=trust.roles["snapshot"].expiry(now), meta=meta)
     _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
     timestamp = Timestamp(
         version=max(timestamp_version, least_version),
-        expires=_expiry(trust, "timestamp", now),
+        expires=trust.roles["timestamp"].expiry(now),
         snapshot_meta=_meta(folder, "snapshot"),
     )
     _publish(folder, "timestamp", Metadata(timestamp), _signer(trust, "timestamp", signers))
@@ -147,10 +147,6 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
         any(path not in named or named[path].version != version for path, version in versions.items())
         or timestamp.signed.snapshot_meta.version != snapshot.signed.version
     )
-
-
-def _expiry(trust: Trust, role: str, now: datetime) -> datetime:
-    return (now.astimezone(UTC) + timedelta(seconds=trust.roles[role].expires_s)).replace(microsecond=0)
 
 
 def holds_online_role(trust: Trust, signers: Sequence[CryptoSigner]) -> bool:

@@ -11,8 +11,10 @@ is complete before a signed one names it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, T, TargetFile, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
@@ -125,6 +127,11 @@ class PublishedFolder:
         except (OSError, RepositoryError) as error:
             raise RepositoryInvalid(f"missing or altered: {error}; {_RESTORE}", where=str(path)) from error
         return content
+
+    def manifests(self, metadata: Metadata[Targets] | None) -> Iterator[tuple[TargetFile, BundleManifest]]:
+        """Yield each bundle that metadata of `targets` names. Raises RepositoryInvalid."""
+        for target in () if metadata is None else metadata.signed.targets.values():
+            yield target, msgspec.json.decode(self.read_target(target), type=BundleManifest)
 
     def write_blob(self, sha256: str, source: Path) -> None:
         """Copy a file to its place by its hash, unless it is there in full. Raises OSError."""

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fleet.controller.loop import Controller
-from fleet.controller.publisher import Publication, Publisher
+from fleet.controller.publisher import Publisher
 from fleet.rollout.settings import RolloutEvent
 from fleet.store.audit import read_audit
 from fleet.store.database import Store
@@ -66,7 +66,7 @@ class MortalStore(Store):
 class MortalPublisher(Publisher):
     fate = Fate()
 
-    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> Publication:
+    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> tuple[str, ...]:
         before = self.published()
         is_due = before | dict(plans) != before
         if is_due:

@@ -61,8 +61,10 @@ def test_the_control_plane_signs_a_damaged_timestamp_anew(
     damage(metadata / ("timestamp.json" if role == "timestamp" else "4.snapshot.json"), kind)
     if by == "server":
         publisher = Publisher(fleet.path, fleet.path / "keys")
-        assert publisher.publish({}, NOW.timestamp()).written
-        assert not publisher.publish({}, NOW.timestamp()).written
+        assert publisher.publish({}, NOW.timestamp()) == ()
+        version = fleet.published.timestamp_version()
+        assert publisher.publish({}, NOW.timestamp()) == ()
+        assert fleet.published.timestamp_version() == version, "it was signed once"
     else:
         key = str(fleet.path / "keys" / "server.pem")
         signed = CliRunner().invoke(main, ["sign", str(fleet.path), "--key", key])
@@ -83,7 +85,9 @@ def test_what_cannot_be_made_anew_is_named_with_the_way_out(fleet: SignedFleet, 
     with pytest.raises(RepositoryInvalid, match=rf"{path.name}: damaged or cut off.*put it back from git, a backup"):
         publisher.publish({}, later)
     path.write_bytes(whole)
-    assert publisher.publish({}, later).written
+    version = fleet.published.timestamp_version()
+    assert publisher.publish({}, later) == ()
+    assert fleet.published.timestamp_version() == version + 1
 
 
 def test_a_pending_file_that_is_damaged_is_removed_and_signed_anew(fleet: SignedFleet) -> None:
