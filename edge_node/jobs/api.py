@@ -116,10 +116,11 @@ class OutboxApi:
         headers = http.headers
         hints = routing_hints(headers, self._reader.caller(http))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
-        key = JobKey(key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ()))))
+        key = key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ())))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
-        return await self._intake.accept(body, hints, read_choice(headers, PRIORITY, RANK), key, endpoint)
+        priority = read_choice(headers, PRIORITY, RANK)
+        return await self._intake.accept(HandedIn(body, hints, priority, key, endpoint=endpoint))
 
     def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
@@ -140,10 +141,12 @@ class OutboxApi:
         job, result = await self._store.get(job_id, self._reader.caller(http).name)
         return json_response(self._view(job, result))
 
-    async def cancel(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
-        """DELETE /v1/jobs/{id}"""
-        job = await self._store.cancel(job_id, self._reader.caller(http).name)
+    async def change(self, http: web.BaseRequest, job_id: str, part: str) -> web.StreamResponse:
+        """DELETE /v1/jobs/{id}, POST /v1/jobs/{id}/retry, POST /v1/jobs/{id}/purge"""
+        changes = {"": self._store.cancel, "retry": self._store.retry, "purge": self._store.purge}
+        job = await changes[part](job_id, self._reader.caller(http).name)
         self._runner.stop_job(job)
+        self._runner.wake()
         return self._response(job)
 
     async def events(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
@@ -181,18 +184,6 @@ class OutboxApi:
             stream.end(error_event(error))
         return stream
 
-    async def retry(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
-        """POST /v1/jobs/{id}/retry"""
-        job = await self._store.retry(job_id, self._reader.caller(http).name)
-        self._runner.wake()
-        return self._response(job)
-
-    async def purge(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
-        """POST /v1/jobs/{id}/purge"""
-        job = await self._store.purge(job_id, self._reader.caller(http).name)
-        self._runner.stop_job(job)
-        return self._response(job)
-
     async def secret(self, http: web.BaseRequest) -> web.StreamResponse:
         """GET /v1/webhooks/secret; POST makes a new one."""
         owner, rotate = self._reader.caller(http).name, http.method == "POST"
@@ -213,14 +204,26 @@ WithFiles = Callable[[bytes, str], Awaitable[bytes]]
 """A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""
 
 
-class JobKey(msgspec.Struct, frozen=True):
-    """What makes two requests of a client the same job.
+class HandedIn(msgspec.Struct, frozen=True):
+    """A job as it comes in.
 
-    `digest`: of everything that must be the same under the same key; "": of body, tags, preference and priority.
+    Attributes:
+        body: An OpenAI request, with the fields of a job.
+        hints: Those of the client.
+        priority: For a body that names none.
+        key: Two requests of a client with the same key are the same job; "": each is a job of its own.
+        digest: Of everything that must be the same under the same key; "": of body, tags, preference and priority.
+        endpoint: That of a plain request, which may not be streamed; None: the body names it.
+        reply: Where the answer is sent; None: it is fetched.
     """
 
+    body: bytes
+    hints: RoutingHints
+    priority: Priority | None = None
     key: str = ""
     digest: str = ""
+    endpoint: Endpoint | None = None
+    reply: ReplyTo | None = None
 
 
 class EdgeJobFields(JobFields, frozen=True):
@@ -247,64 +250,41 @@ class JobIntake:
         self._runner = runner
         self._service = service
 
-    async def accept(
-        self,
-        body: bytes,
-        hints: RoutingHints,
-        priority: Priority | None,
-        key: JobKey,
-        endpoint: Endpoint | None = None,
-        *,
-        reply: ReplyTo | None = None,
-    ) -> Accepted:
+    async def accept(self, handed_in: HandedIn) -> Accepted:
         """Check a job and store it; what returns survives a power cut.
-
-        Args:
-            body: an OpenAI request, with the fields of a job.
-            hints: of the client.
-            priority: if the body names none.
-            key: under which it is known when it comes again.
-            endpoint: of a plain request, which may not be streamed; None: the body names it.
-            reply: where the answer is sent; None: it is fetched.
 
         Raises:
             CausewayError: what is wrong with the job, or why there is no room for it.
         """
-        whole = await self._whole(body, hints, key, is_message=reply is not None) if FILE_MARK in body else body
-        job, plain = await self._job(body, whole, hints, priority, key, endpoint)
+        job, plain = await self._job(handed_in, await self._whole(handed_in))
         try:
-            return await self._store.accept(job, plain, reply)
+            return await self._store.accept(job, plain, handed_in.reply)
         finally:  # also where the caller left during the commit: the job is there
             self._runner.wake()
 
-    async def _whole(self, body: bytes, hints: RoutingHints, key: JobKey, *, is_message: bool) -> bytes:
-        """Put the bytes of uploaded files into a body: an accepted job needs them no more, and they may go.
+    async def _whole(self, job: HandedIn) -> bytes:
+        """Return the body with the bytes of its uploaded files: an accepted job needs them no more, and they may go.
 
         One that comes again under its key is known even if its files are gone.
         """
-        if is_message and named_files(body) is not None:
+        if FILE_MARK not in job.body:
+            return job.body
+        if job.reply is not None and named_files(job.body) is not None:
             raise UnsupportedFeature("messages name no uploaded files: send the bytes as a data: URL in base64")
         try:
-            return await self._with_files(body, hints.client)
+            return await self._with_files(job.body, job.hints.client)
         except NotFound:
-            if await self._store.known(hints.client, key.key) is None:
+            if await self._store.known(job.hints.client, job.key) is None:
                 raise
-            return body
+            return job.body
 
-    async def _job(
-        self,
-        body: bytes,
-        whole: bytes,
-        hints: RoutingHints,
-        priority: Priority | None,
-        key: JobKey,
-        endpoint: Endpoint | None,
-    ) -> tuple[EdgeJob, bytes]:
+    async def _job(self, handed_in: HandedIn, whole: bytes) -> tuple[EdgeJob, bytes]:
         """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
 
         Args:
             whole: the body with its uploaded files.
         """
+        hints, endpoint, key = handed_in.hints, handed_in.endpoint, handed_in.key
         fields, plain = split_body(whole, EdgeJobFields)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
@@ -332,11 +312,12 @@ class JobIntake:
         if time_ms <= fields.not_before_ms:
             message = f"`not_before_ms` must be less than the deadline, which is in {time_ms} ms"
             raise InvalidRequest(message, param="not_before_ms")
-        ranked = fields.priority or priority or "standard"
+        ranked = fields.priority or handed_in.priority or "standard"
+        digest = body_digest(",".join((ranked, hints.prefer or "", *hints.tags)), handed_in.body) if key else ""
         job = EdgeJob(
             owner=hints.client,
-            key=key.key,
-            digest=(key.digest or _digest(body, hints, ranked)) if key.key else "",
+            key=key,
+            digest=handed_in.digest or digest,
             priority=ranked,
             endpoint=fields.endpoint,
             model=request.model,
@@ -351,7 +332,3 @@ class JobIntake:
             revise_within_s=min(fields.revise_within_ms / 1000.0, self._config.max_revise_s),
         )
         return job, plain
-
-
-def _digest(body: bytes, hints: RoutingHints, priority: Priority) -> str:
-    return body_digest(",".join((priority, hints.prefer or "", *hints.tags)), body)

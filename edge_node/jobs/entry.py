@@ -134,9 +134,9 @@ class JobEntry:
             raise NotFound("there are no jobs here")
         api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
-        handlers = {"events": api.events, "retry": api.retry, "purge": api.purge}
-        handle = handlers.get(part) or (api.cancel if http.method == "DELETE" else api.get)
-        return await handle(http, job_id)
+        if part == "events":
+            return await api.events(http, job_id)
+        return await (api.change(http, job_id, part) if part or http.method == "DELETE" else api.get(http, job_id))
 
     async def open(self) -> JobParts:
         """Open the file, unless it is open. Raises JobStoreUnavailable."""

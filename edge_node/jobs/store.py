@@ -244,8 +244,7 @@ class JobOutbox:
     @transaction
     def settle_cancellation(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
         """Note the cloud's answer. `known` False: it did not know the job, and is asked once more."""
-        cancellations = self._rows.cancellations
-        (cancellations.done if known else cancellations.unknown)(db, one)
+        self._rows.cancellations.settle(db, one, known=known)
 
     # --- webhooks ----------------------------------------------------------------------------------------------------
 

@@ -21,19 +21,19 @@ import anyio.abc
 import msgspec
 
 from router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited
-from router.jobs.submission import RANK, Priority
+from router.jobs.submission import RANK
 from router.serving.logs import redacted
 from router.serving.request import PRIORITY, read_choice
-from router.types import RoutingHints
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
+from ..jobs.api import HandedIn
 from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo
 from ..observability.logs import Fault
 from .connection import Connection
 from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused, in_binary_mode
-from .messages import AnswerAddress, Submission, address_of, check_message, read_message, refusal
+from .messages import AnswerAddress, address_of, check_message, read_message, refusal
 from .topics import Topics
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,8 @@ class MessageIntake:
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
             priority = read_choice(submission.headers, PRIORITY, RANK) or config.priority
-            return await self._accept(message, submission, address, hints, priority)
+            reply, key = ReplyTo(address.encoded(), submission.is_new), submission.key
+            return await self._accept(message, HandedIn(submission.body, hints, priority, key, key, reply=reply))
         except CausewayError as error:
             await self._refuse(connection, config, address, error)
         except Exception as error:
@@ -159,24 +160,21 @@ class MessageIntake:
             await self._refuse(connection, config, address, failure)
         return "refused"
 
-    async def _accept(
-        self, message: Message, submission: Submission, address: AnswerAddress, hints: RoutingHints, priority: Priority
-    ) -> str:
+    async def _accept(self, message: Message, job: HandedIn) -> str:
         """Store the job, as soon as there is room. Raises CausewayError."""
-        reply = ReplyTo(address.encoded(), submission.is_new)
         is_admitted = False
         while True:
             try:
                 if not is_admitted:
-                    self._admit(hints.client)
+                    self._admit(job.hints.client)
                     is_admitted = True
-                accepted = await self._jobs.intake.accept(submission.body, hints, priority, submission.key, reply=reply)
+                accepted = await self._jobs.intake.accept(job)
             except _NO_ROOM as error:
-                if message.qos == 0 or (priority == "bulk" and isinstance(error, OutboxFull)):
+                if message.qos == 0 or (job.priority == "bulk" and isinstance(error, OutboxFull)):
                     raise
                 self._waiting.begin(f"messages wait unacknowledged, and the broker keeps the others: {error.message}")
-                if isinstance(error, JobStoreUnavailable):  # it may be stored
-                    reply = ReplyTo(reply.address)
+                if isinstance(error, JobStoreUnavailable) and job.reply is not None:  # it may be stored
+                    job = msgspec.structs.replace(job, reply=ReplyTo(job.reply.address))
                 await self._jobs.runner.feed.change(min(max(error.retry_after_s or 0.0, _SHORTEST_S), _LONGEST_S))
             else:
                 self._waiting.end("messages are taken again")

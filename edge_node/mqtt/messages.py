@@ -22,7 +22,6 @@ from router.jobs.view import encode_job_error
 from router.openai import encode_error
 
 from ..config.schema import MqttTopicConfig
-from ..jobs.api import JobKey
 from ..jobs.record import DueReply, EdgeJob
 from .envelope import JSON, TEXT, Message, OutgoingAnswer, event_expires_s, event_headers, structured
 
@@ -61,7 +60,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     headers: Mapping[str, str]
     deadline_ms: int | None  # if the headers have none, or a later one
-    key: JobKey
+    key: str  # under which it is known when it comes again
     is_new: bool  # an earlier job with this key is another one
 
 
@@ -87,7 +86,7 @@ def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Subm
     deadlines_s = [one for one in (config.deadline_s, message.expires_s, event_s) if one is not None]
     deadline_ms = max(1, int(min(deadlines_s) * 1000.0)) if deadlines_s else None
     is_new = message.is_known_by_number and not message.dup
-    return Submission(body=body, headers=headers, deadline_ms=deadline_ms, key=JobKey(key, key), is_new=is_new)
+    return Submission(body=body, headers=headers, deadline_ms=deadline_ms, key=key, is_new=is_new)
 
 
 def _chat_of(payload: bytes, system: str) -> bytes:

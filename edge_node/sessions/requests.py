@@ -148,13 +148,5 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
 
 def _described(head: AnswerHead) -> dict[str, object]:
     """What the ``x-causeway-*`` headers of an HTTP answer say, for `response.done`."""
-    return {
-        "decision": head.id,
-        "route": head.route,
-        "target": head.target,
-        "model": head.model,
-        "reason": head.reason,
-        "cache": head.cache,
-        "policy": head.policy,
-        "degraded": head.degraded,
-    }
+    names = ("route", "target", "model", "reason", "cache", "policy", "degraded")
+    return {"decision": head.id} | {name: getattr(head, name) for name in names}

@@ -120,7 +120,7 @@ def test_what_makes_two_messages_the_same_job() -> None:
     (topic,) = mqtt_config(1883).topics
 
     def key(**fields: Any) -> str:
-        return read_message(message(**fields), topic, NOW).key.key
+        return read_message(message(**fields), topic, NOW).key
 
     event = {"specversion": "1.0", "source": "/sensor", "id": "1"}
     assert key(correlation=b"7") == key(correlation=b"7", mid=6, dup=True)

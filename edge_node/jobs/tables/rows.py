@@ -330,13 +330,11 @@ class OutboxCancellations:
         self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE deadline <= ?", (now,)).rowcount
         return [Cancellation(key, bool(unknown)) for key, unknown in db.execute(_DUE, (now, limit))]
 
-    def unknown(self, db: sqlite3.Connection, one: Cancellation) -> None:
-        """Note that the cloud does not know the job. (2)"""
-        if one.unknown:
-            self.done(db, one)
+    def settle(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
+        """Note the cloud's answer: it is told no more, or once more if it did not know the job. (2)"""
+        if known or one.unknown:
+            found = db.execute("DELETE FROM cancellations WHERE key = ?", (one.key,)).rowcount
+            self._stats.cancellations_due -= found
         else:
             due = self._time.now() + _AGAIN_S
             db.execute("UPDATE cancellations SET due = ?, unknown = 1 WHERE key = ?", (due, one.key))
-
-    def done(self, db: sqlite3.Connection, one: Cancellation) -> None:
-        self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE key = ?", (one.key,)).rowcount
