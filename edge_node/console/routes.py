@@ -20,8 +20,9 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.checks.what_if import what_if
-from router.errors import InvalidJSON, InvalidRequest, NotFound
+from router.errors import NotFound
 from router.openai import check_media_type
+from router.openai.request_body import load, validate
 from router.serving.console.page_files import HEADERS, file_response, page_files
 from router.serving.request import Handler
 from router.serving.responses import JSON
@@ -82,21 +83,11 @@ class Console:
     async def _what_if(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self._reader.caller(http)
         check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
-        question = _parsed(await self._reader.body(http))
+        question = validate(load(await self._reader.body(http)), WhatIfQuestion)
         record = await self._decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
         return _json(what_if(self._policies.active, record, question.signals))
-
-
-def _parsed(body: bytes) -> WhatIfQuestion:
-    """Raises InvalidRequest."""
-    try:
-        return msgspec.json.decode(body, type=WhatIfQuestion)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body must be {{id, signals}}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidJSON("the body is not valid JSON") from None
 
 
 def _json(value: object) -> web.Response:

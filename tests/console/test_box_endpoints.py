@@ -81,8 +81,8 @@ async def test_what_if_decides_under_other_signals_and_runs_nothing(box: Box) ->
     [
         ({"id": "0" * 24, "signals": {}}, 404, "not_found"),
         ({"id": 7}, 400, "invalid_value"),
-        ({"signals": {}}, 400, "invalid_value"),
-        ({"id": "x", "other": 1}, 400, "invalid_value"),
+        ({"signals": {}}, 400, "missing_required_parameter"),
+        ({"id": "x", "other": 1}, 400, "unknown_parameter"),
     ],
 )
 async def test_a_bad_question_is_refused(box: Box, body: dict[str, object], status: int, code: str) -> None:
