@@ -150,7 +150,7 @@ class DeviceFileStore:
 
     async def read(self, file: DeviceFile) -> bytes:
         """Return the bytes of a file. Raises FileStoreUnavailable, or NotFound if it was deleted in the meantime."""
-        data = await self._on_disk(partial(self._folder.read, file))
+        data = await self.on_disk(partial(self._folder.read, file))
         if data is not None:
             return data
         if file.id not in self._files:
@@ -179,7 +179,8 @@ class DeviceFileStore:
         """
         self._check_accepts()
         await self._open()
-        writer = DeviceFileWriter(self, f"{PREFIX}{secrets.token_hex(12)}", owner)
+        name = f"{PREFIX}{secrets.token_hex(12)}"
+        writer = DeviceFileWriter(self, name, owner, self._folder.begin(name))
         if not self._uploads.hold(writer, network_of(owner)):
             raise QueueFull(
                 f"You upload {self._uploads.held_by(network_of(owner))} files at the same time, your share of "
@@ -210,10 +211,10 @@ class DeviceFileStore:
                 return
             self._expired += 1
         if self._aside:
-            self._aside = await self._on_disk(partial(self._folder.sweep_aside, now))
+            self._aside = await self.on_disk(partial(self._folder.sweep_aside, now))
         if self._files and now >= self._marked_at + _MARK_S:
             self._marked_at = now
-            await self._on_disk(partial(self._folder.write_mark, self._time.mark()))
+            await self.on_disk(partial(self._folder.write_mark, self._time.mark()))
 
     # --- for the writer ----------------------------------------------------------------------------------------------
 
@@ -260,9 +261,6 @@ class DeviceFileStore:
         taken = stats.bytes + sum(others) + size
         return stats.files + len(others) < self._config.max_files and taken <= self._config.max_bytes
 
-    async def append(self, draft: Draft, data: bytes) -> None:
-        await self._on_disk(partial(draft.write, data))
-
     async def publish(
         self, writer: DeviceFileWriter, filename: str, terms: UploadTerms, hints: RoutingHints
     ) -> DeviceFile:
@@ -280,12 +278,9 @@ class DeviceFileStore:
             tags=hints.tags,
             prefer=hints.restriction,
         )
-        await self._on_disk(partial(self._folder.publish, writer.draft, file, self._time.mark()))
+        await self.on_disk(partial(self._folder.publish, writer.draft, file, self._time.mark()))
         self._files[file.id] = file
         return file
-
-    def draft(self, name: str) -> Draft:
-        return self._folder.begin(name)
 
     # --- the disk ----------------------------------------------------------------------------------------------------
 
@@ -307,30 +302,30 @@ class DeviceFileStore:
         async with self._lock:
             if self._opened:
                 return
-            files, unreadable, mark = await self._on_disk(self._folder.open)
+            files, unreadable, mark = await self.on_disk(self._folder.open)
             self._time.restore(mark)
             for name in unreadable:
-                await self._on_disk(partial(self._folder.set_aside, name, self._time.now() + self.max_ttl_s))
+                await self.on_disk(partial(self._folder.set_aside, name, self._time.now() + self.max_ttl_s))
             latest = self._time.now() + self.max_ttl_s  # also where the note of the time was lost
             kept = [msgspec.structs.replace(file, expires=min(file.expires, latest)) for file in files]
             self._files = {file.id: file for file in kept}
-            self._aside = await self._on_disk(partial(self._folder.sweep_aside, self._time.now()))
+            self._aside = await self.on_disk(partial(self._folder.sweep_aside, self._time.now()))
             self._opened = True
             self._fault.end("the uploaded files are available")
         await self.sweep()
 
     async def _delete(self, name: str) -> None:
-        await self._on_disk(partial(self._folder.delete, name))
+        await self.on_disk(partial(self._folder.delete, name))
         self._files.pop(name, None)
 
     async def _discard(self, writer: DeviceFileWriter) -> None:
         try:
-            await self._on_disk(partial(self._folder.discard, writer.draft))
+            await self.on_disk(partial(self._folder.discard, writer.draft))
         except FileFolderUnavailable as error:  # the next start erases it
             log.warning("what was written of a file remains until the next start: %s", error.message)
 
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        """Raises StorageFull or FileStoreUnavailable."""
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread of the disk. Raises StorageFull or FileStoreUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except OSError as error:
@@ -345,13 +340,13 @@ class DeviceFileStore:
 class DeviceFileWriter:
     """Writes one file. Holds up to 1 MiB of it in memory."""
 
-    def __init__(self, store: DeviceFileStore, name: str, owner: str) -> None:
+    def __init__(self, store: DeviceFileStore, name: str, owner: str, draft: Draft) -> None:
         self.id = name
         self.owner = owner
         self.reserved = 0
         self.written = 0
         self.finished = False
-        self.draft = store.draft(name)
+        self.draft = draft
         self._store = store
         self._buffer = bytearray()
 
@@ -379,4 +374,4 @@ class DeviceFileWriter:
         data = bytes(self._buffer)
         self._buffer.clear()
         self.written += len(data)
-        await self._store.append(self.draft, data)
+        await self._store.on_disk(partial(self.draft.write, data))
