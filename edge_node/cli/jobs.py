@@ -6,31 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from causeway import CausewayAPIError, CausewayError
 from router.jobs.states import JobState
 
-from .options import connect
+from .options import connect, daemon_options
 
 if TYPE_CHECKING:
     from causeway import Causeway, Job
 
-F = TypeVar("F", bound=Callable[..., object])
 DONE, REFUSED, UNREACHABLE = 0, 1, 3
 _PAGE = 100
-
-
-def _options(command: F) -> F:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
-        click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -39,7 +28,7 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@_options
+@daemon_options
 @click.option("--status", type=click.Choice([state.value for state in JobState]), help="Only jobs of this status.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many, newest first."
@@ -59,7 +48,7 @@ def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int)
 
 
 @jobs.command()
-@_options
+@daemon_options
 @click.argument("job")
 def show(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Print one job with its webhook and its answer."""
@@ -72,7 +61,7 @@ def show(url: str, api_key: str, as_json: bool, job: str) -> None:
 
 
 @jobs.command()
-@_options
+@daemon_options
 @click.argument("job")
 def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Queue a dead letter again, with all attempts and a new deadline."""
@@ -80,7 +69,7 @@ def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
 
 
 @jobs.command()
-@_options
+@daemon_options
 @click.argument("job")
 def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
     """Delete a job that has ended, with its request and its answer."""

@@ -21,17 +21,18 @@ from ..config.schema import Config
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _CONFIG_VARIABLE = "CAUSEWAY_CONFIG"
-_KEYS = {
-    "host": "server.host",
-    "port": "server.port",
-    "socket": "server.socket",
-    "policy": "policy",
-    "state_dir": "state_dir",
-    "cloud_url": "cloud.url",
-    "cloud_key_file": "cloud.api_key_file",
-    "log": "log",
-    "log_format": "log_format",
+_CONFIG_FLAGS = {
+    "host": ("server.host", "Address to listen on."),
+    "port": ("server.port", "TCP port; 0: any free port."),
+    "socket": ("server.socket", "Unix socket to listen on as well."),
+    "policy": ("policy", "Policy file."),
+    "state_dir": ("state_dir", "Folder of the cache and the decision records."),
+    "cloud_url": ("cloud.url", "OpenAI-compatible server, usually ending in /v1."),
+    "cloud_key_file": ("cloud.api_key_file", "File with the bearer token for the cloud."),
+    "log": ("log", "debug, info, warning or error."),
+    "log_format": ("log_format", "text or json."),
 }
+"""The key that each flag sets, and what it means."""
 
 
 def config_options(command: F) -> F:
@@ -40,15 +41,10 @@ def config_options(command: F) -> F:
         click.option(
             "--config", "config_path", type=PATH, envvar=_CONFIG_VARIABLE, help=f"YAML file. [${_CONFIG_VARIABLE}]"
         ),
-        click.option("--host", help="Address to listen on. [server.host]"),
-        click.option("--port", help="TCP port; 0: any free port. [server.port]"),
-        click.option("--socket", help="Unix socket to listen on as well. [server.socket]"),
-        click.option("--policy", help="Policy file. [policy]"),
-        click.option("--state-dir", help="Folder of the cache and the decision records. [state_dir]"),
-        click.option("--cloud-url", help="OpenAI-compatible server, usually ending in /v1. [cloud.url]"),
-        click.option("--cloud-key-file", help="File with the bearer token for the cloud. [cloud.api_key_file]"),
-        click.option("--log", help="debug, info, warning or error. [log]"),
-        click.option("--log-format", help="text or json. [log_format]"),
+        *(
+            click.option(f"--{name.replace('_', '-')}", help=f"{meaning} [{key}]")
+            for name, (key, meaning) in _CONFIG_FLAGS.items()
+        ),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
     ]
     return _with_options(command, options)
@@ -62,7 +58,7 @@ def load_config_or_exit(config_path: Path | None, settings: tuple[str, ...], fla
         if not separator:
             usage_error(f"--set {setting}: write KEY=VALUE")
         by_key[key.strip()] = value
-    by_key |= {_KEYS[name]: value for name, value in flags.items() if value is not None}
+    by_key |= {_CONFIG_FLAGS[name][0]: value for name, value in flags.items() if value is not None}
     try:
         return load_config(config_path, os.environ, by_key)
     except ConfigError as error:
@@ -102,6 +98,13 @@ def request_options(command: F) -> F:
         click.option("--temperature", type=float, help="Without it, the target's own is used."),
         click.option("--max-tokens", type=click.IntRange(min=1)),
         click.option("--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True), help="Seconds."),
+    ]
+    return _with_options(daemon_options(command), options)
+
+
+def daemon_options(command: F) -> F:
+    """Add the flags of the commands that ask a running daemon, which `connect` takes, and `--json`."""
+    options = [
         click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
         click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from models.llama_cpp.native.gpu import GpuReport
 from router.child_environment import minimal_environment
@@ -50,7 +50,7 @@ def read_installed(path: Sequence[str] | None = None) -> Installed:
     owners: dict[str, set[str]] = {}
     requires: tuple[str, ...] = ()
     for distribution in distributions(path=list(sys.path if path is None else path)):
-        name = _normalise(distribution.metadata["Name"] or "")
+        name = canonicalize_name(distribution.metadata["Name"] or "")
         if not name or name in versions:
             continue  # the first on the path is the one that is imported
         versions[name] = distribution.version
@@ -59,10 +59,6 @@ def read_installed(path: Sequence[str] | None = None) -> Installed:
         if name == _DISTRIBUTION:
             requires = tuple(distribution.requires or ())
     return Installed(versions, {top: frozenset(names) for top, names in owners.items()}, requires)
-
-
-def _normalise(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _top_level(distribution: Distribution) -> set[str]:
@@ -109,7 +105,7 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
     extras = ("", "edge", "engine") if needs_engine else ("", "edge")
     if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
         return None
-    version = installed.versions.get(_normalise(requirement.name))
+    version = installed.versions.get(canonicalize_name(requirement.name))
     command = f"pip install '{requirement.name}{requirement.specifier}'"
     if version is None:
         return fail("packages", f"{requirement.name} is missing", f"run `make setup`, or `{command}`")

@@ -21,8 +21,6 @@ from ...config.schema import Config, EngineConfig, ResponseCacheConfig
 from ...signals.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import Finding, Level, fail, network, ok, packages, policy_and_models, warn, worst
-from .network import check_broker, check_tracing
-from .policy_and_models import check_encoders
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -67,7 +65,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
         yield from policy_and_models.check_unloading(config.engine)
         yield from policy_and_models.check_memory(artifacts, config.engine, device)
         yield from policy_and_models.check_signals(policy, config.engine)
-    yield from check_encoders(config)
+    yield from policy_and_models.check_encoders(config)
     yield from check_state_dir(Path(config.state_dir), config.cache)
     yield check_threads(config.engine)
     yield from check_sensors(policy, device)
@@ -76,8 +74,8 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from network.check_exposure(config.server)
     yield from network.check_triton()
     yield from network.check_cloud(config.cloud)
-    yield from check_broker(config.mqtt)
-    yield from check_tracing(config.tracing)
+    yield from network.check_broker(config.mqtt)
+    yield from network.check_tracing(config.tracing)
 
 
 def _print(finding: Finding) -> None:
