@@ -84,7 +84,7 @@ from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_task
 from .observability.metrics import EventLoopLag, Metrics
 from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis
-from .redis.eviction import EvictionCheck
+from .redis.faults import EvictionCheck
 from .serving.service import Service, nothing_stale
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from router.serving.gauges import Gauge
 
-from ..redis.eviction import EvictionCheck
+from ..redis.faults import EvictionCheck
 from ..redis.layout import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator

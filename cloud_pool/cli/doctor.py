@@ -16,8 +16,7 @@ from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
 from ..config import Config, Flags, load_config
 from ..redis.connect import ConnectionOptions, open_redis
-from ..redis.eviction import eviction_fault
-from ..redis.faults import client_fault
+from ..redis.faults import client_fault, eviction_fault
 from ..storage.config import with_shared_redis
 from .process import refuse
 
