@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from router.serving.gauges import Gauge
 
 from ..redis.faults import EvictionCheck
-from ..redis.layout import ensure_accounts_layout
+from ..redis.keys import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
 from .identity.fleet import FleetTrust

@@ -28,7 +28,7 @@ from router.errors import JobStoreUnavailable, RecordUnreadable
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
-from ..redis.layout import JOBS_LAYOUT, layout_fault
+from ..redis.keys import JOBS_LAYOUT, layout_fault
 
 _ASK_AGAIN_S = 1.0
 _ASK_TIMEOUT_S = 0.5

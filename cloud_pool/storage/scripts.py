@@ -24,7 +24,7 @@ from typing import Final
 
 from router.jobs.states import TRANSITIONS
 
-from ..redis.layout import JOBS_LAYOUT
+from ..redis.keys import JOBS_LAYOUT
 from ..redis.scripts import load_script
 
 _LUA: Final = f"{__package__}.lua"

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, JOBS_LAYOUT
+from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, JOBS_LAYOUT
 from tests.jobs.webhook_receiver import receiving
 
 from .batch_load import BatchLoad
@@ -41,7 +41,7 @@ def introduced() -> str:
         )
     firsts = []
     for text in (f"JOBS_LAYOUT: Final = {JOBS_LAYOUT}", f"ACCOUNTS_LAYOUT: Final = {ACCOUNTS_LAYOUT}"):
-        commits = git("log", "--reverse", "--format=%H", f"-S{text}", "--", "cloud_pool/redis/layout.py").split()
+        commits = git("log", "--reverse", "--format=%H", f"-S{text}", "--", "cloud_pool/redis/keys.py").split()
         if not commits:
             pytest.skip(f"{text!r} is not committed yet")
         firsts.append(commits[0].decode())

@@ -26,7 +26,7 @@ from cloud_pool.erasure.receipt import ErasureSubject
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
-from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
+from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig
 from router.errors import ConfigError, RateLimited
 from router.types import Usage

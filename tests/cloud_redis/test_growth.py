@@ -35,8 +35,7 @@ from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
-from cloud_pool.redis.keys import REDIS_KEYS, declared
-from cloud_pool.redis.layout import ensure_accounts_layout
+from cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RateLimited

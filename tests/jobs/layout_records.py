@@ -20,7 +20,7 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.redis.layout import JOBS_LAYOUT
+from cloud_pool.redis.keys import JOBS_LAYOUT
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RateLimited

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
-from cloud_pool.redis.layout import JOBS_LAYOUT
+from cloud_pool.redis.keys import JOBS_LAYOUT
 from cloud_pool.storage.stores import JobStores
 from router.jobs.states import JobState
 from tests.redis_server import RedisServer
