@@ -31,7 +31,7 @@ from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
-from ..redis.scripts import load_script
+from ..redis.keys import load_script
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
 

@@ -1,15 +1,23 @@
-"""Every key in Redis: its owner, its type and what bounds it. A test finds keys that are missing here, or grow.
+"""Every key in Redis: its owner, its type and what bounds it; the version of the layout of all; scripts that use them.
 
-`<jobs>` and `<cache>` stand for `jobs.key_prefix` and `cache.key_prefix`; an owner of jobs is `tenant/device`.
+A test finds keys that are missing here, or grow. `<jobs>` and `<cache>` stand for `jobs.key_prefix` and
+`cache.key_prefix`; an owner of jobs is `tenant/device`.
 
     ttl     the key has a time to live at all times
     ends    the key is removed, or gets a time to live, when what it is about ends; everything has a deadline
     fixed   a fixed number of keys, one for the deployment, a tier or a priority; `bound` says what bounds their size
+
+Old and new processes share keys and records during a rolling upgrade. A key beside the others holds the layout's
+number. A process writes its own number into a Redis that has none, and works with no other number: reading or
+maintaining what another layout means would lose work silently. Raise a number when a process of the version before
+would misread, or fail to maintain, what the new one writes. Adding a field that old versions ignore, or a key that only
+new ones need, is no new layout.
 """
 
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import Final, Literal
 
 import msgspec
@@ -203,3 +211,10 @@ async def ensure_accounts_layout(client: redis.asyncio.Redis) -> None:
     text = found.decode() if isinstance(found, bytes) else str(found or "")
     if fault := layout_fault(text[:16], ACCOUNTS_LAYOUT, "the accounts"):
         raise ConfigError(fault, where="redis")
+
+
+def load_script(package: str, name: str, *shared: str) -> str:
+    """Return the text of `<name>.lua` in `package`, preceded by `shared`. A `#!lua` line stays the first line."""
+    text = (files(package) / f"{name}.lua").read_text("utf-8")
+    shebang, _, body = text.partition("\n") if text.startswith("#!") else ("", "", text)
+    return "".join((f"{shebang}\n" if shebang else "", *shared, body))

@@ -24,8 +24,7 @@ from typing import Final
 
 from router.jobs.states import TRANSITIONS
 
-from ..redis.keys import JOBS_LAYOUT
-from ..redis.scripts import load_script
+from ..redis.keys import JOBS_LAYOUT, load_script
 
 _LUA: Final = f"{__package__}.lua"
 _DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")

@@ -38,7 +38,7 @@ from redis.exceptions import RedisError
 from router.errors import AuthenticationFailed, IdentityUnavailable
 
 from ...redis.faults import client_fault
-from ...redis.scripts import load_script
+from ...redis.keys import load_script
 from .config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 
 EPOCH_KEY = "causeway:{revoked}:epoch"
