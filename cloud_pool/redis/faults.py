@@ -23,6 +23,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 _TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
 _WRONG_DATA = ("WRONGTYPE", "is not an integer", "is not a valid float", "would overflow", "arithmetic on", "with nil")
 _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
+_CHECK_AGAIN_S: Final = 30.0  # the setting can be changed while Redis runs, and another Redis may take its place
+_ANSWER_S: Final = 5.0
+_log = logging.getLogger("causeway.cloud.redis")
 
 
 def remember_address(client: redis.asyncio.Redis, address: str) -> None:
@@ -85,11 +88,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-_CHECK_AGAIN_S: Final = 30.0  # the setting can be changed while Redis runs, and another Redis may take its place
-_ANSWER_S: Final = 5.0
-_log = logging.getLogger("causeway.cloud.redis")
 
 
 async def eviction_fault(client: redis.asyncio.Redis) -> str:

@@ -29,6 +29,14 @@ KeyBound = Literal["ttl", "ends", "fixed"]
 KeyType = Literal["string", "hash", "list", "set", "zset", "stream"]
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _TEXTS = {"receiver": ".+", "rank": "[^:]*"}
+_ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`, a batch's line as the batch's files"
+_OPEN = "unfinished jobs"
+_QUOTA = "trimmed by age and by a quota; as long as a record may live"
+JOBS_LAYOUT: Final = 3
+"""Jobs, batches, files and webhooks: `<jobs.key_prefix>:layout`. All scripts of jobs check it too."""
+ACCOUNTS_LAYOUT: Final = 1
+"""Revocations, usage, rates and the gateways' shared limits: `causeway:layout`."""
+ACCOUNTS_LAYOUT_KEY: Final = "causeway:layout"
 
 
 class RedisKey(msgspec.Struct, frozen=True):
@@ -53,9 +61,6 @@ def _keys(owner: str, prefix: str, *rows: tuple[str, KeyType, KeyBound, str, str
     return tuple(RedisKey(prefix + row[0], row[1], owner, row[2], row[3], row[4]) for row in rows)
 
 
-_ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`, a batch's line as the batch's files"
-_OPEN = "unfinished jobs"
-_QUOTA = "trimmed by age and by a quota; as long as a record may live"
 _JOBS = _keys(
     "storage",
     "<jobs>:",
@@ -178,13 +183,6 @@ REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENT
 def declared(key: str) -> tuple[RedisKey, ...]:
     """Return the declarations that a key with the default prefixes matches: exactly one for each key that we write."""
     return tuple(each for each in REDIS_KEYS if each.matches(key, jobs="causeway:jobs", cache="causeway:cache"))
-
-
-JOBS_LAYOUT: Final = 3
-"""Jobs, batches, files and webhooks: `<jobs.key_prefix>:layout`. All scripts of jobs check it too."""
-ACCOUNTS_LAYOUT: Final = 1
-"""Revocations, usage, rates and the gateways' shared limits: `causeway:layout`."""
-ACCOUNTS_LAYOUT_KEY: Final = "causeway:layout"
 
 
 def layout_fault(found: str, layout: int, what: str) -> str:
