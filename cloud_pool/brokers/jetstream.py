@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -249,7 +249,7 @@ class JetStreamSource:
 class _ConsumerSession:
     """What one consumer sends over one connection."""
 
-    def __init__(self, client: Client, next_subject: str, generation: int, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Client, next_subject: str, generation: int) -> None:
         self._client = client
         self._next = next_subject
         self._inbox = client.new_inbox()
@@ -257,13 +257,12 @@ class _ConsumerSession:
         self._subscription: Subscription | None = None
         self._requested = 0
         self._ends = 0.0  # of the last request, monotonic s
-        self._clock = clock
         self.generation = generation
         self.lost = False
 
     @classmethod
     async def begin(cls, client: Client, stream: str, consumer: str, generation: int) -> _ConsumerSession:
-        session = cls(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", generation, time.monotonic)
+        session = cls(client, f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", generation)
         session._subscription = await client.subscribe(session._inbox, cb=session._received.put)
         return session
 
@@ -276,37 +275,37 @@ class _ConsumerSession:
     async def take(self, most: int, wait_s: float, gather_s: float) -> list[Msg]:
         taken: list[Msg] = []
         await self._request(most, wait_s)
-        ends = self._clock() + wait_s
+        ends = time.monotonic() + wait_s
         while len(taken) < most and not self.lost:
             # An earlier call's request may be counted on that ended without a word.
             until = ends if taken else min(ends, self._ends + _LATE_S)
-            with anyio.move_on_after(until - self._clock()) as waiting:
+            with anyio.move_on_after(until - time.monotonic()) as waiting:
                 message = await self._received.get()
             if waiting.cancelled_caught:
                 if until == ends:
                     break
-                await self._request(most, max(_SHORTEST_S, ends - self._clock()))
+                await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
                 continue
             if not (message.headers or {}).get("Status"):
                 self._requested -= 1
                 if not taken:
-                    ends = self._clock() + gather_s
+                    ends = time.monotonic() + gather_s
                 taken.append(message)
             elif not self._on_status(message.headers or {}):
                 if taken:
                     break
-                await self._request(most, max(_SHORTEST_S, ends - self._clock()))
+                await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
         return taken
 
     async def _request(self, most: int, wait_s: float) -> None:
-        if self._clock() >= self._ends + _LATE_S:
+        if time.monotonic() >= self._ends + _LATE_S:
             self._requested = 0
         missing = most - self._received.qsize() - self._requested
         if missing <= 0:
             return
         request = {"batch": missing, "expires": int(wait_s * 1e9)}
         self._requested += missing
-        self._ends = self._clock() + wait_s
+        self._ends = time.monotonic() + wait_s
         await self._client.publish(self._next, json.dumps(request).encode(), self._inbox)
 
     def _on_status(self, headers: Mapping[str, str]) -> bool:

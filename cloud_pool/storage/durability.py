@@ -59,7 +59,6 @@ class DurabilityCheck:
         cipher: must have all keys that other processes use
         max_record_age_ms: no record lives longer, so that no older key is in use
         timeout_s: of a check
-        clock: monotonic time, s
         rng: uniform in [0, 1)
     """
 
@@ -71,7 +70,6 @@ class DurabilityCheck:
         max_record_age_ms: int = 0,
         *,
         timeout_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -80,7 +78,6 @@ class DurabilityCheck:
         self._cipher = cipher
         self._max_record_age_ms = max_record_age_ms
         self._timeout_s = timeout_s
-        self._clock = clock
         self._sleep = sleep
         self._rng = rng
         self._valid_until = float("-inf")
@@ -96,7 +93,7 @@ class DurabilityCheck:
             JobStoreNotDurable: Redis could lose a job
             JobStoreUnavailable: Redis does not answer
         """
-        if self._clock() < self._valid_until and not again:
+        if time.monotonic() < self._valid_until and not again:
             return
         self._valid_until = float("-inf")
         try:
@@ -105,7 +102,7 @@ class DurabilityCheck:
         except TimeoutError:
             message = f"the job store does not answer in {self._timeout_s:g} s"
             raise JobStoreUnavailable(message, retry_after_s=2.0) from None
-        self._valid_until = self._clock() + _CHECK_AGAIN_S
+        self._valid_until = time.monotonic() + _CHECK_AGAIN_S
 
     async def _check(self) -> None:
         await self._refuse_cluster()

@@ -74,13 +74,11 @@ class PromotableReplicas:
 
     Args:
         client: of a master behind Sentinels, or of one server, where nothing says how many replicas there are
-        clock: monotonic time, s
     """
 
-    def __init__(self, client: redis.asyncio.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: redis.asyncio.Redis) -> None:
         pool = client.connection_pool
         self._pool = pool if isinstance(pool, SentinelConnectionPool) else None
-        self._clock = clock
         self._lock = asyncio.Lock()
         self._up: int | None = None
         self._fault = ""
@@ -95,9 +93,9 @@ class PromotableReplicas:
         if self._pool is None or not at_least:
             return at_least
         async with self._lock:
-            if self._clock() - self._asked_at >= _ASK_AGAIN_S:
+            if time.monotonic() - self._asked_at >= _ASK_AGAIN_S:
                 await self._ask(self._pool)
-                self._asked_at = self._clock()
+                self._asked_at = time.monotonic()
         if self._up is None:
             raise ReplicasUnknown(f"no Sentinel says which replicas there are ({self._fault})")
         return max(at_least, self._up)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import anyio
 from anyio.abc import TaskGroup
@@ -40,7 +40,6 @@ class StreamPipeline:
         topic: name of the source's topic, which tells messages without an id apart
         drain_s: on SIGTERM
         measure_s: between two looks at the lag
-        wall_clock: unix time, s
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class StreamPipeline:
         *,
         drain_s: float,
         measure_s: float = 2.0,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = topic
         self._source = ports.source
@@ -64,7 +62,6 @@ class StreamPipeline:
         self._pause = ports.insistence.pause
         self._drain_s = drain_s
         self._measure_s = measure_s
-        self._wall_clock = wall_clock
         self._works = WorkTable()
 
     async def run(self, stop: StopSignal) -> None:
@@ -221,7 +218,7 @@ class StreamPipeline:
 
     async def _measure(self) -> None:
         while True:
-            now = self._wall_clock()
+            now = time.time()
             oldest = min((work.incoming.published_at for work in self._works.all()), default=now)
             self._metrics.set_work(len(self._works), now - oldest)
             try:

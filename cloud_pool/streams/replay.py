@@ -48,7 +48,6 @@ class MessageReplay:
 
     Args:
         topic: as the pipeline knows it
-        wall_clock: unix time, s
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class MessageReplay:
         output: ReplayOutput,
         *,
         in_flight: int,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = topic
         self._history = history
@@ -71,7 +69,6 @@ class MessageReplay:
         self._name = output.name
         self._slots = anyio.Semaphore(in_flight)
         self._show = output.show
-        self._wall_clock = wall_clock
         self.counts = Counter[str]()
         """Of outcomes, by kind."""
 
@@ -108,7 +105,7 @@ class MessageReplay:
         authorization = incoming.headers.get(AUTHORIZATION, "")
         ended = await self._runner.run(message, authorization, 1, _report_nothing, max_bytes)
         ended.receipt.close(accepted=False)
-        now = self._wall_clock()
+        now = time.time()
         if isinstance(ended.result, JobResult):
             return self._writer.answered(message, ended.result.body, now)
         return self._writer.dead(message, incoming, ended.result, ended.attempts, now, max_bytes)

@@ -156,7 +156,6 @@ class MessageSettler:
 
     Args:
         max_attempts: deliveries and failed runs
-        wall_clock: unix time, s
     """
 
     def __init__(
@@ -167,7 +166,6 @@ class MessageSettler:
         metrics: StreamMetrics,
         *,
         max_attempts: int,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._source = ports.source
         self._sinks = {"answered": ports.sink, "expired": ports.sink, "dead": ports.dead}
@@ -178,7 +176,6 @@ class MessageSettler:
         self._insist = ports.insistence.insist
         self._pause = ports.insistence.pause
         self._max_attempts = max_attempts
-        self._wall_clock = wall_clock
 
     async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
         """`known` None: the outcome is that of the twin. Raises LeaseLost."""
@@ -206,7 +203,7 @@ class MessageSettler:
         if outcome is None:
             self._metrics.count("duplicate")
         else:
-            self._metrics.count(outcome.kind, self._wall_clock() - work.incoming.published_at)
+            self._metrics.count(outcome.kind, time.time() - work.incoming.published_at)
 
     async def make_outcome(self, work: MessageWork, attempts: int) -> StreamOutcome | None:
         """Run a message and record its outcome. None: another process has recorded one first."""
@@ -230,7 +227,7 @@ class MessageSettler:
             ended.receipt.close(accepted=accepted)
 
     def _outcome_of(self, work: MessageWork, ended: EndedRun) -> StreamOutcome:
-        now, result = self._wall_clock(), ended.result
+        now, result = time.time(), ended.result
         if isinstance(result, JobResult):
             return self._writer.answered(work.message, result.body, now)
         if ended.expired:
@@ -240,7 +237,7 @@ class MessageSettler:
     def _dead(self, work: MessageWork, error: CausewayError, attempts: int) -> StreamOutcome:
         _log.warning("a dead letter, from position %s: %s", work.incoming.position, error.code)
         max_bytes = self._sinks["dead"].max_bytes
-        return self._writer.dead(work.message, work.incoming, error, attempts, self._wall_clock(), max_bytes)
+        return self._writer.dead(work.message, work.incoming, error, attempts, time.time(), max_bytes)
 
     async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
         await self._take_position(work, outcome)
@@ -266,5 +263,5 @@ class MessageSettler:
                 repeated, told = True, error.message
                 await self._pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
-                outcome = self._writer.dead(work.message, work.incoming, error, 0, self._wall_clock(), max_bytes=0)
+                outcome = self._writer.dead(work.message, work.incoming, error, 0, time.time(), max_bytes=0)
                 await self._take_position(work, outcome)

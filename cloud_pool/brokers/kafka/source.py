@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -37,7 +37,6 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
     Args:
         name: of the group
         lost_after_s: a process that is silent for so long loses its lanes
-        clock: monotonic time, s
     """
 
     needs_lease = False
@@ -49,14 +48,12 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         login: BrokerLogin,
         *,
         lost_after_s: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises ConfigError."""
         self._address = address
         self._name = name
         self._options = client_options(address, login)
         self._session_ms = int(lost_after_s * 1000)
-        self._clock = clock
         self._opened: AIOKafkaConsumer | None = None
         self._offsets: dict[TopicPartition, ContiguousOffsets] = {}
         self._committing = asyncio.Lock()
@@ -93,9 +90,9 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
         async with translated(wait_s + TIMEOUT_S):
             found = await self._poll(most, wait_s)
-        ends = self._clock() + gather_s
+        ends = time.monotonic() + gather_s
         with suppress(*FAULTS):  # What was found is delivered.
-            while found and len(found) < most and (left_s := ends - self._clock()) > 0.0:
+            while found and len(found) < most and (left_s := ends - time.monotonic()) > 0.0:
                 found += await self._poll(most - len(found), left_s)
         return found
 

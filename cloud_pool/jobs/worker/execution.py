@@ -140,7 +140,6 @@ async def execute(
     on_text: Callable[[str], None] = lambda _: None,
     price_share: float = 1.0,
     late: LateReading | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
 
@@ -152,12 +151,11 @@ async def execute(
         on_text: gets each part of the text, of an answer that is a single text
         price_share: of the tier's price
         late: reads the request's parts; None: its answer is not revised
-        clock: monotonic time, s
     """
     try:
         with anyio.fail_after(left_s):
-            job_run = job_run_of(record, clock() + left_s, receipt, price_share, late)
-            cache, answer = await _collect(runner, job_run, report_progress, on_text, clock)
+            job_run = job_run_of(record, time.monotonic() + left_s, receipt, price_share, late)
+            cache, answer = await _collect(runner, job_run, report_progress, on_text)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -174,10 +172,9 @@ async def _collect(
     job_run: JobRun,
     report_progress: ReportProgress,
     on_text: Callable[[str], None],
-    clock: Callable[[], float],
 ) -> tuple[str, list[Chunk] | Embeddings]:
     cache, chunks, vectors = "", list[Chunk](), None
-    tokens, reported_at = 0, clock()
+    tokens, reported_at = 0, time.monotonic()
     has_one_text = job_run.request.sequences == 1
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
@@ -191,8 +188,8 @@ async def _collect(
             tokens += piece.tokens
             if has_one_text and piece.text:
                 on_text(piece.text)
-            if clock() - reported_at >= _PROGRESS_INTERVAL_S:
-                reported_at = clock()
+            if time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
+                reported_at = time.monotonic()
                 await report_progress(msgspec.json.encode(RunProgress(tokens)))
     return cache, chunks if vectors is None else vectors
 
@@ -269,7 +266,6 @@ class RunReports:
     """Reports runs.
 
     Args:
-        clock: monotonic time, s
         rng: uniform in [0, 1)
     """
 
@@ -278,12 +274,10 @@ class RunReports:
         store: JobStore,
         config: JobsConfig,
         *,
-        clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._config = config
-        self._clock = clock
         self._rng = rng
 
     async def report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
@@ -322,7 +316,7 @@ class RunReports:
                 job, fence, sealed, result.cache, bill=bill, late=result.late, late_error=result.late_error
             )
             return "succeeded" if accepted else "superseded"
-        action = classify_failure(result, late=self._clock() >= lease.deadline)
+        action = classify_failure(result, late=time.monotonic() >= lease.deadline)
         if action in _FINAL_EVENTS:
             accepted = await self._store.fail(job, fence, result, _FINAL_EVENTS[action], bill=bill)
         else:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -65,8 +64,6 @@ class Revisions:
 
     Args:
         slots: by tier
-        clock: monotonic time, s
-        rng: uniform in [0, 1)
     """
 
     def __init__(
@@ -77,9 +74,6 @@ class Revisions:
         reports: RunReports,
         config: JobsConfig,
         metrics: JobMetrics,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        rng: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._runner = runner
@@ -87,8 +81,6 @@ class Revisions:
         self._reports = reports
         self._config = config
         self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
         self._leases: dict[str, LateLease] = {}
         self._rooms: set[str] = set()  # jobs that wait for late parts, or will when their run is reported
         self._stopping = False
@@ -124,7 +116,7 @@ class Revisions:
         """
         if not record.revise:
             return None
-        by = min(self._clock() + record.revise / 1000.0, deadline)
+        by = min(time.monotonic() + record.revise / 1000.0, deadline)
         return self._runner.read_late(job_run_of(record, by), by)
 
     def mark(self, job: str, result: JobResult, reading: LateReading) -> JobResult:
@@ -177,7 +169,7 @@ class Revisions:
                 await self._resume(answer, tasks)
 
     async def _resume(self, answer: LateAnswer, tasks: TaskGroup) -> None:
-        record, now = answer.record, self._clock()
+        record, now = answer.record, time.monotonic()
         deadline = now + answer.left_s + (record.deadline - record.late_until) / 1000.0
         try:
             record = self._store.read_request(record)
@@ -259,7 +251,7 @@ class Revisions:
         """Run the job. A run that could not begin is repeated. Raises CausewayError."""
         attempt = 0
         while not isinstance(result := await self._execute(lease), JobResult):
-            if classify_failure(result, late=self._clock() >= lease.deadline) != "postponed":
+            if classify_failure(result, late=time.monotonic() >= lease.deadline) != "postponed":
                 raise result
             lease.receipt.close(accepted=False)
             attempt += 1
@@ -268,9 +260,9 @@ class Revisions:
 
     async def _execute(self, lease: LateLease) -> JobResult | CausewayError:
         record, slots = lease.record, self._slots[lease.record.tier]
-        with anyio.move_on_after(lease.deadline - self._clock()):
+        with anyio.move_on_after(lease.deadline - time.monotonic()):
             await slots.wait_for_slot()
-        left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
+        left_s = min(self._config.attempt_timeout_s, lease.deadline - time.monotonic())
         if left_s <= 0.0:
             return DeadlineExceeded("the job's deadline passed before its answer was revised")
         lease.receipt = RunReceipt()
@@ -286,7 +278,6 @@ class Revisions:
                 receipt=lease.receipt,
                 price_share=self._config.price_share(record.window),
                 late=lease.reading,
-                clock=self._clock,
             )
         finally:
             slots.release()

@@ -225,15 +225,13 @@ class MeteredRunner:
         revocations: RevocationList | None = None,
         *,
         route: str = "job",
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`route`: in usage and audit records; `clock`: monotonic time, s, of the runs' deadlines."""
+        """`route`: in usage and audit records."""
         self._backend = backend
         self._revocations = revocations
         self._ledger = ledger
         self._trace = trace
         self._route = route
-        self._clock = clock
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Raises CausewayError."""
@@ -252,7 +250,7 @@ class MeteredRunner:
                     request,
                     job_run.body_bytes,
                     max_tokens=self._backend.max_tokens(job_run.tier),
-                    lifetime_s=max(0.0, job_run.deadline - self._clock()),
+                    lifetime_s=max(0.0, job_run.deadline - time.monotonic()),
                     fence=job_run.fence,
                 )
             except RateLimited:

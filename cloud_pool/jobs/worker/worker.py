@@ -157,7 +157,6 @@ class Worker:
 
     Args:
         slots: by tier
-        clock: monotonic time, s
         rng: uniform in [0, 1)
     """
 
@@ -170,20 +169,18 @@ class Worker:
         metrics: JobMetrics,
         *,
         trace: JobTrace | None = None,
-        clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:
         self.name = f"worker-{secrets.token_hex(6)}"  # as in the records of its jobs
         self._store = store
         self._runner = runner
-        self._reports = RunReports(store, config, clock=clock, rng=rng)
+        self._reports = RunReports(store, config, rng=rng)
         self._texts = TextPublisher(store)
         self._slots = slots
-        self._revisions = Revisions(store, runner, self._slots, self._reports, config, metrics, clock=clock, rng=rng)
+        self._revisions = Revisions(store, runner, self._slots, self._reports, config, metrics)
         self._config = config
         self._metrics = metrics
         self._trace = trace
-        self._clock = clock
         self._rng = rng
         self._leases: dict[str, JobLease] = {}
         self._idle = anyio.Event()
@@ -256,7 +253,7 @@ class Worker:
         older = self._leases.get(record.id)
         if older is not None:
             older.scope.cancel()  # this worker's own lease had run out: only the new fence is valid
-        lease = self._leases[record.id] = JobLease(record, self._clock())
+        lease = self._leases[record.id] = JobLease(record, time.monotonic())
         slots.acquire()
         runs.start_soon(self._run_leased, slots, lease, runs)
 
@@ -311,7 +308,7 @@ class Worker:
     ) -> str:
         """Run the job, report, and return the outcome."""
         record = lease.record
-        left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
+        left_s = min(self._config.attempt_timeout_s, lease.deadline - time.monotonic())
 
         async def report_progress(progress: bytes) -> None:
             with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
@@ -332,7 +329,6 @@ class Worker:
                 on_text=on_text,
                 price_share=self._config.price_share(record.window),
                 late=lease.reading,
-                clock=self._clock,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
             _log.error("%s does not run: %s", record.id, error.message)
@@ -353,13 +349,13 @@ class Worker:
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
 
     async def _renew_leases(self) -> None:
-        renewed_at = self._clock()
+        renewed_at = time.monotonic()
         while True:
             await anyio.sleep(self._config.lease_check_s)
-            renew = self._clock() - renewed_at >= self._config.lease_s / 3.0
+            renew = time.monotonic() - renewed_at >= self._config.lease_s / 3.0
             with contextlib.suppress(JobStoreUnavailable):
                 await self._check_leases(renew=renew)
-                renewed_at = self._clock() if renew else renewed_at
+                renewed_at = time.monotonic() if renew else renewed_at
 
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
