@@ -88,7 +88,6 @@ from .redis.faults import EvictionCheck
 from .serving.service import Service, nothing_stale
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery
-from .storage.redis_client import redis_time
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
@@ -672,7 +671,7 @@ class JobsGateway:
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
-        clock: Callable[[], float] = redis_time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Raises ConfigError."""
         self.refused = ""  # why no job is accepted now, as the last check found
@@ -841,7 +840,7 @@ class WorkerRuntime:
         *,
         accounts: WorkerAccounts | None = None,
         trace: JobTrace | None = None,
-        clock: Callable[[], float] = redis_time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Raises ConfigError."""
         stores = self._stores = JobStores.open(config, clock)

@@ -54,6 +54,7 @@ class BatchProcessor:
         limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
     ) -> None:
         """`limits` are those of a tenant."""
+        self._db = stores.database
         self._batches = stores.batches
         self._files = stores.files
         self._jobs = stores.jobs
@@ -146,7 +147,7 @@ class BatchProcessor:
     # --- (2), (3), (4) ---------------------------------------------------------------------------------------------
 
     async def _run_lines(self, batch: Batch, file: StoredFile) -> None:
-        over = batch.state == "cancelling" or await self._jobs.now_ms() >= batch.expires
+        over = batch.state == "cancelling" or await self._db.now_ms() >= batch.expires
         if batch.state == "cancelling" and batch.ended < batch.submitted:
             batch = await self._cancel_jobs(batch)  # (3)
         if self._worth_collecting(batch, over=over):

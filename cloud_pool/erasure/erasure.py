@@ -19,7 +19,7 @@ from router.errors import CausewayError
 
 from ..accounts.tenants.usage import READS, SUBMISSIONS
 from ..storage.batch_store import output_file_id
-from ..storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_int, as_list, as_text, redis_time
+from ..storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_int, as_list, as_text
 from ..storage.stores import JobStores
 from .receipt import ErasureSubject, Receipt, Remainder
 
@@ -273,7 +273,7 @@ class Erasure:
             JobStoreUnavailable: a store does not answer; a later call continues
         """
         progress = self._db.key("erasure", subject.digest)
-        is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, await self._now_ms()))
+        is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, await self._db.now_ms()))
         await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)
         for _ in range(_PASSES):
             if not await self._pass(subject, progress):
@@ -285,7 +285,7 @@ class Erasure:
         return Receipt(
             subject=subject,
             started=_time(counts.pop(_STARTED)),
-            finished=_time(await self._now_ms()),
+            finished=_time(await self._db.now_ms()),
             resumed=not is_new,
             erased=counts,
             left=[*left, await self._rewrite()],
@@ -332,9 +332,6 @@ class Erasure:
         except JobStoreRefused:
             return Remainder(what, "until Redis rewrites them: run BGREWRITEAOF, which this user may not")
         return Remainder(what, "until the rewrite that has begun is over; copies of them are yours to delete")
-
-    async def _now_ms(self) -> int:
-        return await self._db.now_ms(redis_time)
 
 
 def _time(unix_ms: int) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from ..accounts.audit import AuditRecord
 from ..storage.config import JobsConfig
-from ..storage.redis_client import RedisClient, redis_time
+from ..storage.redis_client import RedisClient
 from .http.job_api import ACCEPTED, AcceptedKind
 
 _CHUNK = 500  # keys that Redis is asked for at a time
@@ -78,7 +78,7 @@ async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[P
         JobStoreUnavailable: Redis does not answer
     """
     found = _AuditFiles(files)
-    now = await database.now_ms(redis_time) / 1000.0
+    now = await database.now_ms() / 1000.0
     ttl_s = {"job": config.result_ttl_s, "batch": config.batches.file_ttl_s}
     recent = [record for record in found.accepted.values() if record.at > now - ttl_s[record.route]]
     lost = []

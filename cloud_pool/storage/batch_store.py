@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -27,7 +26,6 @@ from .redis_client import (
     as_list,
     as_text,
     list_newest,
-    redis_time,
 )
 
 BatchState = Literal[
@@ -117,29 +115,17 @@ class CollectedLines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchStore:
-    """Batches. Every method raises JobStoreUnavailable while Redis does not answer.
-
-    Args:
-        clock: replaces Redis's clock in tests; unix time, s
-    """
+    """Batches. Every method raises JobStoreUnavailable while Redis does not answer."""
 
     def __init__(
         self,
         database: RedisClient,
         config: BatchConfig,
         cipher: ContentCipher = NO_CIPHER,
-        *,
-        clock: Callable[[], float] = redis_time,
     ) -> None:
         self._db = database
         self._config = config
         self._cipher = cipher
-        self._clock = clock
-
-    @property
-    def _now(self) -> int:
-        """What scripts get as the time: negative for Redis's own."""
-        return int(self._clock() * 1000)
 
     async def create(
         self,
@@ -180,7 +166,7 @@ class BatchStore:
         fields = (*quotas, *plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
         verdict = as_text(
             await self._db.run(
-                "batch_create", self._now, name, owner, file, digest, window_ms, ttl, *fields, *in_window
+                "batch_create", self._db.time, name, owner, file, digest, window_ms, ttl, *fields, *in_window
             )
         )
         if verdict not in ("created", "known"):
@@ -239,12 +225,12 @@ class BatchStore:
 
     async def claim(self, lease_s: float) -> Batch | None:
         """Return a batch that is due for a step; no other worker gets it for `lease_s`. Raises RecordUnreadable."""
-        name = as_text(await self._db.run("batch_claim", self._now, int(lease_s * 1000)))
+        name = as_text(await self._db.run("batch_claim", self._db.time, int(lease_s * 1000)))
         return await self.lookup(name) if name else None
 
     async def schedule_step(self, name: str, delay_s: float) -> None:
         """Make a batch due in `delay_s`."""
-        await self._db.run("batch_schedule", self._now, name, int(delay_s * 1000))
+        await self._db.run("batch_schedule", self._db.time, name, int(delay_s * 1000))
 
     async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
         """Move a batch to a state and set `fields` (name, value, ...).
@@ -253,7 +239,7 @@ class BatchStore:
         """
         sources = source_states(to)
         ttl = int(self._config.file_ttl_s * 1000)
-        arguments = (self._now, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
+        arguments = (self._db.time, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
         return as_int(await self._db.run("batch_transition", *arguments)) > 0
 
     async def refuse_line(self, batch: Batch, line: int, offset: int, custom_id: str, error: bytes) -> bool:
@@ -265,7 +251,9 @@ class BatchStore:
             error: JSON
         """
         job, ttl = batch_job_id(batch.id, line), int(self._config.file_ttl_s * 1000)
-        reply = await self._db.run("batch_refuse_line", self._now, batch.id, line, offset, job, custom_id, error, ttl)
+        reply = await self._db.run(
+            "batch_refuse_line", self._db.time, batch.id, line, offset, job, custom_id, error, ttl
+        )
         return as_int(reply) > 0
 
     async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
@@ -298,7 +286,7 @@ class BatchStore:
         lease = int((self._config.completion_window_s + self._config.file_ttl_s) * 1000)
         reply = await self._db.run(
             "batch_collect",
-            self._now,
+            self._db.time,
             batch.id,
             batch.collected,
             collected.last,

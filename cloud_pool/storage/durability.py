@@ -19,7 +19,7 @@ from router.errors import ConfigError, JobStoreUnavailable
 
 from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing
-from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_list, as_text, redis_time
+from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_list, as_text
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -149,7 +149,7 @@ class DurabilityCheck:
 
     async def _ensure_keys(self) -> None:
         """Announce the key that seals here. Raises ContentKeyMissing if others seal with one that is unknown here."""
-        announced, now = self._database.key("content_keys"), await self._database.now_ms(redis_time)
+        announced, now = self._database.key("content_keys"), await self._database.now_ms()
         if key := self._cipher.sealing_key:
             with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same
                 await self._database.command("ZADD", announced, now, key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -22,7 +22,7 @@ from router.parts.upload_terms import PART_PURPOSES
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher, file_place
 from .file_contents import ContentStores, FileContentLost, FileStoreUnavailable, FileTooLarge, StoreName
-from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
+from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024
@@ -71,11 +71,7 @@ class FileUsage(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """Files. Every method raises JobStoreUnavailable while Redis or the content store does not answer.
-
-    Args:
-        clock: replaces Redis's clock in tests; unix time, s
-    """
+    """Files. Every method raises JobStoreUnavailable while Redis or the content store does not answer."""
 
     def __init__(
         self,
@@ -83,19 +79,11 @@ class FileStore:
         config: BatchConfig,
         contents: ContentStores,
         cipher: ContentCipher = NO_CIPHER,
-        *,
-        clock: Callable[[], float] = redis_time,
     ) -> None:
         self._db = database
         self._config = config
         self._contents = contents
         self._cipher = cipher
-        self._clock = clock
-
-    @property
-    def _now(self) -> int:
-        """What scripts get as the time: negative for Redis's own."""
-        return int(self._clock() * 1000)
 
     @property
     def store_name(self) -> StoreName:
@@ -147,7 +135,7 @@ class FileStore:
 
     async def _is_over(self, file: StoredFile) -> bool:
         """Whether a file that its upload gave a time has expired, which `delete_due` may see later."""
-        return file.purpose in PART_PURPOSES and file.expires <= await self._db.now_ms(self._clock)
+        return file.purpose in PART_PURPOSES and file.expires <= await self._db.now_ms()
 
     async def lookup(self, name: str) -> StoredFile | None:
         """Return a file of any owner and in any state."""
@@ -159,7 +147,7 @@ class FileStore:
 
         One command, whose cost is that of the files it returns, and of those of another `purpose` before them.
         """
-        rows = as_list(await self._db.run("file_page", self._now, owner, after, limit, purpose))
+        rows = as_list(await self._db.run("file_page", self._db.time, owner, after, limit, purpose))
         return [_stored_file(as_fields(row)) for row in rows]
 
     async def delete(self, file: StoredFile) -> None:
@@ -171,7 +159,7 @@ class FileStore:
         file = await self.lookup(name)
         if file is None:
             return False
-        await self._db.run("file_retire", self._now, name, _DELETE_LEASE_MS)
+        await self._db.run("file_retire", self._db.time, name, _DELETE_LEASE_MS)
         await self._delete_content(name, file.store)
         return True
 
@@ -211,7 +199,7 @@ class FileStore:
         max_total = config.max_redis_total_bytes if self.in_redis else 0
         lease, store = _WRITER_LEASE_MS, self.store_name
         quotas = (config.max_files, max_bytes, max_total)
-        reply = await self._db.run("file_reserve", self._now, name, owner, store, size, int(begin), lease, *quotas)
+        reply = await self._db.run("file_reserve", self._db.time, name, owner, store, size, int(begin), lease, *quotas)
         verdict, count = as_list(reply)
         key = "max_redis_bytes" if self.in_redis else "max_bytes"
         used = as_int(count)
@@ -247,7 +235,7 @@ class FileStore:
         ttl, size = int((ttl_s or self._config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
         fields = (filename, purpose, size, ",".join(tags))
-        return as_int(await self._db.run("file_ready", self._now, name, ttl, *fields, *rows)) > 0
+        return as_int(await self._db.run("file_ready", self._db.time, name, ttl, *fields, *rows)) > 0
 
     async def usage(self, owner: str) -> FileUsage:
         """Return what the tenant of `owner` and the content store hold."""
@@ -261,7 +249,7 @@ class FileStore:
 
     async def delete_due(self) -> int:
         """Delete the content of some files that are due, and return how many these were."""
-        rows = as_list(await self._db.run("files_due", self._now, _DELETE_LEASE_MS, _DUE_LIMIT))
+        rows = as_list(await self._db.run("files_due", self._db.time, _DELETE_LEASE_MS, _DUE_LIMIT))
         for row in rows:
             name, store = (as_text(value) for value in as_list(row))
             try:
@@ -271,7 +259,7 @@ class FileStore:
         return len(rows)
 
     async def _retire(self, name: str, store: str) -> None:
-        if as_int(await self._db.run("file_retire", self._now, name, _DELETE_LEASE_MS)):
+        if as_int(await self._db.run("file_retire", self._db.time, name, _DELETE_LEASE_MS)):
             with suppress(JobStoreUnavailable):  # `delete_due` repeats it
                 await self._delete_content(name, store)
 

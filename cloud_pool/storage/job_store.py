@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -45,7 +45,7 @@ from .record import (
     encode_bill,
     parse_record,
 )
-from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest, redis_time
+from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
@@ -99,37 +99,21 @@ def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: T
 
 
 class JobStore:
-    """Accepts, claims and finishes jobs. Every method raises JobStoreUnavailable while Redis does not answer.
-
-    Args:
-        clock: replaces Redis's clock in tests; unix time, s
-    """
+    """Accepts, claims and finishes jobs. Every method raises JobStoreUnavailable while Redis does not answer."""
 
     def __init__(
         self,
         database: RedisClient,
         config: JobsConfig,
         cipher: ContentCipher = NO_CIPHER,
-        *,
-        clock: Callable[[], float] = redis_time,
     ) -> None:
         self._db = database
         self._config = config
         self._cipher = cipher
         self.texts = LiveTexts(database, cipher)
-        self.late = LateAnswers(database, config, clock)
+        self.late = LateAnswers(database, config)
         self._off_peak = OffPeakHours(config.off_peak)
         self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
-        self._clock = clock
-
-    async def now_ms(self) -> int:
-        """Return the time of jobs: Redis's unix time."""
-        return await self._db.now_ms(self._clock)
-
-    @property
-    def _now(self) -> int:
-        """What scripts get as the time: negative for Redis's own."""
-        return int(self._clock() * 1000)
 
     @property
     def _result_ttl_ms(self) -> int:
@@ -184,7 +168,7 @@ class JobStore:
             fields += [name, value] if value else []
         reply = await self._db.run(
             "accept",
-            self._now,
+            self._db.time,
             job.id,
             job.owner,
             job.tier,
@@ -298,7 +282,7 @@ class JobStore:
 
         Raises NotFound or JobAlreadyEnded.
         """
-        verdict = as_text(await self._db.run("cancel", self._now, job, owner, self._result_ttl_ms, _CANCELLED))
+        verdict = as_text(await self._db.run("cancel", self._db.time, job, owner, self._result_ttl_ms, _CANCELLED))
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
@@ -315,7 +299,7 @@ class JobStore:
         reply = as_list(
             await self._db.run(
                 "claim",
-                self._now,
+                self._db.time,
                 consumer,
                 tier,
                 self._lease_ms,
@@ -342,13 +326,13 @@ class JobStore:
         """Return the off-peak hours of the next days for scripts, which compare them with Redis's time."""
         computed_at, text = self._known_openings
         if self._off_peak and time.monotonic() - computed_at >= _OPENINGS_S:
-            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.openings(await self.now_ms()))
+            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.openings(await self._db.now_ms()))
             self._known_openings = time.monotonic(), text
         return text
 
     async def _quarantine(self, job: str) -> None:
         limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
-        await self._db.run("quarantine", self._now, job, *limits)
+        await self._db.run("quarantine", self._db.time, job, *limits)
 
     async def wait(self, tier: str) -> None:
         """Wait until there may be a job of this tier, at most 2 s."""
@@ -387,7 +371,7 @@ class JobStore:
         """
         dropped = b"" if late_error is None else encode_job_error(late_error)
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
-        reply = await self._db.run("succeed", self._now, *arguments, ",".join(late), self._lease_ms, dropped)
+        reply = await self._db.run("succeed", self._db.time, *arguments, ",".join(late), self._lease_ms, dropped)
         return as_int(reply) > 0
 
     async def fail(
@@ -401,7 +385,7 @@ class JobStore:
     ) -> bool:
         """Report an error that another attempt would not mend; `event` decides the job's final state."""
         arguments = (job, fence, self._result_ttl_ms, encode_job_error(error), error.code, event, encode_bill(bill))
-        return as_int(await self._db.run("fail", self._now, *arguments)) > 0
+        return as_int(await self._db.run("fail", self._db.time, *arguments)) > 0
 
     async def postpone(
         self,
@@ -422,7 +406,7 @@ class JobStore:
         """
         reply = await self._db.run(
             "postpone",
-            self._now,
+            self._db.time,
             job,
             fence,
             int(delay_s * 1000),
@@ -438,7 +422,7 @@ class JobStore:
 
     async def release(self, job: str, fence: int) -> bool:
         """Return a job to its queue. The run does not count as an attempt."""
-        return as_int(await self._db.run("release", self._now, job, fence)) > 0
+        return as_int(await self._db.run("release", self._db.time, job, fence)) > 0
 
     async def publish_progress(self, job: str, fence: int, progress: bytes) -> None:
         """Append a progress event. `progress` is JSON."""
@@ -447,12 +431,14 @@ class JobStore:
     async def promote_and_expire(self) -> DueJobs:
         """Do what is due: queue waiting jobs, return those of lost workers to their queues, expire late ones."""
         limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
-        changed, expired = as_list(await self._db.run("promote_and_expire", self._now, self._result_ttl_ms, *limits))
+        changed, expired = as_list(
+            await self._db.run("promote_and_expire", self._db.time, self._result_ttl_ms, *limits)
+        )
         return DueJobs(as_int(changed), _expired_jobs(expired))
 
     async def unblock_all(self) -> int:
         """Let all parked jobs try again, since limits may have changed. Returns the number of tenants."""
-        return as_int(await self._db.run("unblock_all", self._now))
+        return as_int(await self._db.run("unblock_all", self._db.time))
 
     # --- operators -------------------------------------------------------------------------------------------------
 
@@ -472,7 +458,7 @@ class JobStore:
         Returns False if it is no dead letter, or a line of a batch, which has counted it.
         """
         left_ms = int(self._config.default_deadline_s * 1000)
-        return as_int(await self._db.run("revive", self._now, job, left_ms)) > 0
+        return as_int(await self._db.run("revive", self._db.time, job, left_ms)) > 0
 
     async def purge(self, job: str) -> bool:
         """Delete a dead letter. Returns False if it is none."""
@@ -480,7 +466,7 @@ class JobStore:
 
     async def depths(self) -> QueueDepths:
         """Count jobs by queue and state."""
-        queues, *counts = as_list(await self._db.run("depths", self._now))
+        queues, *counts = as_list(await self._db.run("depths", self._db.time))
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
 
 

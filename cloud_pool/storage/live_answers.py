@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
 from router.jobs.revisions import RevisionDropped
@@ -55,14 +55,9 @@ class LateAnswers:
     worker's by now, or no revision is wanted any more; then nothing has changed, and the run is not billed.
     """
 
-    def __init__(self, database: RedisClient, config: JobsConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, database: RedisClient, config: JobsConfig) -> None:
         self._db = database
         self._config = config
-        self._clock = clock
-
-    @property
-    def _now(self) -> int:
-        return int(self._clock() * 1000)
 
     @property
     def _lease_ms(self) -> int:
@@ -85,17 +80,17 @@ class LateAnswers:
         """
         ttl_ms = int(self._config.result_ttl_s * 1000)
         arguments = (job, fence, ttl_ms, result, cache, encode_bill(bill), ",".join(left), self._lease_ms)
-        return as_int(await self._db.run("revise", self._now, *arguments)) > 0
+        return as_int(await self._db.run("revise", self._db.time, *arguments)) > 0
 
     async def drop(self, job: str, fence: int, error: CausewayError, *, bill: RunBill | None = None) -> bool:
         """Report that no further revision follows, and why. `bill`: of a run that failed."""
         arguments = (job, fence, encode_job_error(error), encode_bill(bill))
-        return as_int(await self._db.run("drop_revision", self._now, *arguments)) > 0
+        return as_int(await self._db.run("drop_revision", self._db.time, *arguments)) > 0
 
     async def claim(self, tiers: Iterable[str], limit: int) -> ClaimedRevisions:
         """Claim at most so many answers of these tiers whose worker is lost. Others are dropped: their time is over."""
         bounds = (self._lease_ms, limit, self._config.max_attempts, _TOO_LATE, _LOST)
-        rows, too_late, lost = as_list(await self._db.run("claim_revisions", self._now, *bounds, *tiers))
+        rows, too_late, lost = as_list(await self._db.run("claim_revisions", self._db.time, *bounds, *tiers))
         flat, claimed = as_list(rows), []
         for row, left_ms in zip(flat[::2], flat[1::2], strict=True):
             fields = as_fields(row)

@@ -19,7 +19,7 @@ from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 from ..accounts.tenants.usage import UsageBatch
 from ..redis.faults import is_wrong_data, redis_fault
 from .config import WebhookConfig
-from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
+from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
 _LEASE_MARGIN_S = 15.0
@@ -49,25 +49,14 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
     tenant's failures open its own breaker only: other tenants at the same host have their own slots and breaker.
 
     `on_unreadable` is called for each delivery that failed here because its record is lost or damaged.
-
-    Args:
-        clock: replaces Redis's clock in tests; unix time, s
     """
 
     counts_unreachable = True
 
-    def __init__(
-        self, database: RedisClient, config: WebhookConfig, *, clock: Callable[[], float] = redis_time
-    ) -> None:
+    def __init__(self, database: RedisClient, config: WebhookConfig) -> None:
         self._db = database
         self._config = config
         self.on_unreadable: Callable[[], None] = lambda: None
-        self._clock = clock
-
-    @property
-    def _now(self) -> int:
-        """What scripts get as the time: negative for Redis's own."""
-        return int(self._clock() * 1000)
 
     async def claim(self, limit: int, in_flight: Collection[WebhookDelivery] = ()) -> list[WebhookDelivery]:
         """Lease up to `limit` due deliveries. When the lease ends before `finish`, another worker sends them."""
@@ -75,7 +64,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         lease_ms = int((config.timeout_s + _LEASE_MARGIN_S) * 1000)
         slots = (config.concurrency_per_receiver, config.concurrency_per_tenant)
         deliveries = []
-        reply = as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit, *slots, _MAX_AGE_MS))
+        reply = as_list(await self._db.run("webhook_claim", self._db.time, lease_ms, limit, *slots, _MAX_AGE_MS))
         rows, dropped, aside = (as_list(part) for part in reply)
         for name in map(as_text, dropped):
             _log.error("%s has failed: its record is lost", name)
@@ -89,7 +78,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
-                await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
+                await self._db.run("webhook_finish", self._db.time, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
                 self.on_unreadable()
         if deliveries:
             # A failover must not lose the end of a job that a receiver knows about: the job would end twice.
@@ -103,14 +92,14 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
             outcome: delivered, failed, disabled, or retried after `delay_s`
         """
         disabled_ms = int(self._config.disable_after_410_s * 1000)
-        arguments = (self._now, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
+        arguments = (self._db.time, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
         breaker = (BREAKER_FAILURES, int(BREAKER_PAUSE_S * 1000))
         return as_int(await self._db.run("webhook_finish", *arguments, *breaker)) > 0
 
     async def signing_secrets(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the owner's valid secrets, newest first. The first call creates one; `rotate` replaces it."""
         candidate = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        reply = await self._db.run("webhook_secrets", owner, self._now, candidate, int(rotate), _OVERLAP_MS)
+        reply = await self._db.run("webhook_secrets", owner, self._db.time, candidate, int(rotate), _OVERLAP_MS)
         return tuple(as_text(secret) for secret in as_list(reply))
 
     async def is_disabled(self, owner: str, url: str) -> bool:

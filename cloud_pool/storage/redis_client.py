@@ -118,11 +118,6 @@ class PromotableReplicas:
         self._up = max(answers, default=self._up)
 
 
-def redis_time() -> float:
-    """Stand for Redis's own clock, as the clock of a store: Redis then reads the time itself."""
-    return -1.0
-
-
 class RedisClient:
     """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated.
 
@@ -133,6 +128,7 @@ class RedisClient:
         replicas: how many must at least confirm the effect of a script of `replicated`; 0: none
         replica_timeout_s: how long that may take
         replicated: names of scripts
+        clock: replaces Redis's own in tests; unix time, s
     """
 
     def __init__(
@@ -144,6 +140,7 @@ class RedisClient:
         replicas: int = 0,
         replica_timeout_s: float = 1.0,
         replicated: frozenset[str] = frozenset(),
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Raises ConfigError for an invalid address."""
         retry = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES)
@@ -158,6 +155,7 @@ class RedisClient:
         self._replicas = PromotableReplicas(self._redis)
         self._replica_timeout_s = replica_timeout_s
         self._replicated = replicated
+        self._clock = clock
 
     def key(self, *parts: str) -> str:
         """Return a key below the prefix."""
@@ -246,11 +244,15 @@ class RedisClient:
         """Return whether each key exists. Raises JobStoreUnavailable."""
         return [as_int(reply) > 0 for reply in await self.commands([("EXISTS", key) for key in keys])]
 
-    async def now_ms(self, clock: Callable[[], float]) -> int:
-        """Return the unix time of `clock`; for `redis_time` ask Redis. Raises JobStoreUnavailable."""
-        now = int(clock() * 1000)
-        if now >= 0:
-            return now
+    @property
+    def time(self) -> int:
+        """What scripts get as the time, unix ms; negative: they ask Redis."""
+        return -1 if self._clock is None else int(self._clock() * 1000)
+
+    async def now_ms(self) -> int:
+        """Return the time of all stores: Redis's unix time. Raises JobStoreUnavailable."""
+        if self._clock is not None:
+            return self.time
         seconds, micros = as_list(await self.command("TIME"))
         return as_int(seconds) * 1000 + as_int(micros) // 1000
 

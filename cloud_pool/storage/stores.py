@@ -14,7 +14,7 @@ from .file_contents import ContentStores
 from .file_store import FileStore
 from .job_store import JobStore
 from .outboxes import WebhookOutbox
-from .redis_client import RedisClient, redis_time
+from .redis_client import RedisClient
 from .scripts import REPLICATED, SCRIPTS
 
 
@@ -30,7 +30,7 @@ class JobStores(msgspec.Struct, frozen=True):
     contents: ContentStores
 
     @classmethod
-    def open(cls, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
+    def open(cls, config: JobsConfig, clock: Callable[[], float] | None = None) -> JobStores:
         """Build the stores; they connect on first use. Raises ConfigError for a bad URL, files or keys.
 
         Args:
@@ -43,20 +43,21 @@ class JobStores(msgspec.Struct, frozen=True):
             replicas=config.replicas_to_wait_for,
             replica_timeout_s=config.replica_timeout_s,
             replicated=REPLICATED,
+            clock=clock,
         )
-        return cls.over(database, config, clock)
+        return cls.over(database, config)
 
     @classmethod
-    def over(cls, database: RedisClient, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
+    def over(cls, database: RedisClient, config: JobsConfig) -> JobStores:
         """Build the stores over a connection. Raises ConfigError for unusable `jobs.files` or keys."""
         contents = ContentStores(config.files, database)
         cipher = ContentCipher(config.encryption_key_file)
         return cls(
             database,
-            JobStore(database, config, cipher, clock=clock),
-            WebhookOutbox(database, config.webhooks, clock=clock),
-            FileStore(database, config.batches, contents, cipher, clock=clock),
-            BatchStore(database, config.batches, cipher, clock=clock),
+            JobStore(database, config, cipher),
+            WebhookOutbox(database, config.webhooks),
+            FileStore(database, config.batches, contents, cipher),
+            BatchStore(database, config.batches, cipher),
             DurabilityCheck(database, config.durability, cipher, config.max_record_age_ms),
             contents,
         )

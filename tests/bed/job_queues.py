@@ -69,7 +69,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 async def fill(stores: JobStores, owner: str, count: int) -> None:
     """Queue jobs past the API, which would refuse a budget that is spent or a rate that is exceeded."""
-    now_ms = await stores.jobs.now_ms()
+    now_ms = await stores.database.now_ms()
     body = msgspec.json.encode(body_of(new_mark(), TIER, TOKENS, stream=False))
     numbers = iter(range(count))
 

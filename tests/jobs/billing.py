@@ -79,8 +79,8 @@ async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, N
 
 async def main(url: str, prefix: str, when: str) -> None:
     config = JobsConfig(redis=url, key_prefix=prefix, lease_s=4.0)
-    database = JobStores.open(config).database
-    store = PrintingStore(database, config, clock=lambda: NOW)
+    database = JobStores.open(config, lambda: NOW).database
+    store = PrintingStore(database, config)
     runner = Books(url, usd_per_day=10.0).runner(answers if when == "after" else prints_and_hangs)
     await Worker(store, runner, {"large": WorkerSlots("large", 4)}, config, JobMetrics(CollectorRegistry())).run(
         anyio.Event()

@@ -28,12 +28,14 @@ BODY = b'{"model":"large","messages":[{"role":"user","content":"a secret questio
 
 
 class Clock:
-    """Unix seconds, moved by hand."""
+    """Unix seconds, moved by hand, and by `step` with each reading."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
+        self.step = 0.0
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 

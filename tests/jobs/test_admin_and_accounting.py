@@ -28,6 +28,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import ExpiredJob, NewJob
 from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.stores import JobStores
 from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
 from router.openai import parse_chat
 from router.types import Chunk, RoutingHints
@@ -88,8 +89,9 @@ async def test_dead_letters_are_listed_retried_and_purged(
     assert await asyncio.to_thread(dlq, "purge", "--all", "--yes") == (0, f"{second}\tpurged\n")
     assert await asyncio.to_thread(dlq, "list") == (0, "no dead letters\n")
     assert (await asyncio.to_thread(dlq, "purge"))[0] == 2
-    today = JobStore(database, config)  # the command uses the real clock
-    assert [record.id for record in (await today.claim("w", "large", ["standard"] * 3)).records] == [first]
+    today = JobStores.open(config)  # the command uses the real clock
+    assert [record.id for record in (await today.jobs.claim("w", "large", ["standard"] * 3)).records] == [first]
+    await today.close()
 
 
 @pytest.mark.parametrize("command", [["worker"], ["dlq", "list"]])

@@ -323,7 +323,7 @@ async def test_unknown_methods_are_405_and_unknown_paths_404(http: aiohttp.Clien
 async def test_a_disabled_webhook_is_refused(
     http: aiohttp.ClientSession, config: JobsConfig, database: RedisClient, store: JobStore, clock: Clock
 ) -> None:
-    hooks = WebhookOutbox(database, config.webhooks, clock=clock)
+    hooks = WebhookOutbox(database, config.webhooks)
     body = CHAT | {"webhook": "https://hooks.example.com/"}
     _, job = await submit(http, body)
     (record,) = (await store.claim("w", "large", ["standard"])).records

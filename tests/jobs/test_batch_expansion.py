@@ -126,8 +126,8 @@ class Killed(BaseException):
 class MortalDatabase(RedisClient):
     """Dies at a command: before Redis gets it, or after Redis has executed it."""
 
-    def __init__(self, config: JobsConfig) -> None:
-        super().__init__(config.redis, config.key_prefix, SCRIPTS)
+    def __init__(self, config: JobsConfig, clock: Clock) -> None:
+        super().__init__(config.redis, config.key_prefix, SCRIPTS, clock=clock)
         self.lives = 0
         self.executes = False
 
@@ -159,9 +159,9 @@ async def test_a_worker_that_dies_at_any_command_loses_and_repeats_no_line(
     await create_batch(stores, lines)
     deaths, ran = 0, []
     for lives in range(1, 400):
-        database = MortalDatabase(config)
+        database = MortalDatabase(config, clock)
         database.lives, database.executes = lives % 40 + 1, executes
-        processor = processor_of(JobStores.over(database, config, clock), config)
+        processor = processor_of(JobStores.over(database, config), config)
         try:
             while not is_final((await current(stores)).state):
                 await processor.step()

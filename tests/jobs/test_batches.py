@@ -323,7 +323,7 @@ async def test_a_batch_waits_for_a_full_queue(
     client: openai.AsyncOpenAI, stores: JobStores, config: JobsConfig, clock: Clock
 ) -> None:
     config = msgspec.structs.replace(config, max_queued=1)
-    store = JobStore(stores.database, config, clock=clock)
+    store = JobStore(stores.database, config)
     processor = BatchProcessor(msgspec.structs.replace(stores, jobs=store), SubmissionParser(config, TIERS), config)
     batch = await batch_of(client, line("a"), line("b"), line("c"))
     for _ in range(12):

@@ -35,7 +35,7 @@ from router.errors import CloudFailed, InvalidRequest
 from router.jobs.states import JobState
 from router.types import Chunk, Usage
 
-from .billing import MOST_MICRO_USD, NOW, RUN_MICRO_USD, Books
+from .billing import MOST_MICRO_USD, RUN_MICRO_USD, Books
 from .conftest import Clock, until
 from .gateway import identify, serving
 from .scripted_worker import RunningWorker, Script, answers
@@ -121,7 +121,7 @@ async def test_a_takeover_is_billed_once(
             yield chunk
 
     short = msgspec.structs.replace(config, lease_s=0.05, lease_check_s=1000.0)
-    impatient = JobStore(database, short, clock=lambda: NOW)
+    impatient = JobStore(database, short)
     async with working(impatient, audited, short, slow, slots=1):
         await begun.wait()
         async with working(impatient, books, short):
@@ -161,7 +161,7 @@ async def test_the_jobs_of_a_killed_worker_are_billed_once(
     jobs = [(await store.accept(new_job())).id for _ in range(4)]
     assert await killed_worker(config, "during", 4) == set(jobs)
     short = msgspec.structs.replace(config, lease_s=2.0)
-    async with working(JobStore(database, short, clock=lambda: NOW), books, short):
+    async with working(JobStore(database, short), books, short):
         await all_in(store, jobs)
     assert await bills.read() == (4, 4 * RUN_MICRO_USD)
     assert await books.client.exists(tenant_key(tenant, "reserved")) == 0

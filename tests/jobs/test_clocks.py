@@ -59,7 +59,7 @@ async def accept(stores: JobStores, name: str, receiver: Receiver) -> None:
         priority="standard",
         endpoint="/v1/chat/completions",
         body=BODY,
-        deadline_ms=await stores.jobs.now_ms() + LEFT_MS,
+        deadline_ms=await stores.database.now_ms() + LEFT_MS,
         webhook=f"http://127.0.0.1:{receiver.port}/",
     )
     await stores.jobs.accept(job)
@@ -88,7 +88,7 @@ async def test_a_wrong_clock_expires_no_job_and_does_nothing_early(
         await stores.outbox.finish(delivery, "retried", LATER_S)
         await accept(stores, "job_queued", receiver)
         await create_batch(stores, 2)
-        now_ms = await stores.jobs.now_ms()
+        now_ms = await stores.database.now_ms()
         command = [sys.executable, "-c", PROGRAM, str(wrong_by_s), msgspec.json.encode(config).decode(), "job_queued"]
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
         printed, _ = await process.communicate()

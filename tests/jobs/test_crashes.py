@@ -73,7 +73,7 @@ async def test_another_worker_runs_the_jobs_of_a_killed_one(
     assert begun == set(jobs)
     runner = ScriptedRunner()
     short = msgspec.structs.replace(config, lease_s=2.0)  # its own run must not be taken for a dead one
-    async with RunningWorker(JobStore(database, short, clock=lambda: 1_800_000_000.0), runner, short):
+    async with RunningWorker(JobStore(database, short), runner, short):
         await until(all_ended(store, jobs))
     assert sorted(one.id for one in runner.runs) == sorted(jobs)
     for job in jobs:
@@ -85,8 +85,8 @@ async def test_accepted_jobs_survive_a_killed_redis(
     killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
-    store = JobStore(database, config, clock=clock)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    store = JobStore(database, config)
     accepted: list[str] = []
 
     async def keep_offering() -> None:
@@ -118,8 +118,8 @@ async def test_runs_survive_a_killed_redis(
 ) -> None:
     """Workers keep results until Redis is back, and each job ends once."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
-    store = JobStore(database, config, clock=clock)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    store = JobStore(database, config)
     jobs = [(await store.accept(new_job())).id for _ in range(12)]
     go = anyio.Event()
 
@@ -156,8 +156,8 @@ async def test_an_idempotency_key_survives_a_killed_redis(
 ) -> None:
     """A caller without a reply repeats its request: one job."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
-    store = JobStore(database, config, clock=clock)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    store = JobStore(database, config)
     first = await store.accept(new_job(idempotency="k", digest="d"))
     killable_redis.kill()
     with pytest.raises(JobStoreUnavailable):
@@ -192,8 +192,8 @@ async def test_a_full_redis_refuses_new_jobs_and_lets_running_ones_end(
 ) -> None:
     """Running jobs can still be reported, cancelled and retried."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
-    store = JobStore(database, config, clock=clock)
+    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    store = JobStore(database, config)
     for _ in range(3):
         await store.accept(new_job())
     first, second, third = (await store.claim("w", "large", ["standard"] * 3)).records

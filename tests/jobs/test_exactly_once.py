@@ -29,11 +29,8 @@ async def test_jobs_taken_over_have_one_effect(
         config, lease_s=0.01, lease_check_s=60.0, max_attempts=1000, drain_s=1.0, backoff_max_s=0.01
     )
 
-    def tick() -> float:
-        clock.now += 0.01
-        return clock.now
-
-    store = JobStore(database, config, clock=tick)
+    clock.step = 0.01
+    store = JobStore(database, config)
     chance = random.Random(7)
 
     async def stumbles(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:

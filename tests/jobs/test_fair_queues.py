@@ -145,7 +145,7 @@ async def test_a_full_queue_takes_jobs_of_tenants_with_few(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
     limits = {"max_queued": 20, "min_queued_per_tenant": 5}
-    store = JobStore(database, msgspec.structs.replace(config, **limits), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, **limits))
     for _ in range(20):
         await store.accept(new_job(owner="flood/1"))
     with pytest.raises(QueueFull, match=r"jobs\.max_queued") as caught:
@@ -165,7 +165,7 @@ async def test_a_tenants_unfinished_jobs_are_bounded_by_number_and_bytes(
 ) -> None:
     """Whichever device sends them, and until they end."""
     bounds = {"max_unfinished": 2, "max_unfinished_bytes": 3 * len(BODY), "max_attempts": 1}
-    store = JobStore(database, msgspec.structs.replace(config, **bounds), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, **bounds))
     first = await store.accept(new_job(owner="acme/1"))
     await store.accept(new_job(owner="acme/2"))
     with pytest.raises(RateLimited, match=r"2 unfinished jobs.*jobs\.max_unfinished") as caught:

@@ -194,7 +194,7 @@ async def test_a_killed_workers_text_gives_way_to_the_next_runs(
         await process.wait()
         # What the dead worker sent at last is too late: its fence is outdated once another one has the job.
         short = msgspec.structs.replace(config, lease_s=2.0)
-        async with RunningWorker(JobStore(database, short, clock=lambda: 1_800_000_000.0), ScriptedRunner(), short):
+        async with RunningWorker(JobStore(database, short), ScriptedRunner(), short):
             await reading
     assert follower.names == ["queued", "running", "delta", "queued", "running", "delta", "succeeded"]
     assert follower.text == "an answer"

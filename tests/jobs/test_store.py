@@ -80,7 +80,7 @@ async def test_success_stores_the_result_once(store: JobStore, new_job: MakeJob)
 async def test_reports_with_an_old_fence_have_no_effect(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    store = JobStore(database, msgspec.structs.replace(config, lease_s=0.001), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, lease_s=0.001))
     await store.accept(new_job())
     (old,) = (await store.claim("first", "large", ["standard"])).records
     new: list[JobRecord] = []
@@ -103,7 +103,7 @@ async def test_reports_with_an_old_fence_have_no_effect(
 async def test_a_renewed_lease_keeps_the_job(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    store = JobStore(database, msgspec.structs.replace(config, lease_s=600.0), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, lease_s=600.0))
     await store.accept(new_job())
     (held,) = (await store.claim("first", "large", ["standard"])).records
     assert await store.renew_leases([(held.id, held.fence)], renew=True) == LeaseStates()
@@ -134,7 +134,7 @@ async def test_a_job_without_attempts_is_a_dead_letter_that_can_be_retried(
 async def test_purge_deletes_a_dead_letter_and_its_idempotency_key(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    store = JobStore(database, msgspec.structs.replace(config, max_attempts=1), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_attempts=1))
     await store.accept(new_job(idempotency="k", digest="d"))
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(record.id, record.fence, FAULT, 0, counts=True)
@@ -147,7 +147,7 @@ async def test_purge_deletes_a_dead_letter_and_its_idempotency_key(
 async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
-    store = JobStore(database, msgspec.structs.replace(config, max_attempts=2, lease_s=0.001), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_attempts=2, lease_s=0.001))
     await store.accept(new_job())
     claims: list[str] = []
 
@@ -281,9 +281,9 @@ async def test_each_transition_appends_an_event(store: JobStore, database: Redis
 
 async def test_an_unreachable_redis_is_a_503(config: JobsConfig, clock: Clock, new_job: MakeJob) -> None:
     """The message holds nothing of the request."""
-    database = RedisClient("unix:///nonexistent/redis.sock", config.key_prefix, SCRIPTS)
+    database = RedisClient("unix:///nonexistent/redis.sock", config.key_prefix, SCRIPTS, clock=clock)
     with pytest.raises(JobStoreUnavailable) as caught:
-        await JobStore(database, config, clock=clock).accept(new_job())
+        await JobStore(database, config).accept(new_job())
     assert caught.value.status == 503
     assert "secret" not in caught.value.message
     await database.close()

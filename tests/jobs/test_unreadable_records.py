@@ -150,7 +150,7 @@ async def test_purge_leaves_the_error_file_of_a_batch_whole(
 ) -> None:
     database = stores.database
     await database.command("HSET", database.key("batch", "batch_1"), "state", "in_progress", "submitted", 0)
-    store = JobStore(database, msgspec.structs.replace(config, max_attempts=1), clock=clock)
+    store = JobStore(database, msgspec.structs.replace(config, max_attempts=1))
     job = (await store.accept(new_job(id="job_1-1", batch="batch_1", line=1))).id
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(job, record.fence, CloudFailed("the model failed"), 0, counts=True)

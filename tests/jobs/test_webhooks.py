@@ -65,7 +65,7 @@ class WebhookBed:
         names: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> WebhookSender[WebhookDelivery]:
-        self.outbox = WebhookOutbox(self._database, config, clock=self.clock)
+        self.outbox = WebhookOutbox(self._database, config)
         self.unreadable = 0
         self.outbox.on_unreadable = self._count_unreadable
         sender = WebhookSender(self.outbox, config, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)

@@ -62,12 +62,8 @@ def fails(error: Exception, times: int = 10**9) -> Callable[[int, JobRun], Async
 @pytest.fixture
 def ticking(config: JobsConfig, database, clock: Clock) -> JobStore:  # type: ignore[no-untyped-def]
     """A store whose clock advances by a second per reading, so that postponed jobs become due."""
-
-    def tick() -> float:
-        clock.now += 1.0
-        return clock.now
-
-    return JobStore(database, msgspec.structs.replace(config, default_deadline_s=1e6), clock=tick)
+    clock.step = 1.0
+    return JobStore(database, msgspec.structs.replace(config, default_deadline_s=1e6))
 
 
 async def test_a_job_runs_once_and_stores_a_chat_completion(
@@ -288,7 +284,7 @@ class UnavailableAtFirst(JobStore):
 async def test_an_outage_of_redis_is_logged_once(
     database: RedisClient, config: JobsConfig, clock: Clock, new_job: MakeJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = UnavailableAtFirst(database, config, clock=clock)
+    store = UnavailableAtFirst(database, config)
     job = (await store.accept(new_job())).id
     worker = Worker(
         store,

@@ -338,7 +338,7 @@ class JobApi:
             tags=headers.tags,
             endpoint=endpoint,
         )
-        job = self._parser.parse(submission, await self._jobs.now_ms(), limits)
+        job = self._parser.parse(submission, await self._db.now_ms(), limits)
         if job.webhook and await self._outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")
         with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
