@@ -218,13 +218,13 @@ class TierAttempt:
         self._first_took_s = self._first_took_s or took_s
         async with aclosing(stream):
             yield delta
-            tokens, prompt_tokens = sum(delta.new_tokens), delta.input_tokens
+            tokens, prompt_tokens = delta.new_tokens, delta.input_tokens
             try:
                 async for delta in stream:
                     yield delta
-                    tokens, prompt_tokens = tokens + sum(delta.new_tokens), delta.input_tokens
+                    tokens, prompt_tokens = tokens + delta.new_tokens, delta.input_tokens
             except CausewayError:
-                if not any(delta.finish_reasons):  # otherwise this sequence is whole
+                if delta.finish_reason is None:  # otherwise this sequence is whole
                     raise
         permit.used_tokens = prompt_tokens + tokens
         permit.release()

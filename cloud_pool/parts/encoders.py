@@ -145,7 +145,7 @@ class TierBranch:
 def _reply(delta: Delta) -> PartReply | None:
     """None: the end of the call. Raises CloudFailed."""
     try:
-        return read_reply(delta.texts[0]) if delta.texts else None
+        return read_reply(delta.text) if delta.text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CloudFailed(f"the tier's model is no encoder of ours: {error}", phase="first_token") from None
 

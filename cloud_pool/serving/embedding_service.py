@@ -100,8 +100,8 @@ def _inference_request(context: RequestContext, prompt: InferencePrompt, number:
 def _vector(delta: Delta, request: Request) -> Vector:
     """Raises CloudFailed, or UnsupportedFeature if the request names another number of dimensions."""
     try:
-        vector = _read_vector(delta.texts[0])
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        vector = _read_vector(delta.text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CloudFailed(f"the tier's model made no vector: {error}", phase="first_token") from None
     if not vector:
         raise CloudFailed("the tier's model made an empty vector", phase="first_token")

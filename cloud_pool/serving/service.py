@@ -345,9 +345,7 @@ class AnswerBuilder:
 
     def add(self, sequence: int, delta: Delta) -> list[Chunk]:
         """Return the chunks of one response to this sequence of the request. Raises CloudFailed."""
-        if not delta.texts:
-            return []
-        self._completion_tokens += delta.new_tokens[0]
+        self._completion_tokens += delta.new_tokens
         choice = self._choices[sequence]
         chunks = choice.add(delta)
         if choice.ended and not choice.prompt_tokens and sequence % self._request.n == 0:
@@ -397,13 +395,13 @@ class _ChoiceBuilder:
         """Return the chunks of a response. Raises CloudFailed for an unknown finish reason."""
         if self.ended:
             return []
-        text, tokens, logprobs, name = delta.texts[0], delta.new_tokens[0], delta.logprobs[0], delta.finish_reasons[0]
-        reason = None if name is None else _finish_reason(name)
+        text, tokens, logprobs = delta.text, delta.new_tokens, delta.logprobs
+        reason = None if delta.finish_reason is None else _finish_reason(delta.finish_reason)
         self.ended = reason is not None
-        if self._parser is not None or self._reasoning is not None:
-            return self._parse(text, tokens, logprobs, reason)
         if not (text or reason or tokens or logprobs):
             return []
+        if self._parser is not None or self._reasoning is not None:
+            return self._parse(text, tokens, logprobs, reason)
         return [Chunk(text=text, index=self._index, tokens=tokens, logprobs=logprobs, finish_reason=reason)]
 
     @property

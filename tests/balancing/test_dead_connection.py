@@ -88,12 +88,12 @@ async def test_a_forgotten_connection_is_renewed() -> None:
             lost = asyncio.ensure_future(leased(pool))
             await until(lambda: middle.connections >= 2)
             assert pool.healthy == 1
-            assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+            assert "".join(delta.text for delta in await leased(pool)) == "ab"
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
 
 
 async def test_a_slow_first_connection_is_no_failure() -> None:
     async with bed(two_pieces) as (_, direct), through(Middle(_port(direct), delay_s=0.4)) as pool:
-        assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+        assert "".join(delta.text for delta in await leased(pool)) == "ab"
         assert pool.healthy == 1

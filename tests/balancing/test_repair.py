@@ -79,7 +79,7 @@ async def test_a_dead_models_streams_are_ended_and_it_is_reloaded_once() -> None
         assert pool.healthy == 0
         fake.script = two_pieces
         await until(lambda: pool.healthy == 1)
-        assert "".join(delta.texts[0] for delta in await leased(pool)) == "ab"
+        assert "".join(delta.text for delta in await leased(pool)) == "ab"
 
 
 async def test_a_call_without_a_token_is_retryable_after_the_models_death() -> None:
@@ -171,7 +171,7 @@ async def test_several_gateways_reload_a_dead_model_once() -> None:
         fake.loading.set()
         for triton in (first, *others):
             await until(partial(is_repaired, triton))
-            assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
+            assert "".join(delta.text for delta in await collect(triton, infer_request())) == "ab"
         assert fake.control == ["unload", "load"]
         assert reloaded == []
         for triton in (first, *others):
@@ -185,7 +185,7 @@ async def test_a_reloaded_model_is_not_unloaded_by_a_late_report() -> None:
         fake.script = two_pieces
         await until(partial(is_repaired, triton))
         assert fake.control == []
-        assert "".join(delta.texts[0] for delta in await collect(triton, infer_request())) == "ab"
+        assert "".join(delta.text for delta in await collect(triton, infer_request())) == "ab"
 
 
 async def test_an_abandoned_reload_is_taken_over() -> None:

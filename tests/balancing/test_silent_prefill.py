@@ -72,7 +72,7 @@ async def answered(pool: Pool, request: InferenceRequest, begun: asyncio.Event |
 
 
 def _text(delta: Delta) -> str:
-    return delta.texts[0]
+    return delta.text
 
 
 def long_request() -> InferenceRequest:

@@ -103,7 +103,7 @@ class Server:
                 await asyncio.sleep((step_s if number else prefill_s) * self.factor)
                 await asyncio.sleep(max(0.0, self.stopped_until - asyncio.get_running_loop().time()))
                 last = number == tokens - 1
-                say(Delta((" word",), ("length" if last else None,), (1,), ((),), 10, last))
+                say(Delta(" word", "length" if last else None, 1, (), 10, last))
 
     def _draw(self, variation: float) -> float:
         """Draw from a lognormal distribution around 1."""

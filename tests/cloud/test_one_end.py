@@ -173,7 +173,7 @@ async def test_the_last_response_is_the_answers_end() -> None:
     texts = []
     async with bed(hangs_after_its_last_response) as (_, triton), aclosing(triton.generate(infer_request())) as deltas:
         async for delta in deltas:
-            texts.append(delta.texts[0])
+            texts.append(delta.text)
             if delta.final:
                 triton.fail_calls("m", DeadlineExceeded("late"))
     assert texts == ["a", "b"]

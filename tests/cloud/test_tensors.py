@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from cloud_pool.upstreams.triton.messages import SamplingParameters, decode_logprobs, encode_logprobs
-from cloud_pool.upstreams.triton.tensors import InferenceRequest, read_delta, to_infer_request
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest, read_delta, to_infer_request
 from router.errors import CloudFailed
 from router.types import TokenAlternative, TokenLogprob
 
@@ -45,21 +45,19 @@ def test_request_has_the_tensors_of_the_vllm_backend() -> None:
     assert request.parameters["causeway_deadline_ms"].int64_param == 1500
 
 
-def test_response_of_two_sequences() -> None:
+@pytest.mark.parametrize(("reason", "read"), [(b"None", None), (b"stop", "stop")])
+def test_response_of_a_sequence(reason: bytes, read: str | None) -> None:
     delta = read_delta(
         response(
             final=True,
-            text_output=texts(b"a", "\u00fc".encode()),
-            finish_reason=texts(b"None", b"stop"),
-            num_output_tokens=struct.pack("<2I", 1, 2),
+            text_output=texts("\u00fc".encode()),
+            finish_reason=texts(reason),
+            num_output_tokens=struct.pack("<I", 2),
             num_input_tokens=struct.pack("<I", 9),
         ),
         alternatives=0,
     )
-    assert delta.texts == ("a", "\u00fc")
-    assert delta.finish_reasons == (None, "stop")
-    assert delta.new_tokens == (1, 2)
-    assert (delta.input_tokens, delta.final) == (9, True)
+    assert delta == Delta("\u00fc", read, 2, (), 9, final=True)
 
 
 def test_empty_final_response_is_an_end() -> None:
@@ -75,6 +73,7 @@ def test_empty_final_response_is_an_end() -> None:
         {"text_output": texts(b"a"), "finish_reason": texts(b"stop", b"stop")},
         {"text_output": texts(b"a"), "logprobs": texts(b"{")},
         {"text_output": b"\x05\x00"},
+        {"text_output": texts(b"a", b"b")},
         {"text_output": texts(b"a"), "num_output_tokens": b"\x01\x00\x00"},
     ],
 )

@@ -25,7 +25,7 @@ def test_thoughts_and_calls_are_apart_from_the_text() -> None:
     chunks: list[Chunk] = []
     for at, piece in enumerate(PIECES):
         reason = "stop" if at == len(PIECES) - 1 else None
-        chunks += builder.add(0, Delta((piece,), (reason,), (1,), ((),), input_tokens=7))
+        chunks += builder.add(0, Delta(piece, reason, 1, input_tokens=7))
     assert "".join(chunk.reasoning for chunk in chunks) == "Hm."
     assert "".join(chunk.text for chunk in chunks) == ""
     (call,) = [call for chunk in chunks for call in chunk.tool_calls]

@@ -160,7 +160,7 @@ async def test_trace_id_and_deadline_reach_triton() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with bed(two_pieces) as (fake, triton):
         deltas = await collect(triton, infer_request(traceparent=trace))
-    assert "".join(delta.texts[0] for delta in deltas) == "ab"
+    assert "".join(delta.text for delta in deltas) == "ab"
     assert fake.metadata[0]["traceparent"] == trace
     assert fake.requests[0].id == "r-1"
     assert 0 < fake.requests[0].parameters["causeway_deadline_ms"].int64_param <= PATIENCE_S * 1000

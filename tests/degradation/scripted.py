@@ -57,10 +57,10 @@ class ScriptedTriton:
                 else:
                     made += 1
                     reason = "length" if made == request.parameters.max_tokens else None
-                    yield Delta((word,), (reason,), (1,), ((),), 3, reason is not None)
+                    yield Delta(word, reason, 1, (), 3, reason is not None)
                     if reason:
                         return
-            yield Delta(("",), ("stop",), (0,), ((),), 3, True)
+            yield Delta("", "stop", 0, (), 3, True)
         finally:
             self.open -= 1
 

@@ -166,7 +166,7 @@ class Bed:
 
     async def text(self, left_s: float = LEFT_S) -> str:
         async with aclosing(self.dispatch.generate(self.request(left_s))) as deltas:
-            return "".join([one.texts[0] async for one in deltas])
+            return "".join([one.text async for one in deltas])
 
     @property
     def calls(self) -> str:
@@ -189,4 +189,4 @@ async def bed(*scripts: Sequence[Sequence[Step]], settings: DispatchSettings = F
 
 
 def delta(text: str) -> Delta:
-    return Delta((text,), (None,), (1,), ((),))
+    return Delta(text, None, 1)

@@ -93,7 +93,7 @@ class Server:
                 await asyncio.sleep(work_s * factor)
                 await self._goes_on.wait()
                 last = number == tokens - 1
-                say(Delta((" word",), ("length" if last else None,), (1,), ((),), final=last))
+                say(Delta(" word", "length" if last else None, 1, final=last))
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
@@ -234,7 +234,7 @@ class Gateway:
             async with AsyncExitStack() as held:
                 _, first = await tier_attempt.begin(held, call, lambda: [request], b"")
                 result.ttft_s = self._clock() - began
-                result.endpoint = first.texts[0]
+                result.endpoint = first.text
                 assert tier_attempt.stream is not None
                 async for _ in tier_attempt.stream:
                     pass

@@ -75,4 +75,4 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
 async def _read(deltas: AsyncGenerator[Delta, None], seen: list[str]) -> None:
     async with aclosing(deltas) as open_deltas:
         async for delta in open_deltas:
-            seen.append(delta.texts[0])  # noqa: PERF401  (what was seen before an error counts)
+            seen.append(delta.text)  # noqa: PERF401  (what was seen before an error counts)

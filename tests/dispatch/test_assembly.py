@@ -43,7 +43,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     dispatch = build_dispatcher("large", DispatchSettings(), pool(), metrics)
     budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
-    assert [delta.texts[0] async for delta in dispatch.generate(request())] == ["good"]
+    assert [delta.text async for delta in dispatch.generate(request())] == ["good"]
     assert metrics_line(registry, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
     assert metrics_line(registry, budget) == 4.0
 

@@ -69,7 +69,7 @@ class Bed:
 
     async def text(self, request: InferenceRequest) -> str:
         async with aclosing(self.dispatch.generate(request)) as deltas:
-            return "".join([one.texts[0] async for one in deltas])
+            return "".join([one.text async for one in deltas])
 
     async def noted(self, *lines: list[str]) -> None:
         """What the journal says about the request with this mark."""
@@ -170,7 +170,7 @@ async def test_a_server_killed_before_the_first_token_is_retried_once(replicas: 
 async def test_a_server_killed_after_the_first_token_is_an_error(replicas: list[Replica]) -> None:
     async with bed(replicas) as it:
         async with aclosing(it.dispatch.generate(it.request(a=[{"say": "start"}, FOREVER]))) as deltas:
-            assert (await anext(deltas)).texts == ("start",)
+            assert (await anext(deltas)).text == "start"
             it.replicas[0].server.kill()
             with pytest.raises(StreamBroken):
                 await anext(deltas)

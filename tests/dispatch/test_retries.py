@@ -106,7 +106,7 @@ async def test_a_single_endpoint_is_not_retried() -> None:
 @pytest.mark.parametrize("error", [REFUSED, RAISED, StreamBroken("cut", phase="stream")], ids=lambda one: one.code)
 async def test_nothing_is_retried_after_the_first_delta(error: CausewayError) -> None:
     async with bed([["a start", error]], [GOOD]) as it, aclosing(it.dispatch.generate(it.request())) as deltas:
-        assert (await anext(deltas)).texts == ("a start",)
+        assert (await anext(deltas)).text == "a start"
         with pytest.raises(type(error)):
             await anext(deltas)
     assert it.calls == "a"

@@ -220,8 +220,8 @@ class RunningCall:
     def count(self, delta: Delta) -> None:
         """Count the tokens of a response."""
         self.has_final = self.has_final or delta.final
-        if self.meter is not None and delta.new_tokens:
-            self.meter.output_tokens += sum(delta.new_tokens)
+        if self.meter is not None:
+            self.meter.output_tokens += delta.new_tokens
             self.meter.input_tokens = max(self.meter.input_tokens, delta.input_tokens)
 
     def end(self) -> None:

@@ -55,12 +55,12 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """One response. Each tuple has one element per sequence."""
+    """One response of a sequence; the last one may have nothing but `final`."""
 
-    texts: tuple[str, ...]
-    finish_reasons: tuple[str | None, ...]
-    new_tokens: tuple[int, ...]
-    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    text: str = ""
+    finish_reason: str | None = None
+    new_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
     input_tokens: int = 0  # 0: not known yet
     final: bool = False
 
@@ -119,25 +119,23 @@ def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> D
     final = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
     if "text_output" not in raw:
         if final:
-            return Delta((), (), (), (), final=True)
+            return Delta(final=True)
         raise CloudFailed(
             "Triton's response has no text_output: it is not a text model, or numpy 2 is in its environment",
             phase="stream",
         )
     try:
-        texts = tuple([text.decode(errors="replace") for text in _texts(raw["text_output"])])
-        count = len(texts)
-        reasons = tuple([_reason(text) for text in _texts(raw.get("finish_reason", b""))]) or (None,) * count
-        tokens = _numbers(raw.get("num_output_tokens", b"")) or (0,) * count
-        tops: tuple[tuple[TokenLogprob, ...], ...] = ((),) * count
-        if "logprobs" in raw:
-            tops = tuple([decode_logprobs(text, alternatives) for text in _texts(raw["logprobs"])]) or tops
-        inputs = _numbers(raw.get("num_input_tokens", b""))
+        reason = _text(raw["finish_reason"]) if raw.get("finish_reason") else b""
+        return Delta(
+            _text(raw["text_output"]).decode(errors="replace"),
+            None if reason in (b"None", b"") else reason.decode(errors="replace"),
+            _number(raw.get("num_output_tokens")),
+            decode_logprobs(_text(raw["logprobs"]), alternatives) if raw.get("logprobs") else (),
+            _number(raw.get("num_input_tokens")),
+            final,
+        )
     except (struct.error, msgspec.DecodeError) as error:
         raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
-    if not len(reasons) == len(tokens) == len(tops) == count:
-        raise CloudFailed("Triton's response has tensors of different lengths", phase="stream")
-    return Delta(texts, reasons, tokens, tops, inputs[0] if inputs else 0, final)
 
 
 def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
@@ -149,25 +147,14 @@ def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: 
     message.raw_input_contents.append(raw)
 
 
-def _texts(raw: bytes) -> list[bytes]:
-    if len(raw) >= _LENGTH.size and _LENGTH.unpack_from(raw)[0] == len(raw) - _LENGTH.size:
-        return [raw[_LENGTH.size :]]  # one sequence, as in nearly every response
-    texts, at = [], 0
-    while at < len(raw):
-        (length,) = _LENGTH.unpack_from(raw, at)
-        at += _LENGTH.size
-        if at + length > len(raw):
-            raise struct.error("a text is longer than its tensor")
-        texts.append(raw[at : at + length])
-        at += length
-    return texts
+def _text(raw: bytes) -> bytes:
+    """Return the one text of a tensor. Raises struct.error."""
+    (length,) = _LENGTH.unpack_from(raw)
+    if length != len(raw) - _LENGTH.size:
+        raise struct.error("a tensor has not the text of one sequence")
+    return raw[_LENGTH.size :]
 
 
-def _numbers(raw: bytes) -> tuple[int, ...]:
-    if len(raw) == _LENGTH.size:
-        return _LENGTH.unpack(raw)
-    return struct.unpack(f"<{len(raw) // 4}I", raw)
-
-
-def _reason(text: bytes) -> str | None:
-    return None if text in (b"None", b"") else text.decode(errors="replace")
+def _number(raw: bytes | None) -> int:
+    """Return the one number of a tensor, 0 where there is none. Raises struct.error."""
+    return _LENGTH.unpack(raw)[0] if raw else 0
