@@ -19,6 +19,7 @@ from anyio import to_thread
 
 from router.bundle.rollout import RolloutPlan
 from router.errors import CausewayError
+from router.serving.folders import write_atomically
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.boxes import MaintenanceWindow
@@ -39,7 +40,6 @@ from ..store.rollouts import (
     working_rollouts,
 )
 from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
-from ..trust.files import write_atomically
 from ..trust.published import PUBLISHED
 from .checks import Check, lint_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
+from router.serving.folders import write_new
 from router.serving.request import one_value, read_authorization
 from router.serving.responses import json_response
 
@@ -26,7 +27,6 @@ from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from ..store.database import Store, StoreUnavailable
 from ..store.operators import PREFIX, end_session, find_session, new_session
-from ..trust.files import write_new
 from .answers import SessionAnswer, SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role

@@ -23,8 +23,7 @@ from router.documents.quantities import seconds_of
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem, SourceLocation
 from router.errors import ConfigError
-
-from .files import write_new
+from router.serving.folders import write_new
 
 PRIVATE, PUBLIC = ".pem", ".pub"
 

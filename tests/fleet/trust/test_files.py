@@ -11,10 +11,10 @@ import pytest
 
 from fleet.operators.sign_in import load_bootstrap_token
 from fleet.server.tokens import load_token_key
-from fleet.trust.files import write_atomically, write_new
 from fleet.trust.keys import new_key
 from fleet.trust.published import PublishedFolder
 from router.errors import ConfigError
+from router.serving.folders import write_atomically, write_new
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "token-key.jwk": lambda path: load_token_key(path, "causeway"),
