@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-import os
 import re
 import secrets
 import time
@@ -27,6 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
+from router.serving.folders import write_atomically
 
 from .record import tenant_of
 
@@ -186,16 +186,9 @@ def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
     """
     known = read_keys(path) if path.exists() else ()
     key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(_KEY_BYTES))
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write("".join(each.line for each in (*known, key)))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_atomically(path, "".join(each.line for each in (*known, key)).encode("ascii"), 0o600)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     return key
 

@@ -75,16 +75,14 @@ def _close_file(name: str, folder: int) -> None:
         os.close(file)
 
 
-
-
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file by rename, so that readers see the old content or the new one.
 
     Raises:
         OSError: It names the file, which is as it was; nothing is left beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_partial(path, content, 0o644).replace(path)
+    _write_partial(path, content, mode).replace(path)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:

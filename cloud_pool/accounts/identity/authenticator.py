@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import AuthenticationFailed, ConfigError
+from router.serving.folders import write_new
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList
@@ -209,7 +210,7 @@ def _read_or_make(path: Path, token: str) -> str:
     """Raises OSError or ConfigError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
-        _write(path, f"{token}\n".encode())
+        write_new(path, f"{token}\n".encode(), 0o600)
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(file, 0o600)  # of a file that somebody made by hand
@@ -219,17 +220,3 @@ def _read_or_make(path: Path, token: str) -> str:
     if len(found) < _LEAST_CHARACTERS:
         raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
     return found
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that no process sees half. Raises FileExistsError, which leaves the old one, or OSError."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "wb") as writer:
-            writer.write(content)
-            writer.flush()
-            os.fsync(file)  # after a power cut an empty file would keep the gateway from starting
-        os.link(part, path)
-    finally:
-        part.unlink()

@@ -14,7 +14,6 @@ keys cannot grant the scope `admin`.
 from __future__ import annotations
 
 import logging
-import secrets
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from router.bundle.protocol import Revocations
 from router.errors import ConfigError
+from router.serving.folders import write_atomically
 
 from .config import FleetIdentityConfig
 from .key_set import Jwks, parse_keys
@@ -192,7 +192,7 @@ class FleetTrust:
             return
         copy = _Copy(*content, self._wall_clock())
         try:
-            await to_thread.run_sync(_write, Path(self._config.copy_file), msgspec.json.encode(copy))
+            await to_thread.run_sync(write_atomically, Path(self._config.copy_file), msgspec.json.encode(copy))
         except OSError as error:
             _log.warning("%s: the copy of the fleet's keys cannot be written: %s", self._config.copy_file, error)
             return
@@ -207,12 +207,3 @@ def _tls_context(config: FleetIdentityConfig) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=config.ca_file)
     except OSError as error:
         raise ConfigError(f"{config.ca_file}: {error}", where="identity.fleet.ca_file") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

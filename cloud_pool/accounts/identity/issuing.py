@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from router.errors import ConfigError
+from router.serving.folders import write_atomically
 
 from ...core.principal import NO_GRANTS, Grants
 from .key_set import Jwk, Jwks, public_jwk, read_jwks
@@ -55,12 +56,9 @@ def write_jwks(path: Path, keys: Jwks) -> None:
     document = {
         "keys": [{"kid": k.kid, "kty": k.kty, "crv": k.crv, "alg": k.alg, "use": k.use, "x": k.x} for k in keys.keys]
     }
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-        temporary.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
 
 

@@ -36,6 +36,7 @@ from anyio import to_thread
 from redis.exceptions import RedisError
 
 from router.errors import AuthenticationFailed, IdentityUnavailable
+from router.serving.folders import write_atomically
 
 from ...redis.faults import client_fault
 from ...redis.keys import load_script
@@ -282,10 +283,8 @@ class RevocationList:
 
 
 def _write_copy(path: Path, copy: _RevocationCopy) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(msgspec.json.encode(copy))
-        temporary.replace(path)
+        write_atomically(path, msgspec.json.encode(copy), 0o600)
     except OSError as error:
         _log.warning("%s: the copy of the revocations cannot be written: %s", path, error)
 

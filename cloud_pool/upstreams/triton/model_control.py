@@ -12,9 +12,11 @@ import os
 import secrets
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from router.errors import ConfigError
+from router.serving.folders import write_new
 
 RESTRICTED = ("model-repository", "model-config", "shared-memory", "statistics", "trace", "logging")
 _NAME = "causeway"
@@ -39,18 +41,14 @@ def ensure_key(path: Path) -> str:
         return read_key(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:  # another launcher was faster
-        return read_key(path)
+        with suppress(FileExistsError):  # Another launcher was faster.
+            write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
     except OSError as error:
         raise ConfigError(
             f"The key of Triton's model control cannot be made: {error.strerror}. Name a file with --key-file.",
             where=str(path),
         ) from error
-    key = secrets.token_urlsafe(32)
-    with os.fdopen(file, "w") as opened:
-        opened.write(f"{key}\n")
-    return key
+    return read_key(path)
 
 
 def read_key(path: Path) -> str:
