@@ -20,15 +20,22 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import aiohttp
 import anyio
 import msgspec
+from msgspec import Meta
 
 from router.errors import ConfigError
+from router.serving.config import Positive
 
+Rate = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Count = Annotated[int, Meta(ge=0)]
 HOURS_A_MONTH = 730.0
 _WORDS = "time light music door alarm kitchen volume timer lamp weather window heating".split()
 _LONG_WORDS, _LONG_ANSWER_TOKENS = 160, 64
@@ -40,19 +47,19 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300)
 class Lengths(msgspec.Struct, frozen=True):
     """Tokens of a prompt or an answer. `cv` is the standard deviation over the mean: 0 all equal, 1 exponential."""
 
-    mean: float
-    cv: float = 1.0
+    mean: Rate
+    cv: Amount = 1.0
 
 
 class ThroughputPoint(msgspec.Struct, frozen=True):
     """Answer tokens a second of one replica, all its sequences together, with so many sequences at once."""
 
-    sequences: int
-    tokens_per_s: float
+    sequences: Positive
+    tokens_per_s: Rate
 
 
 class ExpectedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    peak_rps: float
+    peak_rps: Rate
     prompt: Lengths
     completion: Lengths
 
@@ -60,22 +67,22 @@ class ExpectedLoad(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaMeasurement(msgspec.Struct, frozen=True):
     """Speed of one replica. `prefill_tokens_per_s` and `overhead_s` are those of the fastest point."""
 
-    prefill_tokens_per_s: float
-    decode: tuple[ThroughputPoint, ...]
-    overhead_s: float = 0.0  # of each request, independent of its lengths
+    prefill_tokens_per_s: Rate
+    decode: Annotated[tuple[ThroughputPoint, ...], Meta(min_length=1)]
+    overhead_s: Amount = 0.0  # of each request, independent of its lengths
 
 
 class ReplicaProfile(ReplicaMeasurement, frozen=True, kw_only=True):
     """A measured replica with its price. `slots`: its sequences at once; 0: those of the fastest point."""
 
-    slots: int = 0
-    usd_per_hour: float = 0.0
+    slots: Count = 0
+    usd_per_hour: Amount = 0.0
 
 
 class PlanTargets(msgspec.Struct, frozen=True, kw_only=True):
-    utilisation: float = 0.7
-    spare_replicas: int = 1  # replicas that may be lost at the peak
-    zones: int = 1  # above 1: any one zone may be lost
+    utilisation: Annotated[float, Meta(gt=0, lt=1)] = 0.7  # at 1 the queue grows without bound
+    spare_replicas: Count = 1  # replicas that may be lost at the peak
+    zones: Positive = 1  # above 1: any one zone may be lost
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,37 +189,13 @@ def _spread(needed: int, targets: PlanTargets) -> tuple[int, int]:
     return per_zone, per_zone * targets.zones
 
 
-def _check(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> None:
-    positive = {
-        "peak rate": load.peak_rps,
-        "prompt length": load.prompt.mean,
-        "completion length": load.completion.mean,
-        "prefill rate": replica.prefill_tokens_per_s,
-        "utilisation": targets.utilisation,
-        **{f"decode rate at {point.sequences}": point.tokens_per_s for point in replica.decode},
-    }
-    for name, value in positive.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"the {name} must be above zero, not {value:g}")
-    if not replica.decode:
-        raise ConfigError("no measured decode rate")
-    if targets.utilisation >= 1:
-        raise ConfigError("the utilisation must be below 1: at 1 the queue grows without bound")
-    for name, count, least in (
-        ("spare", targets.spare_replicas, 0),
-        ("zones", targets.zones, 1),
-        ("slots", replica.slots, 0),
-        ("sequences", min(point.sequences for point in replica.decode), 1),
-    ):
-        if count < least:
-            raise ConfigError(f"{name} must be at least {least}, not {count}")
-    for name, cv in (("prompt", load.prompt.cv), ("completion", load.completion.cv)):
-        if not 0 <= cv < math.inf:
-            raise ConfigError(f"the spread of the {name} lengths must be at least 0, not {cv:g}")
-    if not 0 <= replica.overhead_s < math.inf:
-        raise ConfigError(f"the overhead must be at least 0, not {replica.overhead_s:g}")
-    if not 0 <= replica.usd_per_hour < math.inf:
-        raise ConfigError(f"the price of a replica-hour must be at least 0, not {replica.usd_per_hour:g}")
+def _check(*parts: ExpectedLoad | ReplicaProfile | PlanTargets) -> None:
+    """Raises ConfigError."""
+    try:
+        for part in parts:
+            msgspec.convert(msgspec.to_builtins(part), type(part))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The numbers of the plan are out of range: {error}") from error
 
 
 class _Usage(msgspec.Struct, frozen=True):
