@@ -12,7 +12,7 @@ import numpy as np
 from ..signals.pair import ModelIdentity, PairHandoff
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
-from .routing_curves import Array64, RoutingSample, mix, picture
+from .routing_curves import Array64, picture, routing_curves
 
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10
@@ -86,12 +86,9 @@ def write_report(folder: Path, report: PairReport, rows: Rows, signals: Mapping[
     """Write report.md, routing.svg and calibration.svg."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
-    samples = [
-        RoutingSample(row.small, row.large, True, {name: float(of[index]) for name, of in signals.items()}, row.weight)
-        for index, row in enumerate(rows.answers)
-    ]
+    curves = routing_curves(signals, rows.small, rows.large, rows.weights)
     traffic = f"{report.small.name} and {report.large.name}, {len(rows)} prompts"
-    (folder / "routing.svg").write_text(picture(mix(samples, 1.0, list(signals)), traffic), encoding="utf-8")
+    (folder / "routing.svg").write_text(picture(curves, traffic), encoding="utf-8")
     (folder / "calibration.svg").write_text(reliability(signals[BOTH], rows.enough), encoding="utf-8")
 
 

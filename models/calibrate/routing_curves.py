@@ -1,9 +1,8 @@
 """How good a router signal is on a pair of models: routing curves, and how true its stated probabilities are.
 
-Traffic is mixed of requests in the device's domain, which make up a given share, and all others. Rows are weighted, not
-sampled, so the mix adds no noise. A signal ranks the requests: the device answers those ranked highest, the cloud
-answers the rest. Each point of a curve gives the share of requests on the device and the exact match that the pair
-retains, relative to the cloud model's own (more than 1 where the device's model is better).
+A signal ranks the requests: the device answers those ranked highest, the cloud answers the rest. Each point of a curve
+gives the share of requests on the device and the exact match that the pair retains, relative to the cloud model's own
+(more than 1 where the device's model is better).
 """
 
 from __future__ import annotations
@@ -33,16 +32,6 @@ BINS = 10
 LEAST_ANSWERS = 100  # fewer tell nothing of a drift
 
 
-class RoutingSample(msgspec.Struct, frozen=True):
-    """One request with both models' results and the value of each signal (higher favours the device)."""
-
-    device: float  # quality of the device's answer, 0 to 1
-    cloud: float  # of the cloud's
-    in_domain: bool  # the request is in the device's domain
-    signals: Mapping[str, float] = {}
-    weight: float = 1.0  # how many requests this one stands for
-
-
 class CurvePoint(msgspec.Struct, frozen=True):
     on_device: float  # share of requests that the device answers
     exact: float  # exact match of the pair, over all requests
@@ -56,37 +45,18 @@ class RoutingCurve(msgspec.Struct, frozen=True):
     points: tuple[CurvePoint, ...]
 
 
-class TrafficMix(msgspec.Struct, frozen=True):
-    """The curves at one share of in-domain traffic."""
+def routing_curves(
+    signals: Mapping[str, Array64], device: Array64, cloud: Array64, weights: Array64
+) -> tuple[RoutingCurve, ...]:
+    """Return the curves of the signals, of random routing, and of an oracle that knows both answers.
 
-    domain_share: float
-    device_exact: float  # exact match with all requests on the device
-    cloud_exact: float  # exact match with all requests in the cloud
-    curves: tuple[RoutingCurve, ...]
-
-
-def weights(samples: Sequence[RoutingSample], domain_share: float) -> Array64:
-    """Return one weight per request, summing to 1, such that in-domain requests make up `domain_share`."""
-    inside = np.array([sample.in_domain for sample in samples], bool)
-    each = np.array([sample.weight for sample in samples])
-    within, beyond = (side / max(float(side.sum()), 1e-9) for side in (each * inside, each * ~inside))
-    shares = domain_share * within + (1 - domain_share) * beyond
-    total = float(shares.sum())
-    return shares / total if total else np.full(len(samples), 1 / len(samples))
-
-
-def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[str]) -> TrafficMix:
-    """Return the curves of the named signals, of random routing, and of an oracle that knows both answers."""
-    share = weights(samples, domain_share)
-    device, cloud = (np.array([getattr(sample, side) for sample in samples], float) for side in ("device", "cloud"))
-    signals = {name: np.array([sample.signals[name] for sample in samples]) for name in names}
-    signals |= {"random": np.zeros(len(share)), "oracle": device - cloud}
-    return TrafficMix(
-        domain_share=domain_share,
-        device_exact=float(share @ device),
-        cloud_exact=float(share @ cloud),
-        curves=tuple(_curve(name, signal, share, device, cloud) for name, signal in signals.items()),
-    )
+    Args:
+        signals: [requests] each, higher favours the device.
+        device, cloud: [requests], the quality of both answers, 0 to 1.
+        weights: [requests], how much each request counts.
+    """
+    signals = {**signals, "random": np.zeros(len(weights)), "oracle": device - cloud}
+    return tuple(_curve(name, signal, weights / weights.sum(), device, cloud) for name, signal in signals.items())
 
 
 def apgr(signal: Array64, device: Array64, cloud: Array64, weights: Array64 | None = None) -> float | None:
@@ -130,14 +100,13 @@ def _curve(name: str, signal: Array64, share: Array64, device: Array64, cloud: A
     return RoutingCurve(name, tuple(CurvePoint(x, y, y / cloud_exact if cloud_exact else 1.0) for x, y in points))
 
 
-def picture(mix: TrafficMix, traffic: str = "") -> str:
-    """Return an SVG plot of one mix: `on_device` to the right, `retained` upwards; the goal is the shaded corner.
+def picture(curves: Sequence[RoutingCurve], traffic: str) -> str:
+    """Return an SVG plot of curves: `on_device` to the right, `retained` upwards; the goal is the shaded corner.
 
     Args:
-        traffic: what the requests are; by default the share in the device's domain.
+        traffic: what the requests are.
     """
-    traffic = traffic or f"{mix.domain_share:.0%} of the traffic is in its domain"
-    highest = max([1.0, *(point.retained for curve in mix.curves for point in curve.points)])
+    highest = max([1.0, *(point.retained for curve in curves for point in curve.points)])
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         "<style>text {font-size: 11px}</style>",
@@ -145,7 +114,7 @@ def picture(mix: TrafficMix, traffic: str = "") -> str:
         f'<text x="{_LEFT}" y="18">Exact match retained, by share of requests on the device',
         f"({traffic})</text>",
         *_axes(highest),
-        *(_line(curve, highest, number) for number, curve in enumerate(mix.curves)),
+        *(_line(curve, highest, number) for number, curve in enumerate(curves)),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

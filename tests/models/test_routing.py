@@ -10,8 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_train.cli.commands import main
-from causeway_train.evaluate.routing_table import mean_retained, on_device_at, points, retained_at, table
-from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, picture, weights
+from causeway_train.evaluate.routing_table import (
+    RoutingSample,
+    mean_retained,
+    mix,
+    on_device_at,
+    points,
+    retained_at,
+    table,
+    weights,
+)
+from models.calibrate.routing_curves import CurvePoint, RoutingCurve, picture
 
 
 def samples() -> list[RoutingSample]:
@@ -69,7 +78,7 @@ def test_curves_become_a_table_a_csv_and_an_svg() -> None:
     assert "met" in text
     assert "missed" in text
     assert len(points(mixes).splitlines()) == 1 + 2 * 4 * 101
-    root = ET.fromstring(picture(mixes[0]))
+    root = ET.fromstring(picture(mixes[0].curves, mixes[0].traffic))
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 4
 
 

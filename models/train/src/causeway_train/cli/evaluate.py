@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from models.calibrate.routing_curves import RoutingSample, mix, picture
+from models.calibrate.routing_curves import picture
 from models.catalog.artifact import Artifact, find_artifact
 from models.cli.options import folder, models_option, threads_option
 
 from ..evaluate.report import EvaluationReport
+from ..evaluate.routing_table import RoutingSample, mix, points, table
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
@@ -112,7 +113,6 @@ def evaluate_routing(
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.
     """
-    from ..evaluate.routing_table import points, table
 
     rows = [row for path in files for row in read_rows(path) if not held or _unseen(row)]
     with _answers_folder(run) as answers:
@@ -135,7 +135,7 @@ def evaluate_routing(
         title = f"# Routing between {device} and {cloud}\n\n![curve](routing.svg)\n\n"
         (to / "routing.md").write_text(title + text, encoding="utf-8")
         (to / "routing.csv").write_text(points(mixes), encoding="utf-8")
-        (to / "routing.svg").write_text(picture(shown), encoding="utf-8")
+        (to / "routing.svg").write_text(picture(shown.curves, shown.traffic), encoding="utf-8")
 
 
 def _evaluated(

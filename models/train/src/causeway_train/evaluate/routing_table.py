@@ -1,10 +1,58 @@
-"""Figures of routing curves, as a Markdown table and as CSV points."""
+"""Routing curves of mixed traffic, and their figures as a Markdown table and as CSV points.
+
+Traffic is mixed of requests in the device's domain, which make up a given share, and all others. Rows are weighted, not
+sampled, so the mix adds no noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from models.calibrate.routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, RoutingCurve, TrafficMix
+import msgspec
+import numpy as np
+
+from models.calibrate.routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, Array64, RoutingCurve, routing_curves
+
+
+class RoutingSample(msgspec.Struct, frozen=True):
+    """One request with both models' results and the value of each signal (higher favours the device)."""
+
+    device: float  # quality of the device's answer, 0 to 1
+    cloud: float  # of the cloud's
+    in_domain: bool  # the request is in the device's domain
+    signals: Mapping[str, float] = {}
+
+
+class TrafficMix(msgspec.Struct, frozen=True):
+    """The curves at one share of in-domain traffic."""
+
+    domain_share: float
+    device_exact: float  # exact match with all requests on the device
+    cloud_exact: float  # exact match with all requests in the cloud
+    curves: tuple[RoutingCurve, ...]
+
+    @property
+    def traffic(self) -> str:
+        """What the requests are."""
+        return f"{self.domain_share:.0%} of the traffic is in its domain"
+
+
+def weights(samples: Sequence[RoutingSample], domain_share: float) -> Array64:
+    """Return one weight per request, summing to 1, such that in-domain requests make up `domain_share`."""
+    inside = np.array([sample.in_domain for sample in samples], bool)
+    within, beyond = (side / max(side.sum(), 1) for side in (inside, ~inside))
+    shares = domain_share * within + (1 - domain_share) * beyond
+    total = float(shares.sum())
+    return shares / total if total else np.full(len(samples), 1 / len(samples))
+
+
+def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[str]) -> TrafficMix:
+    """Return the curves of the named signals at one share of in-domain traffic."""
+    share = weights(samples, domain_share)
+    device, cloud = (np.array([getattr(sample, side) for sample in samples], float) for side in ("device", "cloud"))
+    signals = {name: np.array([sample.signals[name] for sample in samples]) for name in names}
+    curves = routing_curves(signals, device, cloud, share)
+    return TrafficMix(domain_share, float(share @ device), float(share @ cloud), curves)
 
 
 def table(mixes: Sequence[TrafficMix], rows: int) -> str:
