@@ -31,8 +31,7 @@ from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, Emit, EngineOptions, EngineStats, Job, ModelInfo, OnFailure, Prompt
 from .sampling.grammar import GrammarState
-from .sampling.sampler import TokenSampler, is_plain_greedy
-from .sampling.thinking_budget import ThinkingBudget
+from .sampling.sampler import ThinkingBudget, TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence, SequencePrompt
 from .scheduling.speculation import DraftPlanner
 
