@@ -354,70 +354,60 @@ def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
         ArtifactError: the header is malformed, or ends before the sizes of the network are known.
     """
     header = read_header(data, size_bytes, where)
-    fields = _Fields(header, data)
-    architecture = fields.text("general.architecture")
+    architecture = _text(header, "general.architecture")
     if architecture is None:
         raise ArtifactError(f"{where}: `general.architecture` is missing")
     types: Counter[str] = Counter()
     for tensor in header.tensors:
         types[tensor.type_name] += tensor.elements
     tensors_bytes = sum(tensor.size_bytes for tensor in header.tensors)
-    heads = fields.number(f"{architecture}.attention.head_count")
-    width = fields.number(f"{architecture}.embedding_length")
-    head_width = width // heads if heads else 0
+    heads = _number(header, f"{architecture}.attention.head_count")
+    width = _number(header, f"{architecture}.embedding_length")
+    head_width, tokens = width // heads if heads else 0, header.metadata.get("tokenizer.ggml.tokens")
     return GgufFile(
         architecture=architecture,
-        name=fields.text("general.name"),
-        licence=fields.text("general.license"),
+        name=_text(header, "general.name"),
+        licence=_text(header, "general.license"),
         quantisation=types.most_common(1)[0][0] if types else "none",
         parameters=sum(types.values()),
         size_bytes=size_bytes,
         tensors_bytes=tensors_bytes if header.is_complete else size_bytes,
-        context_length=fields.number(f"{architecture}.context_length"),
-        layers=fields.number(f"{architecture}.block_count"),
+        context_length=_number(header, f"{architecture}.context_length"),
+        layers=_number(header, f"{architecture}.block_count"),
         width=width,
         heads=heads,
-        kv_heads=fields.number(f"{architecture}.attention.head_count_kv") or heads,
-        key_width=fields.number(f"{architecture}.attention.key_length") or head_width,
-        value_width=fields.number(f"{architecture}.attention.value_length") or head_width,
-        vocabulary=fields.count("tokenizer.ggml.tokens"),
-        chat_template=fields.text("tokenizer.chat_template"),
-        refuse_token=fields.text("causeway.refuse_token"),
-        tokenizer_sha256=fields.digest("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+        kv_heads=_number(header, f"{architecture}.attention.head_count_kv") or heads,
+        key_width=_number(header, f"{architecture}.attention.key_length") or head_width,
+        value_width=_number(header, f"{architecture}.attention.value_length") or head_width,
+        vocabulary=tokens.count if isinstance(tokens, StringArray) else 0,
+        chat_template=_text(header, "tokenizer.chat_template"),
+        refuse_token=_text(header, "causeway.refuse_token"),
+        tokenizer_sha256=_digest(header, data, "tokenizer.ggml.tokens", "tokenizer.ggml.merges")
         if header.is_complete
         else None,
         tensor_types=dict(types),
     )
 
 
-class _Fields:
-    """Typed access to a header's key-value pairs."""
+def _text(header: GgufHeader, key: str) -> str | None:
+    value = header.metadata.get(key)
+    return value if isinstance(value, str) else None
 
-    def __init__(self, header: GgufHeader, data: bytes | mmap.mmap) -> None:
-        self._metadata = header.metadata
-        self._data = data
 
-    def text(self, key: str) -> str | None:
-        value = self._metadata.get(key)
-        return value if isinstance(value, str) else None
+def _number(header: GgufHeader, key: str) -> int:
+    """Return an integer; of a list (a value per layer) the largest; 0 when absent."""
+    value = header.metadata.get(key, 0)
+    if isinstance(value, tuple):
+        return int(max(value, default=0))
+    return value if isinstance(value, int) else 0
 
-    def number(self, key: str) -> int:
-        """Return an integer; of a list (a value per layer) the largest; 0 when absent."""
-        value = self._metadata.get(key, 0)
-        if isinstance(value, tuple):
-            return int(max(value, default=0))
-        return value if isinstance(value, int) else 0
 
-    def count(self, key: str) -> int:
-        value = self._metadata.get(key)
-        return value.count if isinstance(value, StringArray) else 0
-
-    def digest(self, *keys: str) -> str | None:
-        digest = hashlib.sha256()
-        for key in keys:
-            value = self._metadata.get(key)
-            if not isinstance(value, StringArray):
-                return None
-            for text in read_strings(self._data, value):
-                digest.update(text + b"\0")
-        return digest.hexdigest()
+def _digest(header: GgufHeader, data: bytes | mmap.mmap, *keys: str) -> str | None:
+    digest = hashlib.sha256()
+    for key in keys:
+        value = header.metadata.get(key)
+        if not isinstance(value, StringArray):
+            return None
+        for text in read_strings(data, value):
+            digest.update(text + b"\0")
+    return digest.hexdigest()

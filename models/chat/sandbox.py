@@ -86,26 +86,19 @@ class _Generation(jinja2.ext.Extension):
 class _ChargeTransformer(NodeTransformer):
     """Inserts charges into a template: for each loop turn, macro call, new list, and `~`."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja2's own convention
-        return self._charge_body(node)
+    def visit_For(self, node: nodes.For | nodes.Macro) -> nodes.Node:  # noqa: N802 - jinja2's own convention
+        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_charged("_charge_step", nodes.Const(written))))
+        return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        return self._charge_body(node)
+    visit_Macro = visit_For  # noqa: N815
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         return _charged("_charge_concat", *node.nodes)
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        return self._charge_container(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        return self._charge_container(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        return self._charge_container(node) if node.ctx == "load" else node
-
-    def _charge_container(self, node: nodes.Expr) -> nodes.Expr:
+    def visit_List(self, node: nodes.Expr) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         try:
             node.as_const()
@@ -113,11 +106,10 @@ class _ChargeTransformer(NodeTransformer):
             return _charged("_charge_container", node)
         return node
 
-    def _charge_body(self, node: nodes.For | nodes.Macro) -> nodes.Node:
-        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_charged("_charge_step", nodes.Const(written))))
-        return node
+    visit_Dict = visit_List  # noqa: N815
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        return self.visit_List(node) if node.ctx == "load" else node
 
 
 def _charged(name: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:

@@ -262,10 +262,9 @@ def render(
     *,
     bos: str = "",
     eos: str = "",
-    add_generation_prompt: bool = True,
     guard: str = "",
 ) -> str:
-    """Render the prompt of `messages` in the sandbox, adapted to what the template can take (`conversation`).
+    """Render `messages` in the sandbox, adapted to what the template can take, up to where the answer begins.
 
     Args:
         template: jinja2 source, untrusted.
@@ -273,7 +272,6 @@ def render(
         tools: passed to the template in OpenAI's form; None when there are none.
         bos: the text of the beginning-of-sequence token, for templates that write it.
         eos: the text of the end-of-sequence token.
-        add_generation_prompt: end the prompt where the assistant's answer begins.
         guard: first characters of control tokens; each one in a caller's text gets a MARK behind it.
 
     Raises:
@@ -287,7 +285,7 @@ def render(
         abilities = _abilities(template)
         in_system = abilities.tools == "system"
         messages, tools = adapted(messages, tools, abilities, tool_format(template))
-    return _render(template, messages, tools, bos, eos, guard, in_system, add_generation_prompt=add_generation_prompt)
+    return _render(template, messages, tools, bos, eos, guard, in_system)
 
 
 @lru_cache(maxsize=_CACHED_ABILITIES)
@@ -321,8 +319,6 @@ def _render(
     eos: str,
     guard: str,
     tools_in_system: bool,
-    *,
-    add_generation_prompt: bool = True,
 ) -> str:
     """`tools_in_system`: the first message, a system message, has the tools as JSON text."""
     compiled = compile_template(template)
@@ -335,7 +331,7 @@ def _render(
         "tools": tool_values,
         "bos_token": bos,
         "eos_token": eos,
-        "add_generation_prompt": add_generation_prompt,
+        "add_generation_prompt": True,
     }
     input_length = len(str(message_values)) + (len(str(tool_values)) if tool_values else 0)
     return generate(compiled, variables, input_length)

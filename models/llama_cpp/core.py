@@ -70,7 +70,21 @@ class EngineCore:
             on_error.callback(context.close)
             context.warm_up(0)
             on_error.pop_all()
-        self.info = _model_info(weights, self.vocabulary.size, plan.context_tokens, threads, options.sequences)
+        self.info = ModelInfo(
+            name=weights.name,
+            architecture=weights.architecture,
+            quantisation=weights.quantisation,
+            parameters=weights.parameters,
+            context_tokens=plan.context_tokens,
+            vocabulary=self.vocabulary.size,
+            bytes=weights.size_bytes,
+            threads=threads,
+            sequences=options.sequences,
+            embedding_dimensions=weights.embedding_dimensions,
+            has_chat_template=bool(weights.chat_template),
+            tool_format=tool_format(weights.chat_template),
+            thinking=thinking_of(weights.chat_template),
+        )
         self.prompts = PromptEncoder(
             self.vocabulary,
             weights.chat_template,
@@ -283,21 +297,3 @@ class EngineCore:
         for sequence in self.scheduler.running_sequences:
             self.scheduler.remove(sequence)
             out.append(sequence.fail("engine_out_of_memory", detail))
-
-
-def _model_info(weights: Weights, vocabulary: int, context: int, threads: int, sequences: int) -> ModelInfo:
-    return ModelInfo(
-        name=weights.name,
-        architecture=weights.architecture,
-        quantisation=weights.quantisation,
-        parameters=weights.parameters,
-        context_tokens=context,
-        vocabulary=vocabulary,
-        bytes=weights.size_bytes,
-        threads=threads,
-        sequences=sequences,
-        embedding_dimensions=weights.embedding_dimensions,
-        has_chat_template=bool(weights.chat_template),
-        tool_format=tool_format(weights.chat_template),
-        thinking=thinking_of(weights.chat_template),
-    )

@@ -96,7 +96,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a job. An invalid job ends with an emission that carries the error, like any other failure."""
-        if self._is_constrained(job):
+        if job.json_schema or job.grammar:
             self._compiling.add(job.id)
             self._compiler.submit(self._submit_compiled, job)
         else:
@@ -163,9 +163,6 @@ class Engine:
         if job.id not in self._compiling:  # cancelled meanwhile
             self._inbox.append(Emission(job.id, error=ClientGone.code, detail="cancelled"))
         self._compiling.discard(job.id)
-
-    def _is_constrained(self, job: Job) -> bool:
-        return bool(job.json_schema or job.grammar)
 
     def _prepare(self, job: Job) -> Sequence:
         core, context = self._core, self._core.info.context_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -90,7 +90,7 @@ class Vocabulary:
             soft: ids that stand for these parts of the text.
         """
         tokens: list[Tokens] = []
-        for part in _split_at(soft, text) if soft else [text]:
+        for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:
             if soft and part in soft:
                 tokens.append(soft[part])
                 continue
@@ -171,11 +171,6 @@ class Vocabulary:
 
     def _is_control(self, token: int) -> bool:
         return bool(native.llama_vocab_get_attr(self.pointer, token) & _CONTROL)
-
-
-def _split_at(separators: Iterable[str], text: str) -> list[str]:
-    """Split a text around these, which stay in the list."""
-    return re.split(f"({'|'.join(map(re.escape, separators))})", text)
 
 
 def _text(piece: bytes) -> str | None:

@@ -73,7 +73,9 @@ class PromptStore:
 
     def find(self, prompt: Tokens) -> StoredPrompt | None:
         """Return the longest stored prompt that `prompt` begins with."""
-        fitting = (stored for stored in self._files.values() if _begins(prompt, stored.tokens))
+        fitting = (
+            stored for stored in self._files.values() if common_prefix(prompt, stored.tokens) == len(stored.tokens)
+        )
         return max(fitting, key=lambda stored: len(stored.tokens), default=None)
 
     def load(self, stored: StoredPrompt) -> NDArray[np.uint8] | None:
@@ -204,10 +206,6 @@ def _digest(tokens: bytes, state: NDArray[np.uint8]) -> str:
 
 def _name(tokens: Tokens) -> str:
     return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest() + _SUFFIX
-
-
-def _begins(prompt: Tokens, with_tokens: Tokens) -> bool:
-    return len(prompt) >= len(with_tokens) and bool((prompt[: len(with_tokens)] == with_tokens).all())
 
 
 class PrefixSource(msgspec.Struct, frozen=True):

@@ -204,21 +204,17 @@ def _ogg_is_cut(data: bytes) -> bool:
 def _webm_is_cut(data: bytes) -> bool:
     at = 0
     while at < len(data):
-        element, body = _vint(data, at, keeps_marker=True)
-        size, body = _vint(data, body)
+        element, size_at = _vint(data, at, keeps_marker=True)
+        size, body = _vint(data, size_at)
         if size is None or element is None:
             return True  # within an element's header
-        is_unknown = size == (1 << (7 * (body - _id_end(data, at)))) - 1
+        is_unknown = size == (1 << (7 * (body - size_at))) - 1
         if not is_unknown and body + size > len(data):
             return True
         at = body if element in _MASTERS else body + size
         if is_unknown and element not in _MASTERS:
             return False
     return False
-
-
-def _id_end(data: bytes, at: int) -> int:
-    return at + 9 - data[at].bit_length()
 
 
 def _vint(data: bytes, at: int, *, keeps_marker: bool = False) -> tuple[int | None, int]:
