@@ -28,19 +28,8 @@ from ..native import bindings
 from ..native.vocabulary import Tokens
 
 BLOCK = 4  # tokens: a shorter common prefix is decoded again
-
-
-class KVSegment:
-    """Cells that one sequence decoded. `users`: sequence id -> how many of them, from the first, it uses."""
-
-    __slots__ = ("users",)
-
-    def __init__(self) -> None:
-        self.users: dict[int, int] = {}
-
-    @property
-    def length(self) -> int:
-        return max(self.users.values(), default=0)
+KVSegment = dict[int, int]
+"""Cells that one sequence decoded: by sequence id, how many of them, from the first, each user has."""
 
 
 class SequenceSlot:
@@ -54,22 +43,21 @@ class SequenceSlot:
         self._shared = [segment for segment, _ in shared]
         self._shared_tokens = sum(used for _, used in shared)
         for segment, used in shared:
-            segment.users[sequence] = used
-        self._own = KVSegment()
-        self._own.users[sequence] = 0
+            segment[sequence] = used
+        self._own: KVSegment = {sequence: 0}
 
     @property
     def length(self) -> int:
-        return self._shared_tokens + self._own.users[self.id]
+        return self._shared_tokens + self._own[self.id]
 
     def grow(self, tokens: int) -> None:
-        self._own.users[self.id] += tokens
+        self._own[self.id] += tokens
 
     def segments_of_first(self, tokens: int) -> list[tuple[KVSegment, int]]:
         """Return the segments that hold the first `tokens` tokens, with how many cells of each."""
         found: list[tuple[KVSegment, int]] = []
         for segment in (*self._shared, self._own):
-            used = min(tokens, segment.users[self.id])
+            used = min(tokens, segment[self.id])
             if used:
                 found.append((segment, used))
                 tokens -= used
@@ -79,9 +67,9 @@ class SequenceSlot:
         """Leave every segment; return how many cells have no user any more."""
         freed = 0
         for segment in (*self._shared, self._own):
-            before = segment.length
-            del segment.users[self.id]
-            freed += before - segment.length
+            before = max(segment.values())
+            del segment[self.id]
+            freed += before - max(segment.values(), default=0)
         return freed
 
 
