@@ -91,10 +91,11 @@ def add_model(
         if mmproj is not None:
             check_mmproj(mmproj, file)
             vision_bytes = read_mmproj(mmproj).memory_bytes
+        need = estimate_memory(gguf, context=context, batch=batch).total_bytes + vision_bytes
         notes = (
             *_gguf_notes(gguf, context, origin.licence),
             *_mmproj_notes(file, mmproj),
-            *check_fits(gguf, file.name, device, context, batch, force, vision_bytes),
+            *check_memory(file.name, need, device, f" (context {context}, batch {batch}); lower these", force=force),
         )
         added = publish_gguf(
             file,
@@ -137,30 +138,22 @@ def model_name(stem: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
 
 
-def check_fits(
-    gguf: GgufFile, what: str, device: Device, context: int, batch: int, force: bool = False, vision_bytes: int = 0
-) -> tuple[str, ...]:
-    """Compare a model's memory with the device's. Return a remark if it is too large and `force` is set.
+def check_memory(what: str, need_bytes: int, device: Device, advice: str, *, force: bool) -> tuple[str, ...]:
+    """Compare the memory that a model needs with the device's. Return a remark if it is too much and `force` is set.
 
     Args:
-        gguf: the header of the model's file.
         what: names the model in messages.
-        device: the device whose memory it must fit.
-        context: tokens per sequence.
-        batch: sequences decoded in parallel.
-        force: accept a model that does not fit.
-        vision_bytes: of the process that reads pictures for it.
+        advice: what to do about it, other than `--force`.
 
     Raises:
         ArtifactError: it does not fit, and `force` is not set; the message has the figures.
     """
-    need = estimate_memory(gguf, context=context, batch=batch).total_bytes + vision_bytes
-    if need <= device.usable_bytes:
+    if need_bytes <= device.usable_bytes:
         return ()
     usable = f"{device.name} has {device.usable_bytes / 2**20:.0f} MiB of usable memory"
-    shortage = f"{what}: needs {need / 2**20:.0f} MiB, {usable}"
+    shortage = f"{what}: needs {need_bytes / 2**20:.0f} MiB, {usable}"
     if not force:
-        raise ArtifactError(f"{shortage} (context {context}, batch {batch}); lower these or use --force")
+        raise ArtifactError(f"{shortage}{advice} or use --force")
     return (shortage,)
 
 

@@ -29,7 +29,7 @@ from ..modalities.voices import (
     voice_memory_bytes,
     worker_spec,
 )
-from .add import AddResult, check_name, model_name
+from .add import AddResult, check_memory, check_name, model_name
 from .publish import Placing, place
 
 _TRIED_SYMBOLS = 40  # a short sentence
@@ -79,7 +79,7 @@ def add_voice(
     except OSError as error:
         raise ArtifactError(f"{error.filename}: {error.strerror}") from error
     need = voice_memory_bytes(size_bytes)
-    notes = _check_fits(file, need, device, force)
+    notes = check_memory(file.name, need, device, "; choose a smaller voice,", force=force)
     asyncio.run(_try(file.absolute(), sha256, settings, need, check_s))
     if not (licence or licence_text):
         notes += ("no licence was named: make sure that you may use it; see --licence",)
@@ -92,16 +92,6 @@ def _licence(file: Path) -> bytes:
     if file.stat().st_size > _MAX_LICENCE_BYTES:
         raise ArtifactError(f"{file}: larger than 1 MiB: this is no licence's text")
     return file.read_bytes()
-
-
-def _check_fits(file: Path, need: int, device: Device, force: bool) -> tuple[str, ...]:
-    if need <= device.usable_bytes:
-        return ()
-    usable = f"{device.name} has {device.usable_bytes / _MIB:.0f} MiB of usable memory"
-    shortage = f"{file.name}: needs {need / _MIB:.0f} MiB, {usable}"
-    if not force:
-        raise ArtifactError(f"{shortage}; choose a smaller voice, or use --force")
-    return (shortage,)
 
 
 async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: int, check_s: float) -> None:

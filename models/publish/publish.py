@@ -204,7 +204,7 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
             _link(source.resolve(), target)
         else:
             if target.parent.stat().st_dev != source.stat().st_dev or placing == "copy":
-                _check_space(source.stat().st_size, target.parent)
+                check_space(source.stat().st_size, target.parent)
             if placing == "copy":
                 shutil.copyfile(source, target)
             else:
@@ -246,10 +246,6 @@ def check_space(needed_bytes: int, folder: Path) -> None:
     """
     while not folder.exists():
         folder = folder.parent
-    _check_space(needed_bytes, folder)
-
-
-def _check_space(needed_bytes: int, folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
         raise ArtifactError(
