@@ -19,6 +19,7 @@ from router.types import Confidence, Message, Sampling, TokenLogprob
 from ..catalog.artifact import Artifact
 from ..llama_cpp.process.parent import EngineProcess
 from ..llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from .label import chosen_letter
 from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
@@ -26,6 +27,17 @@ ALTERNATIVES = 20
 _TRIES = 6  # the pauses between them double from a second on: half a minute in all
 _TIMEOUT_S = 300.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_QUESTION = """Compare two answers to a request. Judge only whether they are correct and do what was asked for.
+
+Request:
+{prompt}
+
+First answer:
+{first}
+
+Second answer:
+{second}"""
+_CHOICES = {"A": "The first answer is better.", "B": "The second answer is better.", "C": "Both are equally good."}
 
 
 class Answerer(Protocol):
@@ -39,11 +51,26 @@ class Answerer(Protocol):
         """
 
 
-class PairJudge(Protocol):
-    """Compares two answers."""
+class AnswerJudge:
+    """Asks `model` which answer is better."""
+
+    def __init__(self, model: Answerer) -> None:
+        self._model = model
 
     async def as_good(self, prompt: CalibrationPrompt, answers: PairAnswers) -> bool:
-        """Return whether the small model's answer is as good as the large one's."""
+        """Return whether the small model's answer is as good; an unclear judgement counts against it.
+
+        Raises:
+            BackendError: the model is gone.
+        """
+        # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
+        swapped = int(prompt.id, 16) % 2 == 1
+        texts = [answers.small.text, answers.large.text]
+        first, second = reversed(texts) if swapped else texts
+        question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
+        comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
+        letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
+        return letter in ("C", "B" if swapped else "A")
 
 
 class EngineAnswerer:
@@ -133,7 +160,7 @@ async def collect(
     log: AnswerLog,
     *,
     parallel: int,
-    judge: PairJudge | None = None,
+    judge: AnswerJudge | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.

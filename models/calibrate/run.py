@@ -17,7 +17,7 @@ from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
-from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
+from .collect import Answerer, AnswerJudge, EndpointAnswerer, EngineAnswerer, collect
 from .evaluate import (
     BOTH,
     PROMPT,
@@ -31,25 +31,14 @@ from .evaluate import (
     signals_of,
 )
 from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
-from .label import LabelledAnswer, chosen_letter, label
-from .prompts import AnswerLog, CalibrationPrompt, Pair, PairAnswers
+from .label import LabelledAnswer, label
+from .prompts import AnswerLog, CalibrationPrompt, Pair
 from .report import FittedReport, PairReport, markdown, write_report
 from .routing_curves import Array64
 from .shadow import read_shadow_rows
 
 LEAST_PROMPTS = 50  # fewer tell nothing
 _PROGRESS = 25
-_QUESTION = """Compare two answers to a request. Judge only whether they are correct and do what was asked for.
-
-Request:
-{prompt}
-
-First answer:
-{first}
-
-Second answer:
-{second}"""
-_CHOICES = {"A": "The first answer is better.", "B": "The second answer is better.", "C": "Both are equally good."}
 
 Echo = Callable[[str], None]
 STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
@@ -136,28 +125,6 @@ def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
         f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
         "Run the same command again to go on."
     )
-
-
-class AnswerJudge:
-    """Asks `model` which answer is better."""
-
-    def __init__(self, model: Answerer) -> None:
-        self._model = model
-
-    async def as_good(self, prompt: CalibrationPrompt, answers: PairAnswers) -> bool:
-        """Return whether the small model's answer is as good; an unclear judgement counts against it.
-
-        Raises:
-            BackendError: the model is gone.
-        """
-        # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
-        swapped = int(prompt.id, 16) % 2 == 1
-        texts = [answers.small.text, answers.large.text]
-        first, second = reversed(texts) if swapped else texts
-        question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
-        comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
-        letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
-        return letter in ("C", "B" if swapped else "A")
 
 
 def calibrate_pair(
