@@ -140,16 +140,18 @@ class _InProcess:
 
 
 def _call_rows(threads: int) -> list[Row]:
-    rows = []
-    for batch in (1, MANY, max(BATCHES)):
-        calls = _Calls(find_artifact("assistant"), threads, batch)
-        calls.run(held=True)
-        rounds = [(calls.run(held=False), calls.run(held=True)) for _ in range(CALL_ROUNDS)]
-        calls.close()
-        ratio = statistics.median(held / free for free, held in rounds)
-        note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, prompts included"
-        rows.append(Row(f"(e) calls held to their utterance / free at {batch}", ratio, "x", None, "higher", note))
-    return rows
+    return [call_row(threads, batch) for batch in (1, MANY, max(BATCHES))]
+
+
+def call_row(threads: int, batch: int, limit: float | None = None) -> Row:
+    """Return what it costs to hold `batch` calls at a time to the words of their utterances."""
+    calls = _Calls(find_artifact("assistant"), threads, batch)
+    calls.run(held=True)
+    rounds = [(calls.run(held=False), calls.run(held=True)) for _ in range(CALL_ROUNDS)]
+    calls.close()
+    ratio = statistics.median(held / free for free, held in rounds)
+    note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, prompts included"
+    return Row(f"(e) calls held to their utterance / free at {batch}", ratio, "x", limit, "higher", note)
 
 
 class _Calls:

@@ -22,10 +22,12 @@ from rich.table import Table
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
+from models.llama_cpp.native.threads import choose_threads
 from router.types import Message, Request, ResponseFormat, Tool, ToolChoice
 from tests.tool import run_tool
 
 from ..__main__ import cells
+from ..bench_engine import call_row
 from ..rows import Row
 from .servers import GREEDY, START_S, OurEngine, backend_request
 
@@ -58,7 +60,7 @@ async def measure(ours: OurEngine, rounds: int) -> list[Row]:
     """Return the rows of a model of the demonstration, and of the pair's device model."""
     rows = [await _in_force(ours, streams, rounds) for streams in (1, STREAMS)]
     rows += [await _new_schema(ours, rounds), await _calls(ours, rounds), await _tiny(rounds)]
-    return rows
+    return [*rows, call_row(choose_threads(0), IN_FLIGHT, 0.85)]
 
 
 def chat(text: str, tokens: int = TOKENS, **fields: object) -> Request:
@@ -139,7 +141,8 @@ async def _tiny(rounds: int) -> Row:
             texts = [f"{_COMMANDS[at % len(_COMMANDS)]} {number} {at}" for at in range(IN_FLIGHT)]
             requests = [chat(text) for text in texts]
             pairs.append((await _rate(held, requests), await _rate(free, requests)))
-    return _ratio(f"the assistant's call grammar / free decoding, {IN_FLIGHT} in flight", pairs[1:], 0.85, "tokens/s")
+    name = f"calls of {IN_FLIGHT} new texts at once / free, from daemon to child and back"
+    return _ratio(name, pairs[1:], None, "tokens/s")
 
 
 @contextlib.asynccontextmanager
@@ -153,7 +156,7 @@ async def _backend(path: Path, answers: str) -> AsyncIterator[EngineBackend]:
         await backend.close()
 
 
-def _ratio(name: str, pairs: list[tuple[float, float]], limit: float, unit: str) -> Row:
+def _ratio(name: str, pairs: list[tuple[float, float]], limit: float | None, unit: str) -> Row:
     ours, free = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     ratio = statistics.median(one / other for one, other in pairs)
     return Row(name, ratio, "x", limit, "higher", f"{ours:.1f} of {free:.1f} {unit}")
