@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 from models.catalog.artifact import find_artifact
-from models.constraints.call_grammar import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
+from models.constraints.call_grammar import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, MOST_LISTED, call_grammar
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -82,7 +82,11 @@ def test_without_words_there_are_no_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["six am", "a b a b a", "x x x x", 'the "the" \\ the "the"', "no, no,no no", "tick  tock"]
+    "text",
+    [
+        *("six am", "a b a b a", "x x x x", 'the "the" \\ the "the"', "no, no,no no", "tick  tock"),
+        'a "b", ' * (MOST_LISTED // 2),
+    ],
 )
 def test_a_value_is_a_run_of_words(text: str) -> None:
     """All runs and no others: part of a word, words in another order, and spaces at the edge are none."""
