@@ -20,7 +20,7 @@ from .errors import (
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 GRACE_S = 1.0  # past a deadline: the device's own error says more than ours
-POLL_S, LONGEST_POLL_S = 0.1, 2.0  # between looks at a job
+_POLL_S, _LONGEST_POLL_S = 0.1, 2.0  # between looks at a job
 _RETRIED_STATUSES = frozenset({429, 503})
 
 Sleep = Callable[[float], None]
@@ -97,11 +97,28 @@ class Deadline:
         self.started = clock()
         self._clock = clock
         self._deadline_s = deadline_s
+        self._pause_s = _POLL_S
 
     def left_s(self) -> float | None:
         if self._deadline_s is None:
             return None
         return max(0.0, self._deadline_s - (self._clock() - self.started))
+
+    def pause_s(self, left: str) -> float:
+        """Seconds until the next look at jobs, which grow until `restart`.
+
+        Raises:
+            CausewayTimeout: The deadline has passed, and `left` has not ended.
+        """
+        left_s, pause_s = self.left_s(), self._pause_s
+        if left_s is not None and left_s <= 0.0:
+            raise CausewayTimeout(f"{left} have not ended in time")
+        self._pause_s = min(_LONGEST_POLL_S, pause_s * 1.5)
+        return pause_s if left_s is None else min(pause_s, left_s)
+
+    def restart(self) -> None:
+        """Look again soon: a job has ended, and others may."""
+        self._pause_s = _POLL_S
 
     def check(self) -> None:
         """Raises CausewayTimeout once the deadline and its grace period have passed."""

@@ -12,8 +12,6 @@ import httpx
 
 from ..answers import Answer, AsyncChunks, Chunk, Decision, Embeddings, Job, Model
 from ..connection import (
-    LONGEST_POLL_S,
-    POLL_S,
     Address,
     AsyncSleep,
     Deadline,
@@ -356,7 +354,6 @@ class AsyncCauseway:
         """
         left = [job if isinstance(job, str) else job.id for job in jobs]
         deadline = Deadline(timeout_s, self._clock)
-        pause_s = POLL_S
         while left:
             for job_id in list(left):
                 try:
@@ -367,14 +364,10 @@ class AsyncCauseway:
                     break
                 if job.ended:
                     left.remove(job_id)
-                    pause_s = POLL_S
+                    deadline.restart()
                     yield job
-            left_s = deadline.left_s()
-            if left and left_s is not None and left_s <= 0.0:
-                raise CausewayTimeout(f"{len(left)} jobs have not ended in time")
             if left:
-                await self._sleep(pause_s if left_s is None else min(pause_s, left_s))
-                pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+                await self._sleep(deadline.pause_s(f"{len(left)} jobs"))
 
     async def cancel(self, job: Job | str) -> Job:
         """Cancel a job that has not ended (``DELETE /v1/jobs/{id}``)."""

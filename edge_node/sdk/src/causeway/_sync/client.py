@@ -12,8 +12,6 @@ import httpx
 
 from ..answers import Answer, Chunk, Chunks, Decision, Embeddings, Job, Model
 from ..connection import (
-    LONGEST_POLL_S,
-    POLL_S,
     Address,
     Deadline,
     Sleep,
@@ -346,7 +344,6 @@ class Causeway:
         """
         left = [job if isinstance(job, str) else job.id for job in jobs]
         deadline = Deadline(timeout_s, self._clock)
-        pause_s = POLL_S
         while left:
             for job_id in list(left):
                 try:
@@ -357,14 +354,10 @@ class Causeway:
                     break
                 if job.ended:
                     left.remove(job_id)
-                    pause_s = POLL_S
+                    deadline.restart()
                     yield job
-            left_s = deadline.left_s()
-            if left and left_s is not None and left_s <= 0.0:
-                raise CausewayTimeout(f"{len(left)} jobs have not ended in time")
             if left:
-                self._sleep(pause_s if left_s is None else min(pause_s, left_s))
-                pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+                self._sleep(deadline.pause_s(f"{len(left)} jobs"))
 
     def cancel(self, job: Job | str) -> Job:
         """Cancel a job that has not ended (``DELETE /v1/jobs/{id}``)."""

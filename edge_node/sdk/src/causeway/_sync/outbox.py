@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from ..answers import Job
-from ..connection import LONGEST_POLL_S, POLL_S, Deadline, Sleep, sleep_for
-from ..errors import CausewayAPIError, CausewayError, CausewayTimeout, CausewayUnreachable
+from ..connection import Deadline, Sleep, sleep_for
+from ..errors import CausewayAPIError, CausewayError, CausewayUnreachable
 from ..outbox_file import OutboxFile, Submission
 from ..request import Messages, RequestOptions
 from .client import Causeway
@@ -118,7 +118,6 @@ class Outbox:
             OutboxError: The file cannot be used.
         """
         deadline = Deadline(timeout_s, time.monotonic)
-        pause_s = POLL_S
         while True:
             self.send()
             for submission in self._file.taken():
@@ -126,15 +125,11 @@ class Outbox:
                 if job is not None:
                     yield submission.key, job
                     self._file.forget(submission.key)
-                    pause_s = POLL_S
+                    deadline.restart()
             left = self._file.count()
             if not left:
                 return
-            left_s = deadline.left_s()
-            if left_s is not None and left_s <= 0.0:
-                raise CausewayTimeout(f"{left} submissions have not ended in time")
-            self._sleep(pause_s if left_s is None else min(pause_s, left_s))
-            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+            self._sleep(deadline.pause_s(f"{left} submissions"))
 
     def close(self) -> None:
         """Close the file; the client stays open."""
