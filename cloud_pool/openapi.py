@@ -23,7 +23,7 @@ from router.api.generation import (
 )
 from router.api.webhooks import job_ended_operation, secret_operations
 from router.jobs.view import JobView
-from router.jobs.webhooks.address import WebhookRefused
+from router.jobs.webhooks import WebhookRefused
 from router.numbers import MAX_PAGE
 from router.openai.wire import WireChat, WireCompletion
 

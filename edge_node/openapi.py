@@ -32,7 +32,7 @@ from router.api.generation import (
 from router.api.webhooks import job_ended_operation, secret_operations
 from router.errors import ResultTooLarge
 from router.jobs.submission import JobFields, Priority
-from router.jobs.webhooks.address import WebhookRefused
+from router.jobs.webhooks import WebhookRefused
 from router.numbers import MAX_PAGE
 from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import ConfigError, InvalidRequest
-from router.jobs.webhooks.payload import WebhookFormat
+from router.jobs.webhooks import WebhookFormat
 from router.serving.config import Positive, Seconds
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from router.addresses import is_loopback
 from router.errors import ConfigError
-from router.jobs.webhooks.payload import WebhookFormat
+from router.jobs.webhooks import WebhookFormat
 from router.openai.wire import Tag
 from router.serving.config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig
 from router.web_origins import HostName, Origin

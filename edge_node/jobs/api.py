@@ -27,7 +27,7 @@ from router.jobs.submission import (
     split_body,
 )
 from router.jobs.view import WebhookSecrets
-from router.jobs.webhooks.address import allowed_networks, check_webhook_url
+from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.openai.error_body import replace_surrogates

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .. import errors
 from ..jobs.view import WebhookSecrets
-from ..jobs.webhooks.payload import CLOUD_EVENT_JSON, EndedJob, JobCloudEvent, StandardPayload
+from ..jobs.webhooks import CLOUD_EVENT_JSON, EndedJob, JobCloudEvent, StandardPayload
 from .generation import Errors
 from .operation import JSON, AnyOf, ApiResponse, Operation, Parameter
 

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from ..documents.quantities import bytes_of, seconds_of
 from ..documents.reader import did_you_mean
-from ..jobs.webhooks.payload import WebhookFormat
+from ..jobs.webhooks import WebhookFormat
 
 SettingValue = bool | int | float | str
 

@@ -27,9 +27,16 @@ from aiohttp.abc import AbstractResolver
 from anyio.abc import TaskGroup
 
 from ..errors import JobStoreUnavailable
-from ..jobs.webhooks.address import Network, allowed_networks, forbidden_reason
-from ..jobs.webhooks.payload import JobNotice, WebhookFormat, webhook_payload
-from ..jobs.webhooks.schedule import webhook_retry_delay_s
+from ..jobs.webhooks import (
+    JobNotice,
+    Network,
+    WebhookFormat,
+    allowed_networks,
+    forbidden_reason,
+    signed_headers,
+    webhook_payload,
+    webhook_retry_delay_s,
+)
 from .logs import redacted
 
 _REPEAT_S = 1.0  # before a webhook whose end cannot be stored is sent again
@@ -205,8 +212,6 @@ class WebhookSender(Generic[Webhook]):
 
     async def _post(self, webhook: Webhook, secrets: tuple[str, ...]) -> tuple[DeliveryOutcome, int]:
         """Return the outcome and the receiver's status; 0 if there was none."""
-        from ..jobs.webhooks.signing import signed_headers  # not before the first webhook
-
         body, described = webhook_payload(webhook, self._config.format_of(webhook.owner))
         signed_at = webhook.claimed / 1000.0 if self._clock is None else self._clock()
         signed = signed_headers(webhook.message_id, body, secrets, signed_at)

@@ -17,7 +17,7 @@ from standardwebhooks import Webhook
 
 from edge_node.clock import Clock
 from edge_node.config.schema import OutboxWebhookConfig
-from router.jobs.webhooks.schedule import RETRY_DELAYS_S
+from router.jobs.webhooks import RETRY_DELAYS_S
 from tests.ports import free_port
 
 from ..edge.box import Box, running

@@ -26,8 +26,14 @@ from router.errors import (
     StreamBroken,
 )
 from router.jobs.states import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
-from router.jobs.webhooks.address import WebhookRefused, allowed_networks, check_webhook_url, forbidden_reason
-from router.jobs.webhooks.schedule import RETRY_DELAYS_S, webhook_retry_delay_s
+from router.jobs.webhooks import (
+    RETRY_DELAYS_S,
+    WebhookRefused,
+    allowed_networks,
+    check_webhook_url,
+    forbidden_reason,
+    webhook_retry_delay_s,
+)
 
 CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 

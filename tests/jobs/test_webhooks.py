@@ -21,8 +21,7 @@ from cloud_pool.storage.outboxes import WebhookDelivery, WebhookOutbox
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from router.jobs.cloud_event import event_format, parse_event
-from router.jobs.webhooks.payload import WebhookFormat
-from router.jobs.webhooks.schedule import RETRY_DELAYS_S
+from router.jobs.webhooks import RETRY_DELAYS_S, WebhookFormat
 from router.serving.webhooks import WebhookSender
 
 from .conftest import Clock

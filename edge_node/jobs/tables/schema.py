@@ -20,7 +20,7 @@ from router.errors import RecordUnreadable
 from router.jobs.states import JobState
 from router.jobs.submission import RANK
 from router.jobs.view import encode_job_error
-from router.jobs.webhooks.payload import JobNotice
+from router.jobs.webhooks import JobNotice
 
 from ...clock import ClockMark
 from ..record import EdgeJob

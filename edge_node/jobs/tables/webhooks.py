@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from router.jobs.webhooks.payload import JobNotice
+from router.jobs.webhooks import JobNotice
 
 from ...clock import BoxTime
 from ..record import EdgeJob, OutboxStats, OutboxWebhook, WebhookStatus

@@ -1,0 +1,220 @@
+"""Webhooks of jobs, for gateway and device: what they say, their signature, when a delivery is repeated, and where they
+may be sent. Pure.
+
+What they say is Standard Webhooks' own form, or a CloudEvent. Sources:
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md and, for CloudEvents 1.0,
+https://github.com/cloudevents/spec (formats/json-format.md, bindings/http-protocol-binding.md).
+
+Where they may be sent is decided by rules over URLs at submission, and over addresses at connect time:
+
+1. An address that embeds an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused whatever it embeds: a
+   translator on the way could turn it into a private one.
+2. Link-local, loopback, private, shared, multicast, reserved and documentation ranges are refused.
+3. `allowed_networks` wins over both, for private deployments and tests.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..errors import ConfigError, InvalidRequest
+
+WebhookFormat = Literal["standard", "cloudevents", "cloudevents-binary"]
+"""Standard Webhooks' own form, or a CloudEvent in structured or binary mode."""
+
+_JSON: Final = "application/json"
+CLOUD_EVENT_JSON: Final = "application/cloudevents+json"
+_SOURCE: Final = "/causeway/jobs"
+
+
+class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a webhook. None has content: the receiver fetches the job."""
+
+    id: str  # the same in each attempt: the receiver's idempotency key
+    job: str
+    state: str  # of the job
+    event: str = ""  # what happened, if that is not its new state: `revised` or `not_revised`
+    revision: int = 0  # of the answer
+    finished: int  # unix ms
+
+    @property
+    def message_id(self) -> str:
+        return f"msg_{self.id}"
+
+
+class EndedJob(msgspec.Struct, frozen=True):
+    """What a delivery tells of its job; the receiver fetches the rest."""
+
+    id: str
+    status: str
+    object: str = "job"
+    revision: int = 0  # of the answer
+
+
+class StandardPayload(msgspec.Struct, frozen=True):
+    """The body as Standard Webhooks suggest it."""
+
+    type: str
+    timestamp: str
+    data: EndedJob
+
+
+class JobCloudEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The body as a CloudEvent in structured mode."""
+
+    specversion: Literal["1.0"] = "1.0"
+    id: str
+    source: str
+    type: str
+    subject: str
+    time: str
+    datacontenttype: str = _JSON
+    data: EndedJob
+
+
+def webhook_payload(notice: JobNotice, form: WebhookFormat) -> tuple[str, dict[str, str]]:
+    """Return the body and the headers that describe it."""
+    finished = datetime.fromtimestamp(notice.finished / 1000.0, tz=UTC)
+    time = finished.isoformat().replace("+00:00", "Z")
+    data = EndedJob(notice.job, notice.state, revision=notice.revision)
+    kind = f"job.{notice.event or notice.state}"
+    if form == "standard":
+        return _encoded(StandardPayload(kind, time, data)), {"content-type": _JSON}
+    event = JobCloudEvent(
+        id=notice.message_id, source=_SOURCE, type=f"causeway.{kind}", subject=notice.job, time=time, data=data
+    )
+    if form == "cloudevents":
+        return _encoded(event), {"content-type": CLOUD_EVENT_JSON}
+    attributes = {name: getattr(event, name) for name in ("specversion", "id", "source", "type", "subject", "time")}
+    return _encoded(data), {"content-type": _JSON, **{f"ce-{name}": value for name, value in attributes.items()}}
+
+
+def _encoded(body: msgspec.Struct) -> str:
+    return msgspec.json.encode(body).decode()
+
+
+RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+"""Delays between attempts, as the Standard Webhooks specification suggests; after the last one a delivery has failed.
+
+Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+_JITTER = 0.2
+
+
+def webhook_retry_delay_s(attempts: int, chance: float) -> float | None:
+    """Return the delay after `attempts` ≥ 1 failed attempts, ± 20 %, or None to give up. `chance` is in [0, 1)."""
+    if attempts > len(RETRY_DELAYS_S):
+        return None
+    return RETRY_DELAYS_S[attempts - 1] * (1.0 + _JITTER * (2.0 * chance - 1.0))
+
+
+def signed_headers(message_id: str, body: str, secrets: Iterable[str], now_s: float) -> dict[str, str]:
+    """Return the headers of the signature, with one signature per valid secret. `now_s` is unix time."""
+    from standardwebhooks import Webhook  # not before the first webhook
+
+    timestamp = datetime.fromtimestamp(int(now_s), tz=UTC)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(now_s)),
+        "webhook-signature": " ".join(Webhook(secret).sign(message_id, timestamp, body) for secret in secrets),
+    }
+
+
+MAX_URL = 2048  # characters
+_NO_ADDRESS = "is no address"
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_EMBEDDING: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "::ffff:0:0/96",  # mapped
+        "::ffff:0:0:0/96",  # translated, RFC 2765
+        "::/96",  # compatible
+        "64:ff9b::/96",  # NAT64, RFC 6052
+        "64:ff9b:1::/48",  # NAT64 of a site, RFC 8215
+        "2002::/16",  # 6to4
+        "2001::/32",  # Teredo
+    )
+)
+_OTHER: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24",  # protocol assignments; Python's patch level decides which of them count as global
+        "2001::/23",
+        "3fff::/20",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "168.63.129.16/32",  # Azure's host: public by its number only
+        "fec0::/10",  # site-local, deprecated but routed in old networks
+        "5f00::/16",  # segment routing
+    )
+)
+
+
+class WebhookRefused(InvalidRequest):
+    """Webhooks may not be sent to this URL."""
+
+    code = "webhook_refused"
+
+
+def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks of `jobs.webhooks.allowed_networks`. Raises ConfigError."""
+    try:
+        return tuple(ipaddress.ip_network(text) for text in texts)
+    except ValueError as error:
+        raise ConfigError(str(error), where="jobs.webhooks.allowed_networks") from error
+
+
+def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...]) -> str:
+    """Return `url` if webhooks may be sent to it, as far as that is known before DNS. Raises WebhookRefused."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise WebhookRefused("`webhook` is not a URL", param="webhook") from None
+    if len(url) > MAX_URL or not host or not url.isascii() or not url.isprintable() or " " in url or port == 0:
+        raise WebhookRefused(f"`webhook` is a URL of at most {MAX_URL} ASCII characters", param="webhook")
+    if parts.scheme != "https" and not (allow_http and parts.scheme == "http"):
+        schemes = "http:// or https://" if allow_http else "https://"
+        raise WebhookRefused(f"`webhook` must begin with {schemes}", param="webhook")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise WebhookRefused("`webhook` may hold no user, password or fragment", param="webhook")
+    reason = forbidden_reason(host, allowed)
+    if reason and reason != _NO_ADDRESS:
+        raise WebhookRefused(
+            f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or have the operator"
+            " allow its network (jobs.webhooks.allowed_networks).",
+            param="webhook",
+        )
+    return url
+
+
+def forbidden_reason(text: str, allowed: tuple[Network, ...] = ()) -> str:
+    """Return why no webhook may be sent to this address; "" if it may. A text that is no address is refused."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return _NO_ADDRESS
+    if any(address in network for network in allowed):  # (3)
+        return ""
+    if any(address in network for network in _EMBEDDING):  # (1)
+        return "embeds an IPv4 address"
+    return _special_range(address)
+
+
+def _special_range(address: Address) -> str:  # (2)
+    if address.is_multicast:
+        return "is multicast"
+    if address.is_loopback:
+        return "is loopback"
+    if address.is_link_local:
+        return "is link-local"
+    if not address.is_global or address.is_reserved or any(address in network for network in _OTHER):
+        return "is private or reserved"
+    return ""
