@@ -15,7 +15,6 @@ from aiohttp import hdrs, web
 
 from router.decision.abilities import no_route
 from router.errors import CausewayError, ClientGone, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
-from router.jobs.respond_async import JobFailed
 from router.jobs.submission import (
     RANK,
     Endpoint,
@@ -26,7 +25,7 @@ from router.jobs.submission import (
     parse_job_request,
     split_body,
 )
-from router.jobs.view import WebhookSecrets
+from router.jobs.view import JobFailed, WebhookSecrets
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
 from router.openai import check_media_type, error_event

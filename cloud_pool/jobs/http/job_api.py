@@ -25,10 +25,9 @@ from router.errors import (
     QueueFull,
     RecordUnreadable,
 )
-from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
 from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
-from router.jobs.view import JobView, WebhookSecrets
+from router.jobs.view import JobFailed, JobView, WebhookSecrets, wait_of
 from router.numbers import read_page
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
