@@ -65,7 +65,7 @@ from .serving.costly_signals import CostlySignals
 from .serving.generation import Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
-from .sessions.requests import DeviceSessions, SessionAudio
+from .sessions import DeviceSessions, SessionAudio
 from .signals.collector import SignalCollector
 from .signals.device import DeviceProbes
 from .signals.estimators import LearnedEstimators

@@ -24,7 +24,7 @@ from ..serving.admission import Admission
 from ..serving.generation import Records, SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
-from ..sessions.requests import DeviceClient
+from ..sessions import DeviceClient
 from ..signals.collector import SignalCollector
 from ..signals.estimators import LearnedEstimators
 from ..storage.background_sqlite import SqliteStats

@@ -1,4 +1,7 @@
-"""What sessions ask of the daemon: their answers, the transcripts of their sounds, and speech."""
+"""Live sessions as requests of the daemon: their answers, the transcripts of their sounds, and speech.
+
+The sessions themselves are `router.serving.live`.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ from router.serving.request import read_traceparent
 from router.trackers import network_of
 from router.types import AUTO
 
-from ..clock import Clock
-from ..config.schema import RealtimeConfig
-from ..http.api import new_decision_id
-from ..http.request_reader import RequestReader, routing_hints
-from ..modalities.entry import AudioEntry
-from ..modalities.sound import NO_SPEECH
-from ..serving.generation import RequestContext
-from ..serving.service import Service
-from ..storage.policies import PolicyStore
+from .clock import Clock
+from .config.schema import RealtimeConfig
+from .http.api import new_decision_id
+from .http.request_reader import RequestReader, routing_hints
+from .modalities.entry import AudioEntry
+from .modalities.sound import NO_SPEECH
+from .serving.generation import RequestContext
+from .serving.service import Service
+from .storage.policies import PolicyStore
 
 if TYPE_CHECKING:
-    from ..observability.tracing import RequestTracer
+    from .observability.tracing import RequestTracer
 
 
 class SessionAudio(msgspec.Struct, frozen=True):

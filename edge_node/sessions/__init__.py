@@ -1,1 +1,0 @@
-"""Live sessions as requests of the daemon: `requests`. The sessions themselves are `router.serving.live`."""
