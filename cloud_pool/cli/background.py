@@ -1,99 +1,41 @@
-"""`causeway-cloud worker` and `causeway-cloud stream`, which share options, configuration and log."""
+"""`causeway-cloud worker` and `causeway-cloud stream`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from router.errors import ConfigError
 from router.serving.commands import run_fast
-from router.serving.logs import log_crashes, start_log
 
 from ..brokers.address import parse_range, parse_topic
-from ..config import Config, Flags, load_config
+from ..config import Config
 from ..core.principal import ClaimName
-from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, until_stopped
+from .process import ConfiguredProcess, configured_command, until_stopped
 
 if TYPE_CHECKING:
     from ..streams.config import StreamTopics
 
-_PATH = click.Path(path_type=Path)
 _HELP = {"help_option_names": ["-h", "--help"]}
 _DEAD = ".dead"
-_OPTIONS = (
-    click.option("--config", "path", type=_PATH, help="The gateways' YAML file; flags win over it."),
-    click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share."),
-    click.option("--triton", help="host:port of Triton's gRPC, for every tier."),
-    click.option("--tier", "tiers", multiple=True, help="A tier to work for; repeatable."),
-    click.option(
-        "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable."
-    ),
-    click.option(
-        "--operator-port",
-        type=click.IntRange(0, 65535),
-        help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
-    ),
-    click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level."),
+_OPERATOR_PORT = click.option(
+    "--operator-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
 )
 
 
-class BackgroundProcess(NamedTuple):
-    """What such a command starts with. `reread` reads the configuration again."""
-
-    config: Config
-    reread: Callable[[], Config]
-    serves_operators: bool
-
-
-def background_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the shared options to a command, which gets a BackgroundProcess first. Its ConfigError ends the process."""
-
-    @wraps(command)
-    def start(
-        *,
-        path: Path | None,
-        redis: str | None,
-        triton: str | None,
-        tiers: tuple[str, ...],
-        model_dirs: tuple[Path, ...],
-        operator_port: int | None,
-        log: LogLevel | None,
-        **own: Any,
-    ) -> None:
-        flags = Flags(
-            redis=redis,
-            operator_port=operator_port,
-            triton=triton,
-            tiers=tiers,
-            model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
-            log=log,
-        )
-        keep_files_private()
-        try:
-            config = load_config(path, flags)
-            start_log(config.log, config.log_format)
-            log_crashes()
-            command(BackgroundProcess(config, lambda: load_config(path, flags), operator_port is not None), **own)
-        except ConfigError as error:
-            refuse(error.message)
-
-    for option in reversed(_OPTIONS):
-        start = option(start)
-    return start
-
-
 @click.command(context_settings=_HELP)
-@background_command
-def worker(process: BackgroundProcess) -> None:
+@_OPERATOR_PORT
+@configured_command
+def worker(process: ConfiguredProcess) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
     from ..app import run_worker
 
-    config, reread, serves_operators = process
+    config, reread, flags = process
+    serves_operators = flags.operator_port is not None
     until_stopped(lambda stop: run_worker(config, stop, reread, serves_operators=serves_operators))
 
 
@@ -113,9 +55,10 @@ def worker(process: BackgroundProcess) -> None:
 )
 @click.option("--audit", help="Topic of a replay's outcomes, in place of stdout.")
 @click.option("--name", default="stream", show_default=True, help="Of the pipeline: its processes share its progress.")
-@background_command
+@_OPERATOR_PORT
+@configured_command
 def stream(
-    process: BackgroundProcess,
+    process: ConfiguredProcess,
     source: str,
     sink: str | None,
     dead: str | None,
@@ -124,7 +67,6 @@ def stream(
     name: str,
 ) -> None:
     """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
-    poll_grpc_in_one_thread()
     if replay is None:
         _work(process, _topics(name, source, sink, dead, audit))
     else:
@@ -148,12 +90,13 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
     )
 
 
-def _work(process: BackgroundProcess, topics: StreamTopics) -> None:
+def _work(process: ConfiguredProcess, topics: StreamTopics) -> None:
     """Raises ConfigError."""
 
     from ..app import run_pipeline  # on demand: gRPC takes half a second to import
 
-    config, reread, serves_operators = process
+    config, reread, flags = process
+    serves_operators = flags.operator_port is not None
     until_stopped(lambda stop: run_pipeline(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from router.errors import ConfigError
 from router.serving.commands import run_fast
-from router.serving.logs import log_crashes, start_log
 
-from ..config import Flags, load_config
-from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, until_stopped
+from .process import PATH, ConfiguredProcess, configured_command, until_stopped
 from .triton import triton
 
 _PORT = click.IntRange(0, 65535)
-_PATH = click.Path(path_type=Path)
 _ON_DEMAND = {
     "keys": (
         *(".keys", "keys"),
@@ -47,55 +42,16 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--config", "path", type=_PATH, help="YAML file; flags override it.")
 @click.option("--host", help="Address to listen on; any other than loopback needs --token-file.")
 @click.option("--port", type=_PORT, help="0: any free port; the ready line names it.")
-@click.option("--token-file", type=_PATH, help="Bearer tokens: lines of `<device> <token>` or `<device> sha256:<hex>`.")
+@click.option("--token-file", type=PATH, help="Bearer tokens: lines of `<device> <token>` or `<device> sha256:<hex>`.")
 @click.option("--operator-port", type=_PORT, help="For metrics and operators; 0: any free port; default: --port + 100.")
-@click.option("--triton", help="host:port of Triton's gRPC, used for every tier.")
-@click.option(
-    "--tier", "tiers", multiple=True, help="A tier, named like its artifact and its Triton model; repeatable."
-)
-@click.option(
-    "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Folder searched for artifacts first; repeatable."
-)
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
-@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(
-    path: Path | None,
-    host: str | None,
-    port: int | None,
-    token_file: Path | None,
-    operator_port: int | None,
-    triton: str | None,
-    tiers: tuple[str, ...],
-    model_dirs: tuple[Path, ...],
-    redis: str | None,
-    log: LogLevel | None,
-) -> None:
+@configured_command
+def serve(process: ConfiguredProcess) -> None:
     """Serve OpenAI requests from Triton. Prints `ready url=… operator=…` on stdout. SIGHUP reads endpoints again."""
-    poll_grpc_in_one_thread()
     from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
-    flags = Flags(
-        host=host,
-        port=port,
-        token_file=None if token_file is None else str(token_file.absolute()),
-        operator_port=operator_port,
-        triton=triton,
-        tiers=tiers,
-        model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
-        redis=redis,
-        log=log,
-    )
-    keep_files_private()
-    try:
-        config = load_config(path, flags)
-        start_log(config.log, config.log_format)
-        log_crashes()
-        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)), run_fast)
-    except ConfigError as error:
-        refuse(error.message)
+    until_stopped(lambda stop: run(process.config, stop, process.reread), run_fast)
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""What every command needs to run and to fail: signals, log levels and error exits."""
+"""What every command needs to run and to fail: the configuration, signals, log levels and error exits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
-from typing import Literal, NoReturn, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
-from router.errors import CausewayError
+import click
+
+from router.errors import CausewayError, ConfigError
 from router.serving import commands
-from router.serving.logs import log_loop_errors
+from router.serving.logs import log_crashes, log_loop_errors, start_log
 
+from ..config import Config, Flags, load_config
 from ..core.principal import DEFAULT_TENANT
 
 PROGRAM = "causeway-cloud"
-LogLevel = Literal["debug", "info", "warning", "error"]
+PATH = click.Path(path_type=Path)
 P = ParamSpec("P")
 T = TypeVar("T")
 OTHER_NAMES = (
@@ -50,11 +54,6 @@ def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Cal
     return decorate
 
 
-def keep_files_private() -> None:
-    """Have what this process writes (audit records, uploaded files, copies of revocations) be for its account alone."""
-    os.umask(0o077)
-
-
 def poll_grpc_in_one_thread() -> None:
     """Have gRPC read its sockets in the thread that wakes the event loop; call this before gRPC is imported.
 
@@ -62,6 +61,59 @@ def poll_grpc_in_one_thread() -> None:
     experiment (github.com/grpc/grpc, src/core/lib/experiments) ignores it.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
+
+
+class ConfiguredProcess(NamedTuple):
+    """What `serve`, `worker` and `stream` start with. `reread` reads the configuration again."""
+
+    config: Config
+    reread: Callable[[], Config]
+    flags: Flags
+
+
+_OPTIONS = (
+    click.option("--config", "path", type=PATH, help="The gateways' YAML file; flags win over it."),
+    click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share."),
+    click.option("--triton", help="host:port of Triton's gRPC, for every tier."),
+    click.option("--tier", "tiers", multiple=True, help="A tier, named like its artifact and its model; repeatable."),
+    click.option(
+        "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
+    ),
+    click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level."),
+)
+
+
+def configured_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the shared options to a command, which gets a ConfiguredProcess first. Its ConfigError ends the process.
+
+    Options of the command that are flags of the configuration go there, too; it gets the others.
+    """
+
+    @wraps(command)
+    def start(*, path: Path | None, **options: Any) -> None:
+        given = {name: _as_flag(options.pop(name)) for name in Flags.__struct_fields__ if name in options}
+        flags = Flags(**given)
+        # Audit records, uploaded files, copies of revocations: what this process writes is for its account alone.
+        os.umask(0o077)
+        poll_grpc_in_one_thread()
+        try:
+            config = load_config(path, flags)
+            start_log(config.log, config.log_format)
+            log_crashes()
+            command(ConfiguredProcess(config, lambda: load_config(path, flags), flags), **options)
+        except ConfigError as error:
+            refuse(error.message)
+
+    for option in reversed(_OPTIONS):
+        start = option(start)
+    return start
+
+
+def _as_flag(value: Any) -> Any:
+    """Return an option's value for the configuration, where paths are absolute."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_flag, value))
+    return str(value.absolute()) if isinstance(value, Path) else value
 
 
 def until_stopped(
