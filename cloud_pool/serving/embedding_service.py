@@ -7,7 +7,6 @@ parts of `max_sequences`.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -18,7 +17,7 @@ from router.types import Embeddings, Request, Usage
 
 from ..core.request_context import AnswerHead, RequestContext, answer_head
 from ..degradation.fallback import REQUESTED, TierFallback
-from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
+from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
 from ..tiers.tier import InferencePrompt
 from ..upstreams.triton.messages import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
@@ -27,59 +26,51 @@ Vector = tuple[float, ...]
 _read_vector = msgspec.json.Decoder(Vector).decode
 
 
-class EmbeddingService:
-    """Makes the vectors of embedding requests.
+async def embed(
+    context: RequestContext,
+    runtimes: Mapping[str, TierRuntime],
+    fallback: TierFallback,
+    clock: Callable[[], float],
+) -> tuple[AnswerHead, Embeddings]:
+    """Return the answer's head and the vectors, one for each input. Raises CausewayError.
 
     Args:
         runtimes: by the tier's name.
         fallback: records what became of each attempt at a tier.
         clock: monotonic time in seconds.
     """
+    tier, inputs = context.tier, context.request.prompts
+    tier.check_ability("embedding")
+    vectors: list[Vector] = []
+    tokens = 0
+    most = tier.config.max_sequences
+    for at in range(0, len(inputs), most):
+        request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
+        part = msgspec.structs.replace(context, request=request)
+        for delta in await _deltas(part, at, sole_attempt(part, runtimes, fallback, clock)):
+            vectors.append(_vector(delta, request))
+            tokens += delta.input_tokens
+    return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
-    def __init__(
-        self,
-        runtimes: Mapping[str, TierRuntime],
-        fallback: TierFallback,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runtimes = runtimes
-        self._fallback = fallback
-        self._clock = clock
 
-    async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
-        """Return the answer's head and the vectors, one for each input. Raises CausewayError."""
-        tier, inputs = context.tier, context.request.prompts
-        tier.check_ability("embedding")
-        vectors: list[Vector] = []
-        tokens = 0
-        most = tier.config.max_sequences
-        for at in range(0, len(inputs), most):
-            request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
-            for delta in await self._deltas(msgspec.structs.replace(context, request=request), at):
-                vectors.append(_vector(delta, request))
-                tokens += delta.input_tokens
-        return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
-
-    async def _deltas(self, context: RequestContext, first: int) -> list[Delta]:
-        """Return each input's first delta, which has its vector. Raises CausewayError. `first`: of all inputs."""
-        inputs = enumerate(context.request.prompts, first)
-        requests = [_inference_request(context, prompt, number) for number, prompt in inputs]
-        async with AsyncExitStack() as resources:
-            attempt = sole_attempt(context, self._runtimes, self._fallback, self._clock)
-            try:
-                index, delta = await attempt.begin(resources, context, lambda: requests, b"")
-            except TierFailed as failure:
-                raise failure.error from None
-            found = {index: delta}
-            if attempt.stream is not None:
-                async for _ in attempt.stream:
-                    pass
-                attempt.report_tokens(delta.input_tokens)
-            else:
-                async for index, delta in attempt.merged:
-                    found.setdefault(index, delta)
-        return [found[index] for index in range(len(requests))]
+async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> list[Delta]:
+    """Return each input's first delta, which has its vector. Raises CausewayError. `first`: of all inputs."""
+    inputs = enumerate(context.request.prompts, first)
+    requests = [_inference_request(context, prompt, number) for number, prompt in inputs]
+    async with AsyncExitStack() as resources:
+        try:
+            index, delta = await attempt.begin(resources, context, lambda: requests, b"")
+        except TierFailed as failure:
+            raise failure.error from None
+        found = {index: delta}
+        if attempt.stream is not None:
+            async for _ in attempt.stream:
+                pass
+            attempt.report_tokens(delta.input_tokens)
+        else:
+            async for index, delta in attempt.merged:
+                found.setdefault(index, delta)
+    return [found[index] for index in range(len(requests))]
 
 
 def _inference_request(context: RequestContext, prompt: InferencePrompt, number: int) -> InferenceRequest:

@@ -42,7 +42,7 @@ from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
 from ..upstreams.triton.messages import SamplingParameters, from_request
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from .embedding_service import EmbeddingService
+from .embedding_service import embed
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
@@ -86,11 +86,10 @@ class Service:
         self._parts = parts
         self._metrics = metrics
         self._clock = clock
-        self._embeddings = EmbeddingService(runtimes, fallback, clock=clock)
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request. Raises CausewayError."""
-        return await self._embeddings.embed(context)
+        return await embed(context, self._runtimes, self._fallback, self._clock)
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
