@@ -30,7 +30,7 @@ from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 from router.serving.process import tune_garbage_collector
-from router.serving.request import Handler, read_authorization
+from router.serving.request import Handler
 from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.accounts import Accounts
@@ -746,7 +746,7 @@ def build_jobs(
         settings,
         tiers,
         JobCallers(
-            lambda http: accounts.authenticator.principal(read_authorization(http)),
+            accounts.authenticator.identify,
             accounts.ledger.limits,
             accounts.ledger.check_cost,
             accounts.ledger.admit_submission,

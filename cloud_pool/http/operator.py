@@ -16,33 +16,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
-from router.serving.request import Handler, allowed_methods, read_authorization, served_method
+from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from .info_routes import Readiness
+from .server import Server
 
 _log = logging.getLogger("causeway.cloud.operator")
 MAX_CONNECTIONS = 64
 _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
-
-
-class DrainedServer(Protocol):
-    """What POST /drain drains: `http.server.Server`."""
-
-    @property
-    def draining(self) -> bool: ...
-
-    def begin_draining(self) -> None:
-        """Accept no new requests."""
 
 
 class OperatorRoutes:
@@ -65,7 +55,7 @@ class OperatorRoutes:
         readiness: Readiness | None = None,
         jobs_refused: Callable[[], str] = lambda: "",
         reload: Callable[[], None] | None = None,
-        server: DrainedServer | None = None,
+        server: Server | None = None,
         more: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
     ) -> None:
         self._authenticator = authenticator
@@ -102,7 +92,7 @@ class OperatorRoutes:
         sent = served_method(http.method, http.headers)
         if handler is not None and (sent, http.path) in self._free:
             return handler
-        caller = self._authenticator.principal(read_authorization(http))
+        caller = self._authenticator.identify(http)
         caller.require("admin")
         if handler is None and (found := self._more(http)) is not None:
             if sent != hdrs.METH_GET:

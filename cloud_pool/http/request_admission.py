@@ -158,7 +158,7 @@ class RequestAdmission:
 
     def principal(self, http: web.BaseRequest) -> Principal:
         """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
-        principal = self._authenticator.principal(read_authorization(http))
+        principal = self._authenticator.identify(http)
         self._bodies.enter(http, principal.caller)
         return principal
 

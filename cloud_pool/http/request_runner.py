@@ -27,9 +27,9 @@ from router.serving.reply import ClientReply
 from router.serving.responses import STOPPED
 from router.types import Chunk, Usage
 
+from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import Billing, CachingService
-from ..core.principal import Principal
 from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics
 from ..serving.service import Service
@@ -55,13 +55,6 @@ class Respond(Protocol[Answered]):
     def __call__(self, on_chunk: OnChunk, /) -> Awaitable[Answered]: ...
 
 
-class CallerCheck(Protocol):
-    """Checks callers while their answers go on."""
-
-    def check_again(self, principal: Principal) -> None:
-        """Raises AuthenticationFailed if the caller's token was revoked since it was accepted."""
-
-
 class RequestRunner:
     """Runs requests on the service, with exactly one outcome for each.
 
@@ -81,7 +74,7 @@ class RequestRunner:
         ledger: Ledger,
         metrics: Metrics,
         *,
-        callers: CallerCheck | None = None,
+        callers: Authenticator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock

@@ -20,9 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from aiohttp import web
 
 from router.errors import AuthenticationFailed, ConfigError
 from router.serving.folders import write_new
+from router.serving.request import read_authorization
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList
@@ -91,6 +93,10 @@ class Authenticator:
         static = self._static.find(token)  # (3)
         static.grants.require_region(self._region)
         return Principal(DEFAULT_TENANT, static.device, self._static_scopes, static.grants)
+
+    def identify(self, http: web.BaseRequest) -> Principal:
+        """Return the caller of a request. Raises as `principal`, and InvalidRequest for two credentials."""
+        return self.principal(read_authorization(http))
 
     def check_again(self, principal: Principal) -> None:
         """Check a caller that was accepted, while its answer goes on.
