@@ -12,7 +12,7 @@ import math
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ from .dispatch.metrics import DispatchMetrics, EndpointMetrics
 from .dispatch.pool import Pools, TritonClients
 from .http.info_routes import InfoRoutes, Readiness
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
-from .http.request_admission import InlineFiles, RequestAdmission
+from .http.request_admission import RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
 from .http.sessions import GatewayClient, GatewaySessions
@@ -159,17 +159,6 @@ class Runtime(msgspec.Struct, frozen=True):
             await to_thread.run_sync(self.tracing.close)
 
 
-class ReloadListeners:
-    """Callbacks that get the name of each model that was loaded again; filled after the pools that call it exist."""
-
-    def __init__(self, *listeners: Callable[[str], None]) -> None:
-        self.listeners = list(listeners)
-
-    def __call__(self, model: str) -> None:
-        for listener in self.listeners:
-            listener(model)
-
-
 def build_runtime(
     config: Config, tasks: TaskGroup, service_name: str, *, kind: PeerKind = "gateway", is_gateway: bool = True
 ) -> Runtime:
@@ -184,8 +173,8 @@ def build_runtime(
     tiers = load_tiers(config.tiers, config.model_dirs)
     metrics, lag = Metrics(), EventLoopLag()
     accounts = build_accounts(config, metrics, is_gateway=is_gateway)
-    reloaded = ReloadListeners(metrics.count_reload)
-    pools = build_pools(config, tiers, metrics, tasks, reloaded)
+    reload_listeners = [metrics.count_reload]  # get the name of each model that was loaded again
+    pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
     runtimes = _build_tier_runtimes(tiers, pools, metrics, kind, lag)
     cache = build_cache(config, by_name(tiers), metrics, kind)
     signals = {
@@ -207,7 +196,7 @@ def build_runtime(
     )
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
-    reloaded.listeners.append(warmer.loaded)
+    reload_listeners.append(warmer.loaded)
     shared = [_shared_tier(runtime, pools) for runtime in runtimes.values()]
     return Runtime(
         tasks,
@@ -288,9 +277,18 @@ def build_tracing(config: Config, service: str) -> Tracing | None:
 
 
 def build_pools(
-    config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup, reloaded: Callable[[str], None]
+    config: Config,
+    tiers: tuple[Tier, ...],
+    metrics: Metrics,
+    tasks: TaskGroup,
+    reload_listeners: Sequence[Callable[[str], None]],
 ) -> Pools:
-    """Build each tier's endpoints. `reloaded` gets the name of each model that was loaded again."""
+    """Build each tier's endpoints. `reload_listeners` get the name of each model that was loaded again."""
+
+    def reloaded(model: str) -> None:
+        for listener in reload_listeners:
+            listener(model)
+
     endpoints = EndpointMetrics(metrics.registry)
     key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
     pools = Pools(
@@ -516,8 +514,16 @@ def build(
     )
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, runtime.tiers, accounts, metrics, runtime.tracing, bodies)
-    inline_files = None if jobs is None else jobs.files.inline
-    admission = build_admission(config, runtime.tiers, accounts, bodies, runtime.tracing, inline_files)
+    admission = RequestAdmission(
+        config.server,
+        runtime.tiers,
+        accounts.authenticator,
+        accounts.ledger,
+        bodies,
+        critical_tenants=config.degradation.critical_tenants,
+        tracing=runtime.tracing,
+        inline_files=None if jobs is None else jobs.files.inline,
+    )
     runner = RequestRunner(
         runtime.service, runtime.caching_service, accounts.ledger, metrics, callers=accounts.authenticator
     )
@@ -548,32 +554,6 @@ def build(
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     return App(config, runtime, server, operator_listener(config, routes), runner, jobs, grpc, detector)
-
-
-def build_admission(
-    config: Config,
-    tiers: Mapping[str, Tier],
-    accounts: Accounts,
-    bodies: BodyMemory,
-    tracing: Tracing | None = None,
-    inline_files: InlineFiles | None = None,
-) -> RequestAdmission:
-    """Build the way in of requests.
-
-    Args:
-        tiers: by name and alias.
-        inline_files: puts uploaded files in place of their ids; None: this gateway has no files.
-    """
-    return RequestAdmission(
-        config.server,
-        tiers,
-        accounts.authenticator,
-        accounts.ledger,
-        bodies,
-        critical_tenants=config.degradation.critical_tenants,
-        tracing=tracing,
-        inline_files=inline_files,
-    )
 
 
 def build_server(

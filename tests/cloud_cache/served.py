@@ -17,12 +17,13 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import build_accounts, build_admission, build_server
+from cloud_pool.app import build_accounts, build_server
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config import Config, Flags, load_config
 from cloud_pool.core.request_context import BodyMemory, answer_head
 from cloud_pool.http.info_routes import Readiness
+from cloud_pool.http.request_admission import RequestAdmission
 from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.http.server import gateway_listener
 from cloud_pool.observability.metrics import Metrics
@@ -92,7 +93,7 @@ async def _serve(
     caching_service = CachingService(cache, script)
     service = cast("Service", SimpleNamespace(answer=script))
     ready, bodies = Readiness({}, 1.0), BodyMemory()
-    admission = build_admission(config, by_name(tiers), accounts, bodies)
+    admission = RequestAdmission(config.server, by_name(tiers), accounts.authenticator, accounts.ledger, bodies)
     runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
     server = build_server(config, by_name(tiers), admission, runner, ready, accounts, metrics, bodies)
     listener = gateway_listener(config.server, server.handle, config.web_origins)

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from cloud_pool.accounts.accounts import Accounts
-from cloud_pool.app import build_accounts, build_admission, build_server
+from cloud_pool.app import build_accounts, build_server
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config import Config
 from cloud_pool.core.request_context import BodyMemory, Piece, RequestContext, answer_head
@@ -95,7 +95,7 @@ async def running(config: Config, caching_service: CachingService | None = None)
     accounts = build_accounts(config, metrics)
     answers = caching_service or CachingService(None, service.answer)
     bodies = BodyMemory()
-    admission = build_admission(config, by_name(tiers), accounts, bodies)
+    admission = RequestAdmission(config.server, by_name(tiers), accounts.authenticator, accounts.ledger, bodies)
     runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics, callers=accounts.authenticator)
     server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
     listener = gateway_listener(config.server, server.handle, config.web_origins)
