@@ -82,7 +82,6 @@ from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
 from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
-from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis
 from .redis.faults import EvictionCheck
 from .serving.service import Service, nothing_stale
@@ -100,6 +99,7 @@ if TYPE_CHECKING:
     from .brokers.port import MessageSink, MessageSource
     from .grpc_api.server import GrpcServer
     from .jobs.worker.runner import MeteredRunner
+    from .observability.tracing import JobTrace, Tracing
     from .parts.request_parts import RequestParts
     from .storage.redis_client import RedisClient
     from .streams.attempts import MessageRunner
@@ -270,10 +270,9 @@ def build_tracing(config: Config, service: str) -> Tracing | None:
     """Return None without a collector. `service`: the `service.name` of the spans."""
     if not config.tracing.endpoint:
         return None
-    # Imported on demand: OpenTelemetry costs a tenth of a second and some megabytes.
-    from .observability.otel_tracing import OtelTracing
+    from .observability.tracing import Tracing
 
-    return OtelTracing(config.tracing, service)
+    return Tracing(config.tracing, service)
 
 
 def build_pools(

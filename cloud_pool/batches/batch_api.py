@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 from aiohttp import web
@@ -26,7 +26,6 @@ from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
 from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_span, route, write_chunk
-from ..observability.tracing import JobTrace
 from ..storage.batch_store import COMPLETION_WINDOW, Batch, BatchState
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
 from ..storage.file_contents import FileContentLost
@@ -34,6 +33,9 @@ from ..storage.file_store import PART_BYTES, StoredFile
 from ..storage.stores import JobStores
 from ..tiers.tier import AllowedTiers
 from .input_file import BatchLineError
+
+if TYPE_CHECKING:
+    from ..observability.tracing import JobTrace
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024

@@ -28,7 +28,6 @@ from router.tool_calls.ids import with_own_ids
 from router.types import Chunk, Usage
 
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
-from ..observability.tracing import OUTCOME
 from .leader import GenerationFollower, GenerationLeader
 from .shared_cache import SharedCache, cached_usage
 from .shared_generation import (
@@ -319,7 +318,7 @@ class CachingService:
             return None
         finally:
             if span is not None:
-                span.end(attributes={OUTCOME: outcome})
+                span.end(outcome=outcome)
 
     async def _follow(self, cache: SharedCache, generation: CoalescedGeneration, leader: RemoteLeader) -> None:
         self._following += 1
@@ -331,7 +330,7 @@ class CachingService:
         finally:
             self._following -= 1
             if span is not None:
-                span.end(attributes={OUTCOME: "whole" if generation.finished else "broken"})
+                span.end(outcome="whole" if generation.finished else "broken")
 
     async def _lead(self, cache: SharedCache, generation: CoalescedGeneration, lease: LeaderLease | None) -> None:
         leader = GenerationLeader(

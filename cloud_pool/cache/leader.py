@@ -13,7 +13,6 @@ from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequ
 from router.types import Request
 
 from ..core.request_context import AnswerHead, Generate, RequestContext
-from ..observability.tracing import OUTCOME
 from .entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
 from .store import AnswerStore, CacheMetrics, LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
@@ -129,7 +128,7 @@ class GenerationLeader:
                 outcome = await self._store_answer(lease, context.request)
             finally:
                 if span is not None:
-                    span.end(attributes={OUTCOME: outcome})
+                    span.end(outcome=outcome)
         except RedisUnavailable:
             return  # the lease expires
 

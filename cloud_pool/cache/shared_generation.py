@@ -9,6 +9,7 @@ a mixture of two answers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -18,8 +19,10 @@ from router.serving.reply import AnswerReader, SharedAnswer
 from router.types import Chunk, Usage
 
 from ..core.request_context import AnswerHead, RequestContext
-from ..observability.tracing import CacheOperation, Span, Trace
 from .store import GenerationKey
+
+if TYPE_CHECKING:
+    from ..observability.tracing import CacheOperation, Span, Trace
 
 
 class SharingFailed(Exception):

@@ -13,13 +13,13 @@ from router.trackers import FairShare
 from router.types import Chunk, Request
 
 from ..admission import Priority
-from ..observability.tracing import Trace
 from ..tiers.tier import Tier
 from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:
     from models.modalities.graph.branch import Memory
 
+    from ..observability.tracing import Trace
     from .late import LateReading
 
 _TIER_HEADER = "x-causeway-tier"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import hdrs, web
@@ -36,9 +37,11 @@ from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
-from ..observability.tracing import Tracing
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, find_tier
 from .config import ServerConfig
+
+if TYPE_CHECKING:
+    from ..observability.tracing import Tracing
 
 _HEADERS = frozenset(
     f"x-causeway-{name}"

@@ -1,5 +1,4 @@
 """What the gateway and the workers show of themselves.
 
-`metrics` (the Prometheus registry, and the time that the process lost), `tracing` (the protocol) with `otel_tracing`
-(its only implementation, loaded on demand).
+`metrics` (the Prometheus registry, and the time that the process lost) and `tracing` (OpenTelemetry, loaded on demand).
 """

@@ -18,7 +18,7 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
 from cloud_pool.jobs.worker.slots import WorkerSlots
-from cloud_pool.observability.otel_tracing import OtelTracing
+from cloud_pool.observability.tracing import Tracing
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from router.errors import CloudFailed
 from router.serving.config import TracingConfig
@@ -60,7 +60,7 @@ class Bed:
     async def start(self) -> None:
         await self.collector.start()
         settings = TracingConfig(endpoint=self.collector.url)
-        self.here, self.there = OtelTracing(settings, "causeway-gateway"), OtelTracing(settings, "causeway-worker")
+        self.here, self.there = Tracing(settings, "causeway-gateway"), Tracing(settings, "causeway-worker")
         self.gateway = JobsGateway(
             self._config, TIERS, JobCallers(identify), CollectorRegistry(), trace=self.here.jobs, clock=self._tick
         )
@@ -213,7 +213,7 @@ async def test_refused_job_is_a_failed_send(bed: Bed) -> None:
 
 async def test_subscriber_is_linked_to_the_generations_trace(config: JobsConfig) -> None:
     collector = await Collector().start()
-    tracing = OtelTracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
+    tracing = Tracing(TracingConfig(endpoint=collector.url), "causeway-gateway")
     settings = CacheConfig(enabled=True, key_prefix=f"t{next(_prefixes)}", redis_timeout_s=5.0, lease_s=0.06)
     async with gateway(str(config.redis), settings, lambda: -1) as here:
         traces = [tracing.begin(ask(), name, "") for name in ("one", "two")]

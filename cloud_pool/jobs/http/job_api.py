@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 import msgspec
@@ -42,12 +42,14 @@ from ...cache.caching_service import STATUS_HEADER
 from ...core.principal import Principal, Scope
 from ...core.request_context import BodyMemory
 from ...http.request_admission import read_body, read_headers
-from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.record import JobRecord, job_view
 from ...storage.stores import JobStores
 from ..submission import CheckCost, JobSubmission, NamedFileReader, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
+
+if TYPE_CHECKING:
+    from ...observability.tracing import JobTrace
 
 ACCEPTED = "accepted"
 AcceptedKind = Literal["job", "batch"]

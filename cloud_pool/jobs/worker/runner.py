@@ -23,7 +23,6 @@ from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
-from ...observability.tracing import JobTrace, Trace
 from ...storage.record import ExpiredJob, RunBill
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
@@ -44,6 +43,7 @@ class TokenRevoked(CausewayError):
 
 
 if TYPE_CHECKING:
+    from ...observability.tracing import JobTrace, Trace
     from ...parts.request_parts import RequestParts
 
 

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,7 +27,6 @@ from router.jobs.revisions import outcome_of
 from router.jobs.states import JobState
 
 from ...lifetime import StopSignal, keep_running
-from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
@@ -38,6 +37,9 @@ from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavail
 from .revisions import Revisions
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
+
+if TYPE_CHECKING:
+    from ...observability.tracing import JobTrace
 
 MAX_CHARACTERS: Final = 262_144
 """Of one run's text; what is beyond comes with the result."""

@@ -7,6 +7,7 @@ little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor co
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 import msgspec
 from tritonclient.grpc import service_pb2
@@ -14,9 +15,11 @@ from tritonclient.grpc import service_pb2
 from router.errors import CloudFailed
 from router.types import TokenLogprob
 
-from ...observability.tracing import Trace
 from ..token_meter import SequenceMeter
 from .messages import EncodeJob, SamplingParameters, decode_logprobs, encode_parameters
+
+if TYPE_CHECKING:
+    from ...observability.tracing import Trace
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
