@@ -10,19 +10,13 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from router.api.document import ErrorDocument
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
 PROGRAM = "causeway-fleet"
 TOKEN_VARIABLE = "CAUSEWAY_FLEET_TOKEN"
 _TIMEOUT_S = 30.0
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str = ""
-
-
-class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _Error = _Error()
 
 
 class FleetClient:
@@ -58,7 +52,7 @@ class FleetClient:
         try:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=kind)
-            message = msgspec.json.decode(response.content, type=_ErrorBody).error.message
+            message = msgspec.json.decode(response.content, type=ErrorDocument).error.message
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = ""
         what = message or "the answer is not one of a control plane"

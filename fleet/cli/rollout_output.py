@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleProjector
+from router.bundle.manifest import Blob, BundleAdapter, BundleManifest, BundleModel, BundleProjector
 from router.bundle.rollout import WHOLE
 
 from ..operators.answers import FleetAnswer, RolloutStatus
@@ -24,52 +24,46 @@ def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[st
     if old is None:
         sizes = (("case file", new.cases), ("model", new.models), ("setting", new.settings))
         return [f"first bundle: policy, {', '.join(counted(len(of), kind) for kind, of in sizes)}"]
-    return [
-        *(["policy changed"] if old.policy != new.policy else []),
-        *(
-            [f"cases changed: {counted(len(old.cases), 'file')}, now {len(new.cases)}"]
-            if old.cases != new.cases
-            else []
-        ),
-        *_models(old, new),
-        *_settings(old, new),
-        *([f"leaving: {old.leaving} -> {new.leaving}"] if old.leaving != new.leaving else []),
-        *([f"min_daemon: {old.min_daemon} -> {new.min_daemon}"] if old.min_daemon != new.min_daemon else []),
-    ]
+    return [*_changes(old, new)]
 
 
-def _models(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
-    before, after = ({model.name: model for model in one.models} for one in (old, new))
-    for name in sorted({*before, *after}):
-        if name not in after:
-            yield f"model {name}: removed"
-        elif name not in before:
-            yield f"model {name}: added, {_size(after[name].blob)}"
-        elif before[name].blob != after[name].blob:
-            yield f"model {name}: other weights, {_size(before[name].blob)} -> {_size(after[name].blob)}"
-        elif before[name].golden != after[name].golden:
-            yield f"model {name}: other golden prompts"
-    yield from _adapters(before, after)
-    yield from _projectors(before, after)
-    yield from _signals(before, after)
+def _changes(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
+    both = (old, new)
+    models = [{model.name: model for model in one.models} for one in both]
+    adapters = [{f"{model.name}+{it.name}": it for model in one.models for it in model.adapters} for one in both]
+    signals = [{f"{it.kind} of {model.name}": it for model in one.models for it in model.signals} for one in both]
+    if old.policy != new.policy:
+        yield "policy changed"
+    if old.cases != new.cases:
+        yield f"cases changed: {counted(len(old.cases), 'file')}, now {len(new.cases)}"
+    yield from _weights("model", *models)
+    yield from _weights("adapter", *adapters)
+    yield from _projectors(*models)
+    for name in sorted({*signals[0], *signals[1]}):
+        before, after = (one.get(name) for one in signals)
+        if before != after:
+            yield f"signal {name}: {'removed' if after is None else 'changed' if before is not None else 'added'}"
+    yield from _settings(old, new)
+    for key in ("leaving", "min_daemon"):
+        if getattr(old, key) != getattr(new, key):
+            yield f"{key}: {getattr(old, key)} -> {getattr(new, key)}"
 
 
-def _adapters(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
-    before, after = (
-        {f"{model.name}+{one.name}": one for model in models.values() for one in model.adapters}
-        for models in (old, new)
-    )
-    for name in sorted({*before, *after}):
-        if name not in after:
-            yield f"adapter {name}: removed"
-        elif name not in before:
-            yield f"adapter {name}: added, {_size(after[name].blob)}"
-        elif before[name].blob != after[name].blob:
-            yield f"adapter {name}: other weights, {_size(before[name].blob)} -> {_size(after[name].blob)}"
-        elif before[name].scale != after[name].scale:
-            yield f"adapter {name}: scale {before[name].scale:g} -> {after[name].scale:g}"
-        elif before[name] != after[name]:
-            yield f"adapter {name}: other golden prompts"
+def _weights(
+    kind: str, old: Mapping[str, BundleModel | BundleAdapter], new: Mapping[str, BundleModel | BundleAdapter]
+) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if after is None:
+            yield f"{kind} {name}: removed"
+        elif before is None:
+            yield f"{kind} {name}: added, {_size(after.blob)}"
+        elif before.blob != after.blob:
+            yield f"{kind} {name}: other weights, {_size(before.blob)} -> {_size(after.blob)}"
+        elif (scale := getattr(before, "scale", 1.0)) != (now := getattr(after, "scale", 1.0)):
+            yield f"{kind} {name}: scale {scale:g} -> {now:g}"
+        elif before.golden != after.golden:
+            yield f"{kind} {name}: other golden prompts"
 
 
 def _projectors(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
@@ -87,16 +81,6 @@ def _projectors(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) 
             yield f"projector of {name}: {before.tokens} -> {after.tokens} tokens"
         else:
             yield f"projector of {name}: for other weights of the model"
-
-
-def _signals(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
-    before, after = (
-        {f"{one.kind} of {model.name}": one for model in models.values() for one in model.signals}
-        for models in (old, new)
-    )
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            yield f"signal {name}: {'removed' if name not in after else 'changed' if name in before else 'added'}"
 
 
 def _total(projector: BundleProjector) -> str:
