@@ -97,7 +97,7 @@ class ScriptedPlane:
         refusal = self.refusals.get(request.path)
         if refusal is not None:
             self._note()
-            body = {"error": {"code": refusal.code, "message": "no"}}
+            body = {"error": {"code": refusal.code, "message": "no", "type": "x"}}
             return web.json_response(body, status=refusal.status)
         answer = await handler(request)
         self._note()
@@ -124,7 +124,7 @@ class ScriptedPlane:
             await self.hang.wait()
         now = self.unix()
         if self.check_time and abs(request.sent - now) > 300:
-            body = {"error": {"code": "request_stale", "message": "the time is off"}}
+            body = {"error": {"code": "request_stale", "message": "the time is off", "type": "x"}}
             date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now))
             return web.json_response(body, status=401, headers={"Date": date})
         self.token_requests.append(request)
@@ -151,7 +151,8 @@ class ScriptedPlane:
         self.polls.append((http.headers.get("If-None-Match", ""), wait_s))
         self._note()
         if not self.tokens or http.headers.get("Authorization") != f"Bearer {self.tokens[-1]}":
-            return web.json_response({"error": {"code": "token_expired", "message": "expired"}}, status=401)
+            expired = {"code": "token_expired", "message": "expired", "type": "x"}
+            return web.json_response({"error": expired}, status=401)
         if wait_s and http.headers.get("If-None-Match") == f'"{self.generation}"':
             with anyio.move_on_after(wait_s):
                 await self.woken.wait()

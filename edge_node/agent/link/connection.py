@@ -62,32 +62,6 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0
 
 
-class StatusWriter:
-    """Makes reports, each with a higher number."""
-
-    def __init__(self, device: str, boot: str, unix: Callable[[], float]) -> None:
-        self._device = device
-        self._boot = boot
-        self._unix = unix
-        self._seq = 0
-        self._daemon = daemon_version()
-
-    def report(self, agent: AgentReport) -> StatusReport:
-        now = self._unix()
-        local = time.localtime(now)
-        self._seq += 1
-        return StatusReport(
-            device=self._device,
-            boot=self._boot,
-            seq=self._seq,
-            sent=now,
-            daemon=self._daemon,
-            local_weekday=local.tm_wday + 1,
-            local_minute=local.tm_hour * 60 + local.tm_min,
-            **msgspec.structs.asdict(agent),
-        )
-
-
 class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `link.json`, for `causeway-edge fleet status`. Times are unix seconds, 0: never."""
 
@@ -96,30 +70,6 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     cloned: bool = False
     report: AgentReport = AgentReport()
-
-
-class LinkRecordFile:
-    """Writes the record after a change.
-
-    Args:
-        folder: STATE_DIR/fleet.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LINK_FILE
-        self._written: LinkRecord | None = None
-
-    def write(self, record: LinkRecord) -> None:
-        """Write the record, unless only `last_seen` differs: that alone is not worth a write to flash."""
-        written = self._written
-        if written is not None and msgspec.structs.replace(record, last_seen=written.last_seen) == written:
-            return
-        try:
-            write_synced(self._path, msgspec.json.encode(record))
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._path, error.strerror)
-            return
-        self._written = record
 
 
 def read_record(folder: Path) -> LinkRecord | None:
@@ -178,13 +128,13 @@ class FleetConnection:
         )
         self.source = SourceWithImport(self.plane, folder, clock.monotonic)
         self._seen_import = self.source.stamp
-        self._status = StatusWriter(identity.device, self.boot, clock.unix)
+        self._seq = 0
         self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock, folder)
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
         self._last_seen = 0.0
-        self._record = LinkRecordFile(folder)
+        self._written: LinkRecord | None = None
         self._away = Fault(log, logging.WARNING, clock.monotonic)
         self._clone = Fault(log, logging.ERROR, clock.monotonic)
         self._agent_report: Callable[[], AgentReport] = AgentReport  # a box without an agent runs the factory's files
@@ -323,7 +273,7 @@ class FleetConnection:
         """Raises FleetError."""
         async with self._reporting:
             try:
-                reply = await self.plane.status(self._status.report(report))
+                reply = await self.plane.status(self._status(report))
             except FleetRefused as error:
                 if not self._note_revoked(error):
                     log.warning("the control plane does not take the status: %s", error)
@@ -369,16 +319,36 @@ class FleetConnection:
             self._away.begin(f"{error}; the box goes on with what it runs")
         self._keep_record()
 
-    def _keep_record(self) -> None:
-        self._record.write(
-            LinkRecord(
-                boot=self.boot,
-                last_seen=self._last_seen,
-                problems=self.problems,
-                cloned=bool(self._clone.problem),
-                report=self._agent_report(),
-            )
+    def _status(self, report: AgentReport) -> StatusReport:
+        now = self._clock.unix()
+        local = time.localtime(now)
+        self._seq += 1
+        return StatusReport(
+            device=self.identity.device,
+            boot=self.boot,
+            seq=self._seq,
+            sent=now,
+            daemon=daemon_version(),
+            local_weekday=local.tm_wday + 1,
+            local_minute=local.tm_hour * 60 + local.tm_min,
+            **msgspec.structs.asdict(report),
         )
+
+    def _keep_record(self) -> None:
+        """Write `link.json`, unless only `last_seen` differs: that alone is not worth a write to flash."""
+        written, path = self._written, self._folder / LINK_FILE
+        problems, cloned = self.problems, bool(self._clone.problem)
+        record = LinkRecord(
+            boot=self.boot, last_seen=self._last_seen, problems=problems, cloned=cloned, report=self._agent_report()
+        )
+        if written is not None and msgspec.structs.replace(record, last_seen=written.last_seen) == written:
+            return
+        try:
+            write_synced(path, msgspec.json.encode(record))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", path, error.strerror)
+            return
+        self._written = record
 
 
 def open_link(

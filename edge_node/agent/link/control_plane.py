@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from router.addresses import is_loopback
+from router.api.document import ErrorDocument
 from router.bundle.protocol import (
     MAC_HEADER,
     MAX_MESSAGE_BYTES,
@@ -75,15 +76,6 @@ class Wake(msgspec.Struct, frozen=True):
 
     etag: str
     changed: bool
-
-
-class _Fault(msgspec.Struct):
-    code: str = ""
-    message: str = ""
-
-
-class _FaultBody(msgspec.Struct):
-    error: _Fault = msgspec.field(default_factory=_Fault)
 
 
 class ControlPlane:
@@ -232,12 +224,13 @@ class ControlPlane:
     async def _failure(self, response: aiohttp.ClientResponse) -> FleetError:
         """4xx but 408, 425 and 429 refuse the message for good; everything else may pass."""
         try:
-            fault = msgspec.json.decode(await _read(response), type=_FaultBody).error
+            fault = msgspec.json.decode(await _read(response), type=ErrorDocument).error
+            code, text = fault.code, fault.message[:1000]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, aiohttp.ClientError):
-            fault = _Fault()
-        message = f"{self.name}: {fault.message[:1000] or f'HTTP {response.status}'}"
+            code, text = "", ""
+        message = f"{self.name}: {text or f'HTTP {response.status}'}"
         if 400 <= response.status < 500 and response.status not in (408, 425, 429):
-            return FleetRefused(fault.code or f"http_{response.status}", message, _date(response.headers))
+            return FleetRefused(code or f"http_{response.status}", message, _date(response.headers))
         wait = response.headers.get("Retry-After", "")
         return FleetUnreachable(message, min(float(wait), 3600.0) if wait.isdecimal() else None)
 
