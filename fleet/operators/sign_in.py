@@ -26,7 +26,7 @@ from router.serving.responses import json_response
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from ..store.database import Store, StoreUnavailable
-from ..store.operators import PREFIX, end_session, find_session, new_session
+from ..store.enrolment import SESSION_PREFIX, end_session, find_session, new_session
 from .answers import SessionAnswer, SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role
@@ -108,7 +108,7 @@ class SignIn:
 
     async def _session(self, secret: str) -> Operator:
         found = None
-        if secret.startswith(PREFIX):
+        if secret.startswith(SESSION_PREFIX):
             async with self._store.read() as connection:
                 found = await find_session(connection, secret, self._clock())
         if found is None:

@@ -5,14 +5,13 @@
                     edited; a change of `tables.py` is a new one.
     database.py     `Store`: connections, transactions, migrations, a lost database, the lock of the controller;
                     `Grouped`: many small writes in one transaction
-    enrolment.py    join tokens, new devices
+    enrolment.py    join tokens and new devices; operators' sessions
     devices.py      devices as rows: what they reported, what operators decided
     telemetry.py    counters of requests by device and bundle, and what changed since a look
     generations.py  counters by cohort that wake parked polls in every process; devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did
     audit_chain.py  its hash chain, also for the command that verifies it
-    operators.py    sessions
 
 Functions take the connection of the caller's transaction, so that several of them are one change.
 """

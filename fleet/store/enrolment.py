@@ -1,4 +1,4 @@
-"""Join tokens, of which only the hash is kept, and the devices that they enrol."""
+"""Join tokens with the devices that they enrol, and operators' sessions. Only hashes of these secrets are kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .devices import Device
-from .tables import devices, join_tokens
+from .tables import devices, join_tokens, sessions
 
-PREFIX = "cwjoin_"  # for secret scanners
+PREFIX, SESSION_PREFIX = "cwjoin_", "cwsession_"  # for secret scanners
 _LABELS = dict[str, str]
 
 
@@ -96,3 +96,31 @@ async def enrol(connection: AsyncConnection, device: Device) -> None:
     uses = update(join_tokens).where(join_tokens.c.hash == device.join_token)
     await connection.execute(uses.values(uses_left=join_tokens.c.uses_left - 1))
     await connection.execute(insert(devices).values(msgspec.structs.asdict(device)))
+
+
+async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
+    """Begin a session and return its secret, which cannot be read again. Sessions that have ended are deleted.
+
+    Args:
+        connection: The connection of a transaction.
+        operator: The name for the audit log.
+        role: The operator's role.
+        now: Unix seconds.
+        lifetime_s: How long the session lasts, in seconds.
+    """
+    secret = SESSION_PREFIX + secrets.token_urlsafe(32)
+    row = {"hash": token_hash(secret), "operator": operator, "role": role, "began": now, "expires": now + lifetime_s}
+    await connection.execute(delete(sessions).where(sessions.c.expires <= now))
+    await connection.execute(insert(sessions).values(row))
+    return secret
+
+
+async def find_session(connection: AsyncConnection, secret: str, now: float) -> RowMapping | None:
+    """Return `name` and `role` of the session's operator; None: there is no such session, or it has ended."""
+    chosen = select(sessions.c.operator.label("name"), sessions.c.role)
+    found = await connection.execute(chosen.where(sessions.c.hash == token_hash(secret), sessions.c.expires > now))
+    return found.mappings().first()
+
+
+async def end_session(connection: AsyncConnection, secret: str) -> None:
+    await connection.execute(delete(sessions).where(sessions.c.hash == token_hash(secret)))
