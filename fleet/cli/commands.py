@@ -24,10 +24,9 @@ from router.serving.commands import run_fast
 from router.serving.logs import start_log
 from router.types import NowSignals
 
-from ..repository.folder import CheckedFleet, check_fleet, is_fleet
+from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.records import RecordReader, record_files
-from ..repository.template import new_fleet
 from . import devices, rollouts, signing
 from .output import (
     Checked,

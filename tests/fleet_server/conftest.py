@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fleet.app import ServeSettings, running
-from fleet.repository.template import new_fleet
+from fleet.repository.folder import new_fleet
 from fleet.server.plane import ControlPlane
 from fleet.store.enrolment import new_join_token
 from tests.own_task import in_own_task

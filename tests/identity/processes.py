@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import urllib3
 
-from fleet.repository.template import new_fleet
+from fleet.repository.folder import new_fleet
 from fleet.store.database import Store
 from fleet.store.enrolment import new_join_token
 from fleet.store.generations import revoke

@@ -20,7 +20,7 @@ from jwt.algorithms import OKPAlgorithm
 from sqlalchemy import insert
 
 from fleet.app import ServeSettings, running
-from fleet.repository.template import new_fleet
+from fleet.repository.folder import new_fleet
 from fleet.store.database import Store
 from fleet.store.devices import Device
 from fleet.store.tables import devices
