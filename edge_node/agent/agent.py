@@ -26,11 +26,10 @@ from router.bundle.rollout import RolloutPlan
 from router.serving.logs import redacted
 
 from ..clock import Clock
-from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
 from .host import FleetLink, Host
 from .inspection import BundleReport, ChildInspector, Inspector
-from .journal import TRANSITIONS, Event, JournalRow, event_of, quarantine
+from .journal import TRANSITIONS, Booted, Event, JournalRow, event_of, first_whole, quarantine, rolled_back
 from .preparation import Preparation
 from .source import disk_refusal
 from .store import InstalledBundle

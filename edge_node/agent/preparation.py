@@ -13,10 +13,10 @@ from router.bundle.refusals import DiskFull
 from router.bundle.rollout import RolloutPlan
 
 from ..clock import Clock
-from .boot import Booted
 from .disk import Disk
 from .host import FleetLink, Host
 from .inspection import BundleReport, BundleRequest, Inspector, LookRequest, ModelFile
+from .journal import Booted
 from .source import Download
 from .store import InstalledBundle
 

@@ -12,9 +12,8 @@ import msgspec
 from router.bundle.refusals import UpdateRefused
 from router.errors import ConfigError
 
-from ..agent.boot import JOURNAL
 from ..agent.disk import Disk
-from ..agent.journal import Journal
+from ..agent.journal import JOURNAL, Journal
 from ..agent.link.connection import LinkRecord, read_record
 from ..agent.link.identity import FOLDER, Identity, read_identity
 from ..agent.link.medium import ImportFailed, import_medium

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from models.modalities.process.messages import WorkerSpec
 
     from ..agent.agent import Agent
-    from ..agent.boot import Booted
     from ..agent.host import FleetLink
+    from ..agent.journal import Booted
     from ..agent.link.connection import FleetConnection
     from ..backends.cloud.connection import Credentials
     from ..modalities.audio import AudioApi, AudioService
@@ -62,7 +62,7 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
         return None, config
     state_folder.acquire()  # before this start is counted; the lifecycle releases it
-    from ..agent.boot import boot
+    from ..agent.journal import boot
     from .fleet import with_bundle
 
     booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.boot import JOURNAL, boot
 from edge_node.agent.disk import Disk
+from edge_node.agent.journal import JOURNAL, boot
 from edge_node.agent.link.connection import LINK_FILE, read_record
 from edge_node.agent.link.identity import IDENTITY, read_identity
 from edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryFile
