@@ -5,6 +5,7 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
+_COUNTERS = ("requests", "errors", "degraded", *(f"latency_{bucket}" for bucket in range(9)))
 
 
 def upgrade() -> None:
@@ -134,18 +135,7 @@ def upgrade() -> None:
         sa.Column("device", sa.String(length=128), nullable=False),
         sa.Column("bundle", sa.String(length=64), nullable=False),
         sa.Column("last_seen", sa.Float(), nullable=False),
-        sa.Column("requests", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("errors", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("degraded", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_0", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_1", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_2", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_3", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_4", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_5", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_6", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_7", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_8", sa.BigInteger(), server_default="0", nullable=False),
+        *(sa.Column(name, sa.BigInteger(), server_default="0", nullable=False) for name in _COUNTERS),
         sa.PrimaryKeyConstraint("device", "bundle", name=op.f("pk_telemetry")),
     )
     op.create_table(
@@ -153,17 +143,6 @@ def upgrade() -> None:
         sa.Column("rollout", sa.String(length=64), nullable=False),
         sa.Column("device", sa.String(length=128), nullable=False),
         sa.Column("bundle", sa.String(length=64), nullable=False),
-        sa.Column("requests", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("errors", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("degraded", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_0", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_1", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_2", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_3", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_4", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_5", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_6", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_7", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("latency_8", sa.BigInteger(), server_default="0", nullable=False),
+        *(sa.Column(name, sa.BigInteger(), server_default="0", nullable=False) for name in _COUNTERS),
         sa.PrimaryKeyConstraint("rollout", "device", "bundle", name=op.f("pk_telemetry_marks")),
     )
