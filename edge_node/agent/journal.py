@@ -36,6 +36,13 @@ from ..observability.metrics import BoxCondition
 from .disk import Disk
 from .store import BundleStore, InstalledBundle
 
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal.jsonl"
+_MAX_BOOTS = 3
+_NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
+_UNDONE = (BoxState.ROLLBACK, BoxState.QUARANTINE, BoxState.TRIAL, BoxState.ACTIVATE)
+_ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
 KEPT_ROWS = 64
 MAX_QUARANTINED = 64
 _COMPACT_BYTES = 1024 * 1024
@@ -242,15 +249,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-log = logging.getLogger(__name__)
-
-JOURNAL = "journal.jsonl"
-_MAX_BOOTS = 3
-_NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
-_UNDONE = (BoxState.ROLLBACK, BoxState.QUARANTINE, BoxState.TRIAL, BoxState.ACTIVATE)
-_ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
 
 
 class Booted(msgspec.Struct, frozen=True):
