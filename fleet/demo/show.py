@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import random
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ from rich.console import Console
 
 READY_S = 120.0
 STOP_S = 30.0
+_READY_POLL_S = 0.05
 CAUSEWAY_FLEET = (sys.executable, "-m", "fleet")
 CAUSEWAY_EDGE = (sys.executable, "-m", "edge_node")
 
@@ -37,10 +36,9 @@ class Program:
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
         self._log = log
-        self._lines: queue.Queue[str] = queue.Queue()
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._output = log.with_suffix(".out")
+        with log.open("wb") as file, self._output.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=file)
 
     @property
     def pid(self) -> int:
@@ -52,15 +50,16 @@ class Program:
         Raises:
             ProgramFailed: It ended before, or took too long.
         """
-        while True:
-            try:
-                line = self._lines.get(timeout=READY_S)
-            except queue.Empty:
-                raise self._failed(f"not ready after {READY_S:.0f} s") from None
-            if line == "":
+        ends = time.monotonic() + READY_S
+        while time.monotonic() < ends:
+            has_ended = self._process.poll() is not None
+            for line in self._output.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.startswith("ready ") and line.endswith("\n"):
+                    return dict(field.split("=", 1) for field in line.split()[1:])
+            if has_ended:
                 raise self._failed("ended before it was ready")
-            if line.startswith("ready "):
-                return dict(field.split("=", 1) for field in line.split()[1:])
+            time.sleep(_READY_POLL_S)
+        raise self._failed(f"not ready after {READY_S:.0f} s")
 
     def stop(self) -> None:
         """Send SIGTERM and wait; then kill."""
@@ -72,12 +71,6 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put("")
 
     def _failed(self, what: str) -> ProgramFailed:
         log = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
