@@ -124,16 +124,14 @@ def check_console_header(http: web.Request) -> None:
 
 def set_session_cookie(response: web.StreamResponse, http: web.Request, secret: str) -> None:
     """Give the browser its session; `secret` "": take it away."""
+    _set_cookie(response, http, COOKIE, secret, int(SESSION_S) if secret else 0, "/")
+
+
+def _set_cookie(
+    response: web.StreamResponse, http: web.Request, name: str, value: str, max_age: int, path: str
+) -> None:
     secure = http.secure or http.headers.get("x-forwarded-proto", "") == "https"
-    response.set_cookie(
-        COOKIE,
-        secret,
-        max_age=int(SESSION_S) if secret else 0,
-        path="/",
-        httponly=True,
-        samesite="Lax",
-        secure=secure,
-    )
+    response.set_cookie(name, value, max_age=max_age, path=path, httponly=True, samesite="Lax", secure=secure)
 
 
 def load_bootstrap_token(path: Path) -> str:
@@ -188,10 +186,7 @@ class SessionRoutes:
         url, pending = await self._oidc().start()
         response = web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})
         value = base64.urlsafe_b64encode(msgspec.json.encode(pending)).decode()
-        response.set_cookie(
-            _PENDING, value, max_age=_PENDING_S, path="/v1/oidc", httponly=True, samesite="Lax",
-            secure=http.secure or http.headers.get("x-forwarded-proto", "") == "https",
-        )  # fmt: skip
+        _set_cookie(response, http, _PENDING, value, _PENDING_S, "/v1/oidc")
         return response
 
     async def finish_oidc(self, http: web.Request) -> web.StreamResponse:
