@@ -22,9 +22,8 @@ from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder
 from .protocol import Emission, EngineOptions, ModelInfo
-from .sampling.confidence import LogitsRow
 from .sampling.grammar import GrammarCompiler
-from .sampling.sampler import NO_TOKEN, CandidateDraw
+from .sampling.sampler import NO_TOKEN, CandidateDraw, LogitsRow
 from .scheduling.kv_cache import KVCache, PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
 from .scheduling.scheduler import Scheduler, Throughput

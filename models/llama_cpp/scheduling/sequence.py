@@ -14,8 +14,7 @@ from router.types import Confidence, FinishReason, TokenLogprob
 from ..native.vocabulary import Tokens, Vocabulary
 from ..native.weights import Adapter
 from ..protocol import Emission, Job
-from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
-from ..sampling.sampler import NO_TOKEN, TokenSampler
+from ..sampling.sampler import NO_TOKEN, ConfidenceMeter, LogitsRow, TokenSampler, token_logprob
 from ..soft_tokens import NO_VECTORS, Places, Vectors
 from .kv_cache import SequenceSlot
 from .speculation import PromptLookup
