@@ -177,7 +177,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
 
 
 def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
-    from ..pull.download import download, peek
+    from ..pull.hub import download, peek
 
     one = prepared(urlsplit(source.url).path)
     if one.is_present(RemoteFile(source.url, 0, source.sha256, "")):
