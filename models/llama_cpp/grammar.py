@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from router.errors import InvalidGrammar
 
-from ...constraints.json_schema import LIMITS
-from ..native.vocabulary import Vocabulary
+from ..constraints.json_schema import LIMITS
+from .native.vocabulary import Vocabulary
 
 _KEPT = 64  # compiled grammars
 _SPECIAL = b"\xff"  # before the name of a token that is never text (toktrie's own mark)

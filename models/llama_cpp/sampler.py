@@ -28,10 +28,10 @@ from router.errors import InvalidRequest
 from router.reasoning import CLOSE, OPEN, closed_thought
 from router.types import Confidence, Sampling, TokenAlternative, TokenLogprob
 
-from ..native import bindings
-from ..native.vocabulary import Tokens, Vocabulary
-from ..protocol import Job
 from .grammar import GrammarState
+from .native import bindings
+from .native.vocabulary import Tokens, Vocabulary
+from .protocol import Job
 
 LogitsRow = NDArray[np.float32]  # logits of one position, [vocabulary]
 
