@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -97,21 +97,17 @@ class EmbeddingQueue:
 class Embedder:
     """Embeds texts of many requests together; one step of the engine decodes one batch."""
 
-    def __init__(
-        self, weights: Weights, context_tokens: int, threads: int, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, weights: Weights, context_tokens: int, threads: int) -> None:
         """Embed with the loaded model.
 
         Args:
             weights: the model.
             context_tokens: tokens of its longest text.
             threads: threads of one decode.
-            clock: seconds; fair shares are counted in its time.
         """
         short_tokens = min(_SHORT_TOKENS, context_tokens)
         self.waiting = EmbeddingQueue(short_tokens)
         self.steps = 0
-        self._clock = clock
         self._short = _TextBatch(weights, max(short_tokens, min(_SHORT_CELLS, context_tokens)), _SHORT_TEXTS, threads)
         self._long = _TextBatch(weights, context_tokens, _LONG_TEXTS, threads)
 
@@ -139,7 +135,7 @@ class Embedder:
         self._long.close()
 
     def _decode(self, batch: _TextBatch, out: list[Emission]) -> None:
-        started = self._clock()
+        started = time.perf_counter()
         try:
             complete = batch.decode()
         except EngineUnavailable as error:
@@ -149,7 +145,7 @@ class Embedder:
             return
         finally:
             self.steps += 1
-        step_s = self._clock() - started
+        step_s = time.perf_counter() - started
         batch.throughput.record(step_s, 0, 0, batch.rows)
         for text, rows in batch.shares:
             self.waiting.charge(text, step_s * rows / batch.rows)
