@@ -30,7 +30,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
@@ -54,12 +54,6 @@ _CACHED_ABILITIES = 8  # templates
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
-class TryRender(Protocol):
-    """Renders a conversation to its prompt, with tools in the system message if asked; None if the template refuses."""
-
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool], in_system: bool, /) -> str | None: ...
-
-
 class TemplateAbilities(msgspec.Struct, frozen=True):
     system: SystemRole = "kept"
     developer: bool = False
@@ -70,16 +64,25 @@ class TemplateAbilities(msgspec.Struct, frozen=True):
     alternates: bool = False  # refuses two user messages in a row
 
 
-def probe(render: TryRender, *, names_developer: bool) -> TemplateAbilities:
+@lru_cache(maxsize=_CACHED_ABILITIES)
+def probe(template: str) -> TemplateAbilities:
     """Find out what a template can do. One that cannot even render a user message is taken to know everything."""
+
+    def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, in_system: bool = False) -> str | None:
+        """Return None if the template refuses."""
+        try:
+            return _render(template, messages, tools, "", "", "", in_system)
+        except TemplateFailed:
+            return None
+
     hello, rule, tool, call, done, more = _WORDS
     user = Message("user", hello)
-    alone = render((user,), (), False)
+    alone = render((user,))
     if alone is None or hello not in alone:
         return TemplateAbilities()
 
     def shows(messages: Sequence[Message], *words: str, tools: Sequence[Tool] = (), in_system: bool = False) -> bool:
-        text = render(messages, tools, in_system)
+        text = render(messages, tools, in_system=in_system)
         return text is not None and all(word in text for word in words)
 
     def calls(count: int, call_id: str) -> list[Message]:
@@ -89,7 +92,7 @@ def probe(render: TryRender, *, names_developer: bool) -> TemplateAbilities:
         return [user, Message("assistant", None, tool_calls=made), *results, Message("assistant", more)]
 
     with_rule = (Message("system", rule), user)
-    system = render(with_rule, (), False)
+    system = render(with_rule)
     offered = Tool(tool)
     if shows((user,), tool, tools=(offered,)):
         lists: Literal["list", "system", ""] = "list"
@@ -100,12 +103,12 @@ def probe(render: TryRender, *, names_developer: bool) -> TemplateAbilities:
     short = not shows(calls(1, long_id), *one) and shows(calls(1, short_id), *one)
     return TemplateAbilities(
         system="refused" if system is None else "kept" if rule in system else "dropped",
-        developer=names_developer,
+        developer="developer" in template,
         tools=lists,
         calls=short or shows(calls(1, long_id), *one),
         parallel_calls=shows(calls(2, short_id if short else long_id), *two),
         short_ids=short,
-        alternates=render((user, Message("user", more)), (), False) is None,
+        alternates=render((user, Message("user", more))) is None,
     )
 
 
@@ -282,7 +285,7 @@ def render(
     if is_plain(messages, tools):
         in_system = False
     else:
-        abilities = _abilities(template)
+        abilities = probe(template)
         in_system = abilities.tools == "system"
         messages, tools = adapted(messages, tools, abilities, tool_format(template))
     return _render(template, messages, tools, bos, eos, guard, in_system)
@@ -298,17 +301,6 @@ def thinking_of(template: str) -> Thinking:
     except InvalidRequest:
         return "marked"
     return "open" if prompt.rstrip().endswith(OPEN) else "marked"
-
-
-@lru_cache(maxsize=_CACHED_ABILITIES)
-def _abilities(template: str) -> TemplateAbilities:
-    def render(messages: Sequence[Message], tools: Sequence[Tool], in_system: bool) -> str | None:
-        try:
-            return _render(template, messages, tools, "", "", "", in_system)
-        except TemplateFailed:
-            return None
-
-    return probe(render, names_developer="developer" in template)
 
 
 def _render(
