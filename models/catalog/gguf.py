@@ -16,6 +16,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import gguf
 import msgspec
@@ -100,7 +101,6 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
     alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
         reader.fail(f"general.alignment is {alignment!r}")
-    assert isinstance(alignment, int)
     first = math.ceil(reader.at / alignment) * alignment
     for tensor, end in zip(tensors, ends, strict=True):
         if first + end > size_bytes:
@@ -132,7 +132,7 @@ class _HeaderReader:
         self._where = where
         self.at = 0
 
-    def fail(self, fault: str) -> None:
+    def fail(self, fault: str) -> NoReturn:
         """Raises ArtifactError."""
         raise ArtifactError(f"{self._where}: not a usable GGUF file: at byte {self.at:,}: {fault}")
 
@@ -158,7 +158,6 @@ class _HeaderReader:
             return raw.decode()
         except UnicodeDecodeError:
             self.fail(f"{what} is not UTF-8")
-            raise
 
     def value(self, key: str) -> Value:
         (kind,) = self._unpack("I", f"the type of {key!r}")
@@ -183,7 +182,6 @@ class _HeaderReader:
             tensor_type = gguf.GGMLQuantizationType(kind)
         except ValueError:
             self.fail(f"the tensor {name!r} has the unknown type {kind}")
-            raise
         block, block_bytes = gguf.constants.GGML_QUANT_SIZES[tensor_type]
         elements = math.prod(shape)
         if shape[0] % block:
