@@ -169,7 +169,7 @@ class Places:
     def __init__(self, prompt: Tokens, placed: Mapping[int, PlacedRun]) -> None:
         self._stretches: list[_Stretch] = []
         fewer = 0  # positions than tokens so far
-        for index in np.flatnonzero(np.isin(prompt, list(placed))).tolist():
+        for index in np.flatnonzero(np.isin(prompt, list(placed))).tolist() if placed else ():
             run = placed[int(prompt[index])]
             self._stretches.append(_Stretch(index, index - fewer, run))
             fewer += run.count - run.span

@@ -250,10 +250,10 @@ class PromptPrefixes:
         if self._store is not None and saved_tokens < sequence.system_tokens:
             self._load(tokens, saved_tokens, self._store, self._cache)
             saved, saved_tokens = self._cache.find(tokens, adapter)
-        best = PrefixSource(sequence.cut(min(saved_tokens, limit)), saved=saved)
+        best = PrefixSource(sequence.places.cut(min(saved_tokens, limit)), saved=saved)
         for other in running:
             slot = slot_of(other)
-            common = sequence.cut(min(common_prefix(other.pending_tokens, tokens), slot.length, limit))
+            common = sequence.places.cut(min(common_prefix(other.pending_tokens, tokens), slot.length, limit))
             if common >= max(best.tokens, BLOCK):
                 best = PrefixSource(common, slot=slot)
         return best

@@ -230,7 +230,7 @@ class Scheduler:
             self._sync_slots()
             for row, sequence in enumerate(self.decoding):
                 slot = slot_of(sequence)
-                context.sequence[row], context.position[row] = slot.id, sequence.position(slot.length)
+                context.sequence[row], context.position[row] = slot.id, sequence.places.position(slot.length)
             context.needs_output[:running] = 1
             self._batch_stale = False
         context.token[:running] = self.last_tokens
@@ -255,7 +255,7 @@ class Scheduler:
             if count:
                 batch, start, end = self._context.soft_batch, slot.length, row + count
                 batch.vector[row:end] = sequence.vectors_of(start, start + count)
-                batch.place(slice(row, end), *sequence.places_of(start, start + count))
+                batch.place(slice(row, end), *sequence.places.offsets(start, start + count))
                 batch.sequence[row:end] = slot.id
                 self._soft_chunks.append((sequence, count))
                 row = end
@@ -390,7 +390,7 @@ class Scheduler:
                 continue
             slot = slot_of(sequence)
             start, end = slot.length, row + count
-            first = sequence.position(start)
+            first = sequence.places.position(start)
             context.token[row:end] = sequence.pending_tokens[start : start + count]
             context.position[row:end] = range(first, first + count)
             context.sequence[row:end] = slot.id
@@ -409,7 +409,7 @@ class Scheduler:
         reserved = sum(len(other.pending_tokens) - slot_of(other).length for other in prefilling)
         if self.running and self._kv_cache.free - reserved < needed + _GROWTH * (self.running + 1):
             return False
-        position = sequence.position(source.tokens)
+        position = sequence.places.position(source.tokens)
         sequence.slot = self._kv_cache.allocate(source.slot, source.tokens, position)
         cached = self._prefixes.restore(source, sequence.slot, position)
         if not sequence.generated:

@@ -121,7 +121,7 @@ class Sequence:
             adapter: that the job names; None: the model as it is.
         """
         self._vectors = vectors = prompt.vectors
-        self._places = Places(prompt.tokens, vectors.placed) if vectors.placed else None
+        self.places = Places(prompt.tokens, vectors.placed)
         self.adapter = adapter
         self.system_tokens = prompt.system_tokens
         self.job = job
@@ -187,23 +187,11 @@ class Sequence:
         if not self._vectors:
             return 0, False
         count = _run(self.pending_tokens[start:] >= 0)
-        return (count, False) if self._places is None else self._places.run(start, count)
+        return self.places.run(start, count)
 
     def vectors_of(self, start: int, end: int) -> list[NDArray[np.float32]]:
         """Return the vectors of the soft tokens from `start` to before `end`."""
         return [self._vectors.rows[token] for token in self.pending_tokens[start:end].tolist()]
-
-    def position(self, index: int) -> int:
-        """Return the model's position of a token: its index, unless pictures before it take fewer positions."""
-        return index if self._places is None else self._places.position(index)
-
-    def places_of(self, start: int, end: int) -> tuple[int, NDArray[np.int32] | None]:
-        """Return the first position of soft tokens of one run, and the others from there, int32 [3, tokens]."""
-        return (start, None) if self._places is None else self._places.offsets(start, end)
-
-    def cut(self, tokens: int) -> int:
-        """Return how many of so many first tokens end between two pictures or texts, not within a picture."""
-        return tokens if self._places is None else self._places.cut(tokens)
 
     def restart(self) -> None:
         """The sequence was preempted: everything so far has to be decoded again."""
