@@ -34,6 +34,11 @@ from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Job
 
 LogitsRow = NDArray[np.float32]  # logits of one position, [vocabulary]
+_OPEN, _CLOSE = OPEN.encode(), CLOSE.encode()
+NO_TOKEN = -1
+_TOP_K = 64  # default: beyond it is a small model's noise, and time
+_RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: "choose one"
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 def log_sum_exp(row: LogitsRow) -> float:
@@ -103,13 +108,6 @@ class ConfidenceMeter:
 
 def _shown(piece: bytes) -> str:
     return piece.decode(errors="replace")
-
-
-_OPEN, _CLOSE = OPEN.encode(), CLOSE.encode()
-NO_TOKEN = -1
-_TOP_K = 64  # default: beyond it is a small model's noise, and time
-_RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: "choose one"
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 class ThinkingBudget:

@@ -46,6 +46,14 @@ _PROCESS_BYTES = 512 * _MIB  # interpreter, ONNX Runtime, threads, and what the 
 _Scale = Annotated[float, Meta(ge=0.0, le=10.0)]
 _Id = Annotated[int, Meta(ge=0, lt=65536)]
 _Symbol = Annotated[str, Meta(min_length=1, max_length=8)]
+MAX_SENTENCE = 300
+"""Characters that are spoken in one go: what bounds a voice's memory, and how long a cancelled one goes on."""
+_SENTENCE_END = re.compile(r"""[.!?…]+["')\]»”’]*\s+|[。！？]+["')\]»”’]*|\n+|$""")
+_CLAUSE_END = re.compile(r"(?<=[,;:])\s+|(?<=[，、；：])")
+_MARKS = {mark: mark for mark in ".?!,;:"} | dict(zip("。？！，、；：…", ".?!,,;:.", strict=True))
+_PAUSES = (",", ";", ":")
+_CLOSING = "\"')]»”’ "
+_LANGUAGE = re.compile(r"\([^)]*\)")  # espeak-ng tells where it changes to another language
 
 
 class _Audio(msgspec.Struct, frozen=True):
@@ -208,16 +216,6 @@ def voice_of(artifact: Artifact) -> Voice:
 def _known(path: Path, *_: int) -> tuple[str, VoiceSettings]:
     """Read and hash a settings file once, and again when it was written since."""
     return sha256_of(path), read_settings(path)
-
-
-MAX_SENTENCE = 300
-"""Characters that are spoken in one go: what bounds a voice's memory, and how long a cancelled one goes on."""
-_SENTENCE_END = re.compile(r"""[.!?…]+["')\]»”’]*\s+|[。！？]+["')\]»”’]*|\n+|$""")
-_CLAUSE_END = re.compile(r"(?<=[,;:])\s+|(?<=[，、；：])")
-_MARKS = {mark: mark for mark in ".?!,;:"} | dict(zip("。？！，、；：…", ".?!,,;:.", strict=True))
-_PAUSES = (",", ";", ":")
-_CLOSING = "\"')]»”’ "
-_LANGUAGE = re.compile(r"\([^)]*\)")  # espeak-ng tells where it changes to another language
 
 
 class Clause(msgspec.Struct, frozen=True):

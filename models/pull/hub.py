@@ -29,6 +29,10 @@ _PEEK_BYTES = 256 * 1024
 _CHUNK_BYTES = 256 * 1024
 _PEEK_TIMEOUT_S = 20.0
 _IDENTITY = {"Accept-Encoding": "identity"}
+_TIMEOUT_S = 20.0
+_PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # if the owner names none
+_PREFERRED_MMPROJ = ("F16", "Q8_0", "BF16", "F32")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[RemoteFile, bytes]:
@@ -108,12 +112,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (httpx2.HTTPStatusError, HfHubHTTPError)) and error.response is not None:
         return f"the server answers with HTTP {error.response.status_code}"
     return f"the server cannot be reached or does not answer ({str(error) or type(error).__name__})"
-
-
-_TIMEOUT_S = 20.0
-_PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # if the owner names none
-_PREFERRED_MMPROJ = ("F16", "Q8_0", "BF16", "F32")
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 class HubListing(msgspec.Struct, frozen=True):
