@@ -59,6 +59,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint | None = None
     judge: tuple[str, Endpoint] | None = None  # model, and where it is
     run: Path  # folder of the answers, and of the fitted signals
+    to: Path  # folder of models that is published to
+    name: str  # of the artifact
+    command: str  # that the manifest names
     sources: tuple[DataSource, ...] = ()  # what the manifest names: whose the prompts are
     target: Target
     hold_tokens: int
@@ -127,9 +130,7 @@ def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
     )
 
 
-def calibrate_pair(
-    plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, to: Path, name: str, command: str, echo: Echo
-) -> Artifact | None:
+def calibrate_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, echo: Echo) -> Artifact | None:
     """Fit on the answers in `log`, write the report, and publish the signals.
 
     Returns:
@@ -138,10 +139,10 @@ def calibrate_pair(
     Raises:
         ArtifactError: too few prompts are answered.
     """
-    encoder_artifact = find_signal("embedding", None, (to,))
+    encoder_artifact = find_signal("embedding", None, (plan.to,))
     rows = _answered(prompts, log, encoder_artifact)
     tokens = sorted({*(count for count in STAGES if count < plan.hold_tokens), plan.hold_tokens})
-    return _fit_and_publish(plan, rows, tokens, encoder_artifact, to, name, command, echo)
+    return _fit_and_publish(plan, rows, tokens, encoder_artifact, echo)
 
 
 def check_pair(
@@ -174,9 +175,7 @@ def check_pair(
     echo(f"{markdown(report)}\nthe report is in {plan.run}")
 
 
-def calibrate_from_shadow(
-    plan: Plan, state_dir: Path, to: Path, name: str, command: str, echo: Echo
-) -> Artifact | None:
+def calibrate_from_shadow(plan: Plan, state_dir: Path, echo: Echo) -> Artifact | None:
     """Fit on the shadow answers in a daemon's state folder, write the report, and publish the signals.
 
     Returns:
@@ -185,11 +184,11 @@ def calibrate_from_shadow(
     Raises:
         ArtifactError: too few shadow answers of this pair are there.
     """
-    encoder_artifact = find_signal("embedding", None, (to,))
+    encoder_artifact = find_signal("embedding", None, (plan.to,))
     rows, after = read_shadow_rows(state_dir, plan.pair, encoder_artifact.manifest.sha256)
     _check_count(len(rows), state_dir / FILE)
     plan = msgspec.structs.replace(plan, hold_tokens=after)
-    return _fit_and_publish(plan, rows, [after], encoder_artifact, to, name, command, echo)
+    return _fit_and_publish(plan, rows, [after], encoder_artifact, echo)
 
 
 def _check_count(count: int, path: Path) -> None:
@@ -206,17 +205,10 @@ def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_arti
 
 
 def _fit_and_publish(
-    plan: Plan,
-    rows: Rows,
-    tokens: Sequence[int],
-    encoder_artifact: Artifact,
-    to: Path,
-    name: str,
-    command: str,
-    echo: Echo,
+    plan: Plan, rows: Rows, tokens: Sequence[int], encoder_artifact: Artifact, echo: Echo
 ) -> Artifact | None:
     fitted, report, signals = _measure(plan, rows, tokens, echo)
-    folder = to / name
+    folder = plan.to / plan.name
     write_report(folder, report, rows, signals)
     echo(markdown(report))
     if report.nothing_to_route:
@@ -233,9 +225,8 @@ def _fit_and_publish(
     )
     weights = plan.run / "signals.json"
     weights.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))
-    return publish_signal(
-        weights, name, to, _metadata(plan, report, command), judged=plan.small, appendix=markdown(report).splitlines()
-    )
+    metadata, appendix = _metadata(plan, report), markdown(report).splitlines()
+    return publish_signal(weights, plan.name, plan.to, metadata, judged=plan.small, appendix=appendix)
 
 
 def as_rows(
@@ -286,7 +277,7 @@ def _measure(
     return fitted, report, signals
 
 
-def _metadata(plan: Plan, report: PairReport, command: str) -> SignalMetadata:
+def _metadata(plan: Plan, report: PairReport) -> SignalMetadata:
     whole = report.tasks[0]
     figures = {"rows": float(whole.rows), "small": whole.small, "large": whole.large}
     for signal in (BOTH, PROMPT):
@@ -297,7 +288,7 @@ def _metadata(plan: Plan, report: PairReport, command: str) -> SignalMetadata:
         kind="pair",
         architecture="logistic regressions over the encoder's vector, structure of the prompt, and confidence",
         quantisation="JSON numbers",
-        command=command,
+        command=plan.command,
         note=f"Estimates the probability that {plan.pair.small.name} answers as well as {plan.pair.large.name}.",
         metrics=figures,
         seed=plan.seed,

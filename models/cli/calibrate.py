@@ -108,7 +108,6 @@ def calibrate(
     if state_dir is None and run is None:
         raise click.UsageError("--prompts needs --run, a folder for the answers")
     dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")
-    command, name = shlex.join(["causeway-models", *sys.argv[1:]]), name or f"calibrated-{small}"
     with contextlib.ExitStack() as stack:
         plan = Plan(
             small=find_artifact(small, dirs),
@@ -117,6 +116,9 @@ def calibrate(
             judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
             sources=tuple(read_sources(sources)) if sources else (),
             run=run or Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            to=to,
+            name=name or f"calibrated-{small}",
+            command=shlex.join(["causeway-models", *sys.argv[1:]]),
             target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
             hold_tokens=hold_tokens,
             hold_ms=hold_ms,
@@ -126,7 +128,7 @@ def calibrate(
             seed=seed,
         )
         if state_dir is not None:
-            published = calibrate_from_shadow(plan, state_dir, to, name, command, click.echo)
+            published = calibrate_from_shadow(plan, state_dir, click.echo)
         else:
             prompts = collection_order(read_prompts(files), seed)
             log = stack.enter_context(AnswerLog(plan.run / "answers.jsonl", plan.pair))
@@ -135,7 +137,7 @@ def calibrate(
             if check:
                 check_pair(plan, prompts, log, dirs, click.echo)
                 return
-            published = calibrate_pair(plan, prompts, log, to, name, command, click.echo)
+            published = calibrate_pair(plan, prompts, log, click.echo)
     if published is not None:
         click.echo(f"published {published.path}, for {small} beside {large}")
 
