@@ -34,8 +34,8 @@ from router.errors import ResultTooLarge
 from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks import WebhookRefused
 from router.numbers import MAX_PAGE
-from router.openai.audio.speech import WireSpeech
-from router.openai.responses.wire import WireResponse
+from router.openai.audio import WireSpeech
+from router.openai.responses.request import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
 from router.parts.upload_terms import PartPurpose
 from router.serving.console.page_files import media_type, page_files

@@ -17,9 +17,9 @@ from router.openai.audio import (
     encode_delta,
     encode_done,
     encode_transcript,
+    parse_form,
     parse_transcription,
 )
-from router.openai.audio.form import parse_form
 from router.serving.logs import REQUEST
 from router.serving.request import read_authorization
 from router.serving.responses import JSON, STREAMED, EventStream, header_lines

@@ -29,7 +29,7 @@ from router.jobs.view import JobFailed, WebhookSecrets
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
-from router.openai.error_body import replace_surrogates
+from router.openai.answer import replace_surrogates
 from router.parts.uploads import FILE_MARK, named_files
 from router.policy.signals import modalities
 from router.serving.request import PRIORITY, one_value, read_choice

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from .. import errors
-from ..openai.audio.transcription import TranscriptFormat
+from ..openai.audio import TranscriptFormat
 from .generation import ANY_REQUEST, BODY, Errors
 from .operation import EVENTS, FORM, JSON, TEXT, ApiResponse, Operation, Parameter
 

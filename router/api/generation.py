@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from .. import errors
 from ..errors import CausewayError
+from ..openai.answer import ModelList, ModelObject
 from ..openai.embeddings import EncodedVectors
-from ..openai.model_list import ModelList, ModelObject
-from ..openai.responses.wire import WireResponse
+from ..openai.responses.request import WireResponse
 from ..openai.wire import WireChat, WireCompletion, WireEmbedding
 from .answers import ChatCompletion, ChatCompletionChunk, ResponseEvent, ResponseObject, TextCompletion
 from .operation import EVENTS, JSON, ApiResponse, Operation, Parameter

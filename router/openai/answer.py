@@ -1,21 +1,22 @@
 """Chunks → OpenAI's answers, whole or as server-sent events, for chat completions and legacy completions.
 
 An answer consists of a head (id, created, model), the choices, and the usage. Only id and created differ between two
-deliveries of the same answer, so a cached answer keeps the rest encoded (`cached_answer.py`).
+deliveries of the same answer, so a cached answer keeps the rest encoded (`cached_answer.py`). OpenAI's error object (as
+a body with its headers, and as the last event of a stream) and the lists of models are encoded here, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
-from ..errors import StreamBroken
+from ..errors import AuthenticationFailed, CausewayError, CloudRejected, MethodNotAllowed, StreamBroken
 from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 from .completions import TokenOffsets, completion_logprobs, finite
-from .error_body import error_event
-from .extra import with_extra
+from .request_body import with_extra
 
 _encode = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
@@ -333,3 +334,82 @@ def _chat_logprobs(tokens: Iterable[TokenLogprob]) -> bytes:
 
 def _alternative(top: TokenAlternative) -> _Alternative:
     return _Alternative(top.token, finite(top.logprob), top.bytes)
+
+
+# --- errors and lists of models ---------------------------------------------------------------------------------------
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error
+
+
+def encode_error(error: CausewayError) -> bytes:
+    """Encode OpenAI's error object. Characters that JSON cannot hold (lone surrogates) are replaced."""
+    try:
+        return _encode(_Envelope(_Error(error.message, error.type, error.param, error.code)))
+    except UnicodeEncodeError:
+        param = None if error.param is None else replace_surrogates(error.param)
+        return _encode(_Envelope(_Error(replace_surrogates(error.message), error.type, param, error.code)))
+
+
+def error_headers(error: CausewayError) -> dict[str, str]:
+    """Return the headers of the error: when to retry and whether, how to authenticate, which methods there are."""
+    headers = {}
+    if error.retry_after_s is not None:
+        # RFC 9110 allows whole seconds only: round up, so that the client does not retry too early.
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, CloudRejected):
+        headers["x-should-retry"] = "false"  # OpenAI's clients repeat a 502 unless this says no
+    if isinstance(error, AuthenticationFailed):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = error.allow
+    return headers
+
+
+def error_event(error: CausewayError) -> bytes:
+    """Encode an error that happens after the first byte was sent: the stream's last event, without ``[DONE]``."""
+    return b"data: " + encode_error(error) + b"\n\n"
+
+
+def replace_surrogates(text: str) -> str:
+    """Return text without lone surrogates, which no encoder accepts: bytes of headers are decoded to them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class ModelUse(msgspec.Struct):
+    """Ours, beside OpenAI's fields. `endpoints`: the paths that accept the model."""
+
+    endpoints: tuple[str, ...]
+
+
+class ModelObject(msgspec.Struct):
+    """One model. `created`: Unix time in seconds. `causeway`: left out where every path accepts every model."""
+
+    id: str
+    owned_by: str
+    created: int
+    object: str = "model"
+    causeway: ModelUse | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelObject]
+    object: str = "list"
+
+
+def encode_models(models: Iterable[ModelObject]) -> bytes:
+    """Encode the list of models."""
+    return _encode(ModelList([*models]))
+
+
+def encode_model(model: ModelObject) -> bytes:
+    """Encode one model."""
+    return _encode(model)

@@ -27,7 +27,7 @@ from .answer import (
     whole_rest,
     with_resume,
 )
-from .extra import merged_extra
+from .request_body import merged_extra
 
 VERSION: Final = 4
 """The version of `encode_chunks`' format: increase it when Chunk, or a struct inside it, changes its fields."""

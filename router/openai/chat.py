@@ -19,14 +19,14 @@ from ..types import (
     ToolCall,
     ToolChoice,
 )
-from .extra import JSONObject
-from .extra import extra_of as inner_extra
 from .request_body import (
     ALLOWED_TOOLS,
     FUNCTION,
+    JSONObject,
     canonical_json,
     extra_of,
     includes_usage,
+    inner_extra,
     load,
     merge_hints,
     narrowed_tools,

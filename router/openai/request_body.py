@@ -9,24 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
 
-from ..errors import (
-    InvalidJSON,
-    InvalidRequest,
-    MissingField,
-    UnknownField,
-    UnsupportedFeature,
-    UnsupportedMediaType,
-)
+from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature, UnsupportedMediaType
 from ..types import Prefer, RoutingHints, Sampling, Tool
-from .spelling import check_field_names, hint_advice
 from .wire import WireGeneration, WireRoutingHints
 
 JSONObject = dict[str, object]
 T = TypeVar("T")
+NONE: frozenset[str] = frozenset()
 
 BOM: Final = b"\xef\xbb\xbf"
 """A UTF-8 byte order mark, as some editors and clients put before JSON."""
@@ -42,6 +37,8 @@ _CONSTRAINTS: Final = frozenset(
 """Other servers' fields that constrain an answer: ignored, the answer would not be what was asked for."""
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder(JSONObject).decode
 
 # msgspec says "<reason> - at `$.messages[0].content`", or "- at `key` in `$.logit_bias`" when a mapping's key is wrong.
 _VALIDATION = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
@@ -88,6 +85,14 @@ _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
     frozenset({"prefer_on_device", "only_on_device"}): "only_on_device",
     frozenset({"prefer_cloud", "only_cloud"}): "only_cloud",
 }
+HINTS: Final = tuple(field.encode_name for field in msgspec.structs.fields(WireRoutingHints))
+# Fields that other servers accept (`models`: OpenRouter's fallbacks), although they look like one of OpenAI's.
+_OTHER_SERVERS: Final = frozenset({"models"})
+# One letter wrong in a name of four, two in a long one. `min_tokens` and `top_a`, which vLLM and others accept, are
+# further from `max_tokens` and `top_p`.
+_FIELD_SIMILARITY: Final = 0.87
+_OURS_SIMILARITY: Final = 0.75  # no other API uses these names
+_HEADER: Final = "x-causeway-"
 
 
 def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
@@ -279,6 +284,9 @@ def no_such_tools(kinds: str) -> UnsupportedFeature:
     )
 
 
+# --- fields that we do not know --------------------------------------------------------------------------------------
+
+
 def extra_of(document: JSONObject, known: frozenset[str]) -> str:
     """Return the fields that we do not interpret, as canonical JSON, "" for none.
 
@@ -293,6 +301,120 @@ def extra_of(document: JSONObject, known: frozenset[str]) -> str:
         )
     check_field_names(unknown, known)
     return canonical_json(unknown, sort=True)
+
+
+def check_field_names(unknown: Iterable[str], known: frozenset[str]) -> None:
+    """Raises UnknownField for the first unknown field of the body that looks like a known one or like a routing hint.
+
+    A misspelt `temperature` would be passed on, misspelt `tags` would be lost. Other unknown names stay allowed.
+
+    Args:
+        known: the fields of this kind of request; the set is reused, so that results can be remembered.
+    """
+    for name in unknown:
+        problem = _field_problem(name[:64], known)
+        if problem:
+            raise UnknownField(f"`{name[:64]}` is not a known field{problem}", param=name[:64])
+
+
+def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> None:
+    """Raises UnknownField for an ``x-causeway-`` header that looks like one of `known` (lower case).
+
+    Foreign headers are ignored.
+    """
+    for name in headers:
+        if name[:11].lower() == _HEADER and name.lower() not in known:
+            near = _near(name.lower().removeprefix(_HEADER), [header.removeprefix(_HEADER) for header in known], 0.7)
+            if near:
+                raise UnknownField(
+                    f"`{name[:64]}` is not a known header, did you mean `{_HEADER}{near}`?", param=name[:64]
+                )
+
+
+def hint_advice(name: str) -> str:
+    """Return how to mend an unknown key of the object `causeway`."""
+    near = _near(name, HINTS, 0.6)
+    return f", did you mean `{near}`?" if near else f". Known are {', '.join(HINTS)}."
+
+
+@lru_cache(maxsize=1024)
+def _field_problem(name: str, known: frozenset[str]) -> str:
+    plain = name.lower().replace("-", "_")
+    if plain.startswith(("causeway", "x_causeway")):
+        return ". Put routing hints into the object `causeway`."
+    if hint := _near(plain, ("causeway",), _OURS_SIMILARITY):
+        return f", did you mean `{hint}`?"
+    if plain in HINTS:
+        return f". Routing hints belong into the object `causeway`: write `causeway.{plain}`."
+    if plain in _OTHER_SERVERS:
+        return ""
+    near = _near(plain, known, _FIELD_SIMILARITY)
+    if near:
+        return f", did you mean `{near}`?"
+    hint = _near(plain, ("prefer", "deadline_ms"), _OURS_SIMILARITY)
+    return f", did you mean `causeway.{hint}`?" if hint else ""
+
+
+def _near(name: str, known: Iterable[str], similarity: float) -> str:
+    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=similarity)), "")
+
+
+def unknown_fields(value: JSONObject, known: frozenset[str]) -> JSONObject:
+    """Return the fields that we do not interpret. Null counts as absent."""
+    return {name: field for name, field in value.items() if name not in known and field is not None}
+
+
+def inner_extra(value: JSONObject, known: frozenset[str], inner: str = "", inner_known: frozenset[str] = NONE) -> str:
+    """Return the fields that we do not interpret, of a message, part, tool or call, and of the object `inner` in it.
+
+    Thought signatures, cache marks and reasoning details are such fields: a server that gets its own answer back
+    without them refuses the request, or thinks again. They are kept as the text of a canonical JSON object, "" for
+    none.
+    """
+    nested = value.get(inner)
+    if value.keys() <= known and not (isinstance(nested, dict) and nested.keys() - inner_known):
+        return ""
+    fields = unknown_fields(value, known)
+    if isinstance(nested, dict) and (unknown := unknown_fields(nested, inner_known)):
+        fields[inner] = unknown
+    return encode_extra(fields)
+
+
+def encode_extra(fields: JSONObject) -> str:
+    """Encode fields that we do not interpret."""
+    return _encode(fields).decode() if fields else ""
+
+
+def with_extra(encoded: bytes, extra: str) -> msgspec.Raw:
+    """Add the fields of `extra` to an encoded JSON object, whose own fields win, also those of an object in both."""
+    fields, own = _decode(extra), _decode(encoded)
+    for name, value in own.items():
+        inner = fields.get(name)
+        fields[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def merged_extra(parts: Iterable[str]) -> str:
+    """Merge the fields of streamed pieces: texts and lists are joined, objects merged, and of other values the last."""
+    whole: JSONObject = {}
+    for part in parts:
+        whole = _merged(whole, _decode(part))
+    return encode_extra(whole)
+
+
+def _merged(one: JSONObject, other: JSONObject) -> JSONObject:
+    merged = dict(one)
+    for name, value in other.items():
+        before = merged.get(name)
+        if isinstance(before, str) and isinstance(value, str):
+            merged[name] = before + value
+        elif isinstance(before, list) and isinstance(value, list):
+            merged[name] = [*before, *value]
+        elif isinstance(before, dict) and isinstance(value, dict):
+            merged[name] = _merged(before, value)
+        else:
+            merged[name] = value
+    return merged
 
 
 # --- faults, in words ------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import InvalidRequest, UnsupportedFeature
-from ..openai.request_body import validate
-from ..openai.spelling import check_field_names
+from ..openai.request_body import check_field_names, validate
 from .wire import (
     UNSUPPORTED,
     UNSUPPORTED_AUDIO,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..openai.responses.wire import WireFunctionChoice, WireFunctionTool, WireReasoning
+from ..openai.responses.request import WireFunctionChoice, WireFunctionTool, WireReasoning
 from ..openai.wire import Count, Name, WireRoutingHints
 from ..types import AUTO
 

@@ -11,7 +11,7 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from ..errors import BodyTooLarge, InvalidRequest, RequestTimeout
-from ..openai.audio.form import check_form
+from ..openai.audio import check_form
 from ..parts.upload_terms import clean_filename
 
 _WHOLE_S = 900.0

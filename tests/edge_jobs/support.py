@@ -13,7 +13,7 @@ import aiohttp
 from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.store import JobOutbox
-from router.sse import Event, SSEParser
+from router.openai.upstream.decode import Event, SSEParser
 from tests.waiting import until
 
 from ..edge.box import Answer, Box

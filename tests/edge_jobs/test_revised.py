@@ -19,7 +19,7 @@ import pytest
 
 from edge_node.config.schema import ModalitiesConfig
 from router.jobs.revisions import MOST_LATE, RevisionOutcome
-from router.sse import Event
+from router.openai.upstream.decode import Event
 from router.types import Modality
 
 from ..edge.box import POLICY, Box, running

@@ -26,7 +26,7 @@ from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed, ClientGone
 from router.openai import parse_chat
-from router.sse import Event, SSEParser
+from router.openai.upstream.decode import Event, SSEParser
 from router.types import RoutingHints
 
 from .conftest import Clock

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import CloudFailed
-from router.sse import Event, SSEParser, event
+from router.openai.upstream.decode import Event, SSEParser, event
 
 STREAM = (
     b": a comment\nretry: 10\n\n"

@@ -5,8 +5,3 @@
 
 The Request is that of a chat, so routing, cache and decision records are the same.
 """
-
-from .encoder import ResponseEncoder
-from .request import RESPONSE_ONLY, ResponseEcho, parse_response
-
-__all__ = ["RESPONSE_ONLY", "ResponseEcho", "ResponseEncoder", "parse_response"]

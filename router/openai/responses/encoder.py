@@ -8,8 +8,8 @@ import msgspec
 
 from ...errors import StreamBroken
 from ...types import Chunk, Request, ToolCallDelta, Usage
+from ..answer import error_event
 from ..completions import finite
-from ..error_body import error_event
 from .request import ResponseEcho
 
 _encode = msgspec.json.Encoder().encode

@@ -5,6 +5,8 @@ chunk; a missing ``[DONE]`` after every choice has ended; finish reasons of othe
 index or id, or all at one index; thoughts as ``reasoning_content``, ``reasoning`` or parts; a message in the place of a
 delta. Fields that we do not interpret travel with the message or the call that they belong to. Bytes that are not an
 answer raise CloudUnreadable; an answer that stops before its end raises StreamBroken.
+
+`SSEParser` cuts a stream into events, `StreamDecoder` decodes them, and `EventTemplate` those that are text alone.
 """
 
 from __future__ import annotations
@@ -14,13 +16,178 @@ from typing import Final
 import msgspec
 
 from ...errors import CloudUnreadable, Phase, StreamBroken
-from ...sse import SSEParser
 from ...types import Chunk, FinishReason, ToolCallDelta, Usage
 from ..cached_answer import coalesce
-from ..extra import JSONObject, extra_of
+from ..request_body import JSONObject, inner_extra
 from . import wire
-from .calls import CallTracker
-from .event_template import EventTemplate, split_event
+from .wire import CallTracker
+
+MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event. Several data lines are joined by newlines; `type` is empty for a plain message."""
+
+    data: bytes
+    type: bytes = b""
+    id: bytes = b""
+
+
+def event(data: bytes) -> bytes:
+    """Encode `data` as one event. Each line of it becomes a data line."""
+    if b"\n" in data or b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
+    return b"data: " + data + b"\n\n"
+
+
+class SSEParser:
+    """Parses bytes, in pieces of any size, to events. Raises CloudUnreadable for an event above `max_event_bytes`.
+
+    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_event_bytes
+        self._started = False  # False while the first bytes may be a byte order mark
+        self._skip_newline = False  # the last byte was CR: a following LF belongs to it
+        self._partial: list[bytes] = []  # pieces of the unfinished line
+        self._size = 0  # bytes held for the unfinished event
+        self._data: list[bytes] = []
+        self._type = b""
+        self._id = b""
+
+    @property
+    def pending(self) -> bool:
+        """Whether an unfinished event is buffered. At the end of a stream it means that the stream was cut."""
+        return self._size > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte begins an event, so that the bytes of whole events may pass this parser by."""
+        return self._started and not self._size and not self._skip_newline
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events that these bytes complete. Raises CloudUnreadable for an event that is too large."""
+        data = self._normalize_newlines(data if self._started else self._strip_bom(data))
+        events: list[Event] = []
+        # Pieces of a line are joined only at its end, so a long line that arrives slowly costs linear time.
+        *lines, rest = data.split(b"\n")
+        if lines and self._partial:
+            lines[0] = self._complete_line(lines[0])
+        for line in lines:
+            self._parse_line(line, events)
+        if rest:
+            self._count_bytes(rest)
+            self._partial.append(rest)
+        return events
+
+    def _complete_line(self, end: bytes) -> bytes:
+        start = b"".join(self._partial)
+        self._partial.clear()
+        self._size -= len(start)  # counted again as a line
+        return start + end
+
+    def _parse_line(self, line: bytes, events: list[Event]) -> None:
+        if line.startswith(b"data: "):  # nearly every line
+            self._count_bytes(line)
+            self._data.append(line[6:])
+        elif not line:
+            self._dispatch(events)
+        else:
+            self._parse_field(line)
+
+    def _parse_field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")  # a comment has no name
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._count_bytes(line)
+            self._data.append(value)
+        elif name == b"event":
+            self._count_bytes(line)
+            self._type = value
+        elif name == b"id" and b"\0" not in value:
+            self._id = value[: self._max_bytes]
+
+    def _dispatch(self, events: list[Event]) -> None:
+        if self._data:
+            data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+            events.append(Event(data, self._type, self._id))
+            self._data.clear()
+        self._type = b""
+        self._size = 0
+
+    def _count_bytes(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._max_bytes:
+            raise CloudUnreadable(f"The target sent an event of more than {self._max_bytes} bytes.", phase="stream")
+
+    def _normalize_newlines(self, data: bytes) -> bytes:
+        if self._skip_newline and data:
+            self._skip_newline = False
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:
+            self._skip_newline = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return data
+
+    def _strip_bom(self, data: bytes) -> bytes:
+        held = b"".join([*self._partial, data])
+        self._partial.clear()
+        self._size = 0
+        if len(held) < len(_BOM) and _BOM.startswith(held):
+            # It may still become a byte order mark; keep it as the start of a line.
+            self._partial = [held] if held else []
+            self._size = len(held)
+            return b""
+        self._started = True
+        return held.removeprefix(_BOM)
+
+
+_KEYS: Final = (b'"content":', b'"text":')
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(str).decode
+
+
+class EventTemplate:
+    """`index`: of the choice whose text it is."""
+
+    def __init__(self, before: bytes, after: bytes, index: int) -> None:
+        self.index = index
+        self._before = before
+        self._after = after
+        self._text = slice(len(before), -len(after))
+
+    def text(self, event: bytes) -> str | None:
+        """Return the text; None: the event has to be decoded."""
+        if not event.startswith(self._before) or not event.endswith(self._after):
+            return None
+        try:
+            return _decode(event[self._text])  # nothing, where the two overlap: no JSON
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def framed(self) -> EventTemplate:
+        """The same of the event as it is sent. (No JSON string holds the end of an event: newlines are escaped.)"""
+        return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
+
+    def filled(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after
+
+
+def split_event(event: bytes, text: str, index: int) -> EventTemplate | None:
+    """Split an event around its text. None: it cannot be found, or is escaped in another way than ours."""
+    literal = _encode(text)
+    for key in _KEYS:
+        at = event.find(key)
+        if at < 0:
+            continue
+        at += len(key)
+        at += event[at:].startswith(b" ")
+        if event.startswith(literal, at):
+            return EventTemplate(event[:at], event[at + len(literal) :], index)
+    return None
+
 
 _SPLITS: Final = 4  # events of a stream that may become its template; some servers vary a field from event to event
 _PROBE: Final = "another text"
@@ -188,7 +355,7 @@ class StreamDecoder:
         calls: tuple[ToolCallDelta, ...] = ()
         if isinstance(message, dict):
             text, thought, refusal = wire.content_of(message, self._phase)
-            extra = extra_of(message, _MESSAGE)
+            extra = inner_extra(message, _MESSAGE)
             pieces = _call_pieces(message)
             if pieces:
                 tracker = self._calls.setdefault(index, CallTracker(self._request_id, index))
@@ -232,7 +399,7 @@ def _whole(choice: JSONObject, position: int, tokens: int, request_id: str) -> C
     calls: tuple[ToolCallDelta, ...] = ()
     if isinstance(message, dict):
         text, thought, refusal = wire.content_of(message, "first_token")
-        extra = extra_of(message, _MESSAGE)
+        extra = inner_extra(message, _MESSAGE)
         calls = tuple([call for piece in _call_pieces(message) if (call := tracker.whole(piece)) is not None])
     logprobs = wire.logprobs_of(choice.get("logprobs"))
     reason, note = wire.finish_of(choice.get("finish_reason"), "first_token")

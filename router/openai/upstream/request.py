@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from ...types import AudioPart, FilePart, ImagePart, Message, Part, Request, TextPart, Tool, ToolCall
-from ..extra import with_extra
+from ..request_body import with_extra
 
 _ENCODER = msgspec.json.Encoder()
 _USAGE = {"include_usage": True}

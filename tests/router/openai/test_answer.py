@@ -26,7 +26,7 @@ from router.openai import (
     encode_models,
     error_event,
 )
-from router.sse import SSEParser
+from router.openai.upstream.decode import SSEParser
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import BackendError, CloudFailed, StreamBroken
 from router.openai import AnswerEncoder, StreamDecoder, coalesce, decode_answer
-from router.sse import SSEParser
+from router.openai.upstream.decode import SSEParser
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers, json_values

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.openai import AnswerEncoder, coalesce, encode_request, parse_chat
-from router.openai.extra import merged_extra
+from router.openai.request_body import merged_extra
 from router.types import Chunk, Request, RoutingHints, ToolCallDelta
 
 MARK = {"cache_control": {"type": "ephemeral", "n": 1.5}}

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from router.errors import StreamBroken
 from router.openai import AnswerEncoder, CachedAnswer, coalesce, decode_chunks, encode_chunks
 from router.openai.cached_answer import VERSION, StoredChunk
-from router.sse import SSEParser
+from router.openai.upstream.decode import SSEParser
 from router.types import Chunk, Confidence, Request, TokenLogprob, Usage
 
 from .values import answers

@@ -11,6 +11,7 @@ import pytest
 
 from router.errors import InvalidRequest
 from router.openai.audio import (
+    LANGUAGE_CODES,
     Transcript,
     TranscriptionRequest,
     TranscriptSegment,
@@ -18,7 +19,6 @@ from router.openai.audio import (
     encode_transcript,
     parse_transcription,
 )
-from router.openai.audio.languages import LANGUAGE_CODES
 
 LONG = Transcript(
     "Turn it on. Then off & <out>.",

@@ -1,16 +1,105 @@
-"""`POST /v1/audio/transcriptions`: the fields of its form → `TranscriptionRequest`, and a transcript → bytes."""
+"""`/v1/audio/transcriptions` and `/v1/audio/speech`: bodies → values, and a transcript → bytes.
+
+The body of a transcription is a multipart form (RFC 7578), which is read as a whole.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Final, Literal, get_args
+from email.message import Message
+from email.parser import HeaderParser
+from email.utils import collapse_rfc2231_value
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
-from ...errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature
-from .languages import LANGUAGE_CODES
+from ..errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature, UnsupportedMediaType
+from .request_body import check_encoding, load, too_deep, validate
+
+_FORM = "multipart/form-data"
+_MAX_FIELDS = 16
+_MAX_BOUNDARY = 70  # RFC 2046
+
+
+def check_form(content_type: str | None, content_encoding: str | None) -> None:
+    """Check the headers of these names; None: the header is absent.
+
+    Raises:
+        UnsupportedMediaType: the body is not said to be a form, or is compressed.
+    """
+    if content_type is None:
+        raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_FORM}`.")
+    if content_type.partition(";")[0].strip().lower() != _FORM:
+        raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_FORM}`.")
+    check_encoding(content_encoding)
+
+
+def parse_form(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
+    """Return the fields of a whole form, names with their values.
+
+    Raises:
+        InvalidRequest: it is malformed, or has too many fields.
+    """
+    delimiter = b"\r\n--" + _boundary(content_type)
+    _preamble, *fields = (b"\r\n" + body).split(delimiter, _MAX_FIELDS + 1)
+    if not fields:
+        raise _malformed()
+    *fields, end = fields
+    if not end.startswith(b"--"):
+        raise InvalidRequest("The form has too many fields.") if len(fields) == _MAX_FIELDS else _malformed()
+    return [_field(field) for field in fields]
+
+
+def _boundary(content_type: str) -> bytes:
+    message = Message()
+    message["Content-Type"] = content_type
+    boundary = message.get_boundary("").encode("utf-8", "replace")
+    if not 0 < len(boundary) <= _MAX_BOUNDARY:
+        raise _malformed()
+    return boundary
+
+
+def _field(field: bytes) -> tuple[str, bytes]:
+    """Read what stands between two delimiters: padding, a line's end, headers, an empty line, the value."""
+    head, _, value = field.lstrip(b" \t").partition(b"\r\n\r\n")
+    if not head.startswith(b"\r\n"):
+        raise _malformed()
+    headers = HeaderParser().parsestr(head[2:].decode("utf-8", "replace"))
+    if headers.get_content_maintype() == "multipart":
+        raise InvalidRequest("The form has a form in it. Send plain fields.")
+    name = headers.get_param("name", "", "content-disposition")
+    return collapse_rfc2231_value(name), value
+
+
+def _malformed() -> InvalidRequest:
+    return InvalidRequest(f"The body is not valid {_FORM}.")
+
+
+_NAMES: Final = """
+af afrikaans, am amharic, ar arabic, as assamese, az azerbaijani, ba bashkir, be belarusian, bg bulgarian, bn bengali,
+bo tibetan, br breton, bs bosnian, ca catalan, ca valencian, cs czech, cy welsh, da danish, de german, el greek,
+en english, es spanish, es castilian, et estonian, eu basque, fa persian, fi finnish, fo faroese, fr french,
+gl galician, gu gujarati, ha hausa, haw hawaiian, he hebrew, hi hindi, hr croatian, ht haitian creole, ht haitian,
+hu hungarian, hy armenian, id indonesian, is icelandic, it italian, ja japanese, jw javanese, ka georgian, kk kazakh,
+km khmer, kn kannada, ko korean, la latin, lb luxembourgish, lb letzeburgesch, ln lingala, lo lao, lt lithuanian,
+lv latvian, mg malagasy, mi maori, mk macedonian, ml malayalam, mn mongolian, mr marathi, ms malay, mt maltese,
+my myanmar, my burmese, ne nepali, nl dutch, nl flemish, nn nynorsk, no norwegian, oc occitan, pa punjabi, pa panjabi,
+pl polish, ps pashto, ps pushto, pt portuguese, ro romanian, ro moldavian, ro moldovan, ru russian, sa sanskrit,
+sd sindhi, si sinhala, si sinhalese, sk slovak, sl slovenian, sn shona, so somali, sq albanian, sr serbian,
+su sundanese, sv swedish, sw swahili, ta tamil, te telugu, tg tajik, th thai, tk turkmen, tl tagalog, tr turkish,
+tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese, yi yiddish, yo yoruba, yue cantonese, zh chinese, zh mandarin
+"""
+LANGUAGE_CODES: Final = {
+    name: code for code, _, name in (entry.strip().partition(" ") for entry in _NAMES.replace("\n", " ").split(","))
+}
+"""The codes that Whisper's models know, by a language's English name in lower case; some languages have several.
+
+Source: the tables of https://github.com/openai/whisper/blob/main/whisper/tokenizer.py
+"""
+
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 JSON_FORMATS: Final[tuple[TranscriptFormat, ...]] = ("json", "verbose_json")
@@ -224,3 +313,61 @@ def _temperature(text: str) -> float:
     if not 0.0 <= value <= 1.0:
         raise InvalidRequest("`temperature` must be a number from 0 to 1.", param="temperature")
     return value
+
+
+SoundFormat = Literal["wav", "pcm"]
+_SOUND_FORMATS: Final[dict[str, SoundFormat]] = {"wav": "wav", "pcm": "pcm"}
+_Name = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class SpeechRequest(msgspec.Struct, frozen=True):
+    """A text to speak. `speed`: 1.0 is the voice's own."""
+
+    text: str
+    model: str
+    voice: str
+    format: SoundFormat = "wav"
+    speed: float = 1.0
+
+
+_ADVICE: Final = {
+    "input": "Send a text of 1 to 4096 characters.",
+    "voice": "Send a voice of the box, `auto` for its default, or the code of a language, such as `en-us`.",
+    "speed": "Send a number from 0.25 to 4.",
+}
+
+
+class WireSpeech(msgspec.Struct, forbid_unknown_fields=True):
+    input: Annotated[str, Meta(min_length=1, max_length=4096)]
+    model: _Name
+    voice: _Name
+    response_format: str | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
+    instructions: str | None = None
+    stream_format: str | None = None
+
+
+def parse_speech(body: bytes) -> SpeechRequest:
+    """Parse and validate a speech request; without `response_format` it asks for WAV.
+
+    Raises:
+        InvalidRequest: names the key that is wrong.
+        UnsupportedFeature: what it asks for is valid, but not made here.
+    """
+    try:
+        wire = validate(load(body), WireSpeech, _ADVICE)
+    except RecursionError:
+        raise too_deep() from None
+    sound = _SOUND_FORMATS.get(wire.response_format or "wav")
+    if sound is None:
+        raise UnsupportedFeature(
+            f"`response_format`: {wire.response_format!r:.32} is not made here. Send `wav` or `pcm`.",
+            param="response_format",
+        )
+    if wire.instructions:
+        raise UnsupportedFeature("`instructions`: this voice takes none. Leave them out.", param="instructions")
+    if wire.stream_format not in (None, "audio"):
+        raise UnsupportedFeature(
+            "`stream_format`: the sound is sent as it is. Send `audio`, or leave it out.", param="stream_format"
+        )
+    return SpeechRequest(wire.input, wire.model, wire.voice, sound, 1.0 if wire.speed is None else wire.speed)
