@@ -19,17 +19,18 @@ from router.api import (
     Parameter,
     openapi_document,
 )
-from router.api.audio import transcription_operation
-from router.api.files import file_operations
-from router.api.generation import (
+from router.api.operations import (
     ANY_REQUEST,
     BODY,
+    file_operations,
     generation_operations,
+    job_ended_operation,
     model_operations,
     openapi_operation,
     realtime_operation,
+    secret_operations,
+    transcription_operation,
 )
-from router.api.webhooks import job_ended_operation, secret_operations
 from router.errors import ResultTooLarge
 from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks import WebhookRefused
@@ -37,8 +38,8 @@ from router.numbers import MAX_PAGE
 from router.openai.audio import WireSpeech
 from router.openai.responses.request import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
-from router.parts.upload_terms import PartPurpose
-from router.serving.console.page_files import media_type, page_files
+from router.parts.uploads import PartPurpose
+from router.serving.console import media_type, page_files
 from router.types import DecisionRecord, Prefer, Route
 
 from . import daemon_version

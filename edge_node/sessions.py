@@ -16,8 +16,7 @@ from aiohttp import web
 from router.errors import ModelNotFound
 from router.openai.audio import Transcript
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribePartial, TranscribeSound
-from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
-from router.serving.live.session_reply import SessionReply
+from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.reply import AnswerHead
 from router.serving.request import read_traceparent
 from router.trackers import network_of

@@ -13,7 +13,7 @@ from contextlib import aclosing
 import msgspec
 
 from router.errors import InvalidRequest, JobAlreadyEnded, QueueFull, RateLimited
-from router.jobs.view import encode_job_error
+from router.jobs.job import encode_job_error
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import NamedFileReader, SubmissionParser

@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import Draining
 from router.serving.reply import GenerationRestarted
-from router.tool_calls.ids import with_own_ids
+from router.tool_calls.schema import with_own_ids
 from router.types import Chunk, Usage
 
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import RedisError
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.commands import ask
+from router.serving.process import ask
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.commands import ask
+from router.serving.process import ask
 
 from ..config import Config, Flags, load_config
 from ..storage.config import with_shared_redis

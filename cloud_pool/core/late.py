@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from models.modalities.graph.facts import RequestFacts
 from models.modalities.graph.graph import EncoderGraph
-from router.jobs.revisions import LateTerms, check_read
+from router.jobs.job import LateTerms, check_read
 from router.types import Modality, PartRecord, Request
 
 

@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
 from router.openai import check_header_names, check_media_type
-from router.openai.audio.form import check_form
+from router.openai.audio import check_form
 from router.parts.reading import text_bytes
 from router.parts.uploads import FILE_MARK
 from router.serving.request import (

@@ -21,8 +21,7 @@ from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailab
 from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
 from router.serving.config import SessionConfig
-from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
-from router.serving.live.session_reply import SessionReply
+from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage
 

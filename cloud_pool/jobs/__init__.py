@@ -6,7 +6,7 @@
 
 `storage` has their records, `batches` OpenAI's batches of them.
 
-`router.jobs.states` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
+`router.jobs.job` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
 Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 

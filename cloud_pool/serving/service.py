@@ -28,9 +28,8 @@ from models.constraints.json_schema import HeldRequest, hold
 from router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
 from router.parts.reading import first_part
 from router.reasoning import ReasoningParser, Thinking, thinks
-from router.tool_calls.formats import NO_FRAME
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema, call_frame
+from router.tool_calls.schema import NO_FRAME, answer_schema, call_frame
 from router.types import Chunk, Embeddings, FinishReason, Modality, Request, TokenLogprob, ToolCallDelta, Usage
 
 from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head

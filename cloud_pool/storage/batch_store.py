@@ -7,9 +7,8 @@ from typing import Final, Literal
 import msgspec
 
 from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound, RecordUnreadable
-from router.jobs.states import JobState
+from router.jobs.job import JobState, encode_job_error
 from router.jobs.submission import Endpoint
-from router.jobs.view import encode_job_error
 
 from ..core.principal import NO_GRANTS, Grants
 from .config import BatchConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
-from router.jobs.revisions import RevisionDropped
-from router.jobs.view import encode_job_error
+from router.jobs.job import RevisionDropped, encode_job_error
 from router.types import Modality
 
 from .config import JobsConfig

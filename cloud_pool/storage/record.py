@@ -8,9 +8,8 @@ from typing import Final, Literal, cast
 import msgspec
 
 from router.errors import RecordUnreadable
-from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.job import FINAL_STATES, JobState, JobView
 from router.jobs.submission import Endpoint, Priority
-from router.jobs.view import JobView
 from router.types import Modality
 
 Window = Literal["", "off_peak"]

@@ -12,7 +12,7 @@ import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
 from router.jobs.cloud_event import CloudEvent
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.serving.request import read_tags
 
 from ..accounts.tenants.config import TenantLimits

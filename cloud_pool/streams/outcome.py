@@ -21,7 +21,7 @@ from router.jobs.cloud_event import (
     event_format,
     parse_event,
 )
-from router.jobs.view import encode_job_error
+from router.jobs.job import encode_job_error
 from router.serving.request import OURS
 
 from ..brokers.port import IncomingMessage, OutgoingMessage

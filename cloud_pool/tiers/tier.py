@@ -14,8 +14,7 @@ from models.chat.template import render, thinking_of
 from router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
 from router.openai.audio import OPENAI_MODEL
 from router.reasoning import Thinking, closed_thought, thinks
-from router.tool_calls.formats import PLAIN, ToolFormat, tool_format
-from router.tool_calls.schema import copy_source_of
+from router.tool_calls.schema import PLAIN, ToolFormat, copy_source_of, tool_format
 from router.types import Modality, Request, Transcripts
 
 from ..dispatch.discovery import TierEndpoints

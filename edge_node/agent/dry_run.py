@@ -33,8 +33,7 @@ from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, Po
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
 from router.errors import PolicyError
-from router.policy.adapters import ModelAdapters, with_adapters
-from router.policy.compiled import ModelTemperature, Policy, parse_policy
+from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from router.errors import BackendError
-from router.jobs.revisions import LateTerms
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent, LateTerms
 from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
 

@@ -307,7 +307,7 @@ def route_draft(
         out: receives the explanation.
         console: receives errors and the policy's warnings (stderr).
     """
-    from router.checks.draft import try_draft  # on demand: reading a policy takes a second on a small box
+    from router.checks.explanation import try_draft  # on demand: reading a policy takes a second on a small box
     from router.policy.compiled import check_policy
 
     try:

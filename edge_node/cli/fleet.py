@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from router.errors import ConfigError
-from router.serving.commands import ask
+from router.serving.process import ask
 
 from .options import PATH, config_options, load_config_or_exit, read_prompt, usage_error
 

@@ -13,7 +13,7 @@ import click
 from causeway import Causeway, CausewayError, Prefer, RequestOptions
 from router.errors import ConfigError, PolicyError
 from router.policy.compiled import parse_policy
-from router.serving.commands import refuse
+from router.serving.process import refuse
 
 from ..config.loader import load_config
 from ..config.schema import Config

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import inspect
 
 from router.documents import strict_yaml
-from router.documents.quantities import bytes_of, seconds_of
 from router.errors import ConfigError
+from router.numbers import bytes_of, seconds_of
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _PATTERN = re.compile("matching regex '(.*)'")

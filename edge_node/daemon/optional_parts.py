@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
 from models.modalities.installed import find_encoders, find_speech_detector
 from router.errors import ConfigError
-from router.policy.adapters import ModelAdapters
-from router.policy.compiled import ModelTemperature
+from router.policy.compiled import ModelAdapters, ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import Modality, Transcripts
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from router.api.files import DeletedFile, list_page
+from router.api.operations import DeletedFile, list_page
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.numbers import read_page
-from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.parts.uploads import Upload, named_files
+from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, Upload, named_files, parse_upload_terms
 from router.serving.request import TAGS, Handler, send_continue
 from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload

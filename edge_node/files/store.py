@@ -19,10 +19,9 @@ from typing import TypeVar
 
 import msgspec
 
-from router.api.files import FileView
+from router.api.operations import FileView
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
-from router.parts.upload_terms import UploadTerms
-from router.parts.uploads import PREFIX
+from router.parts.uploads import PREFIX, UploadTerms
 from router.trackers import FairShare, network_of, stored_share
 from router.types import RoutingHints
 

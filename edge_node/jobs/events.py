@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.revisions import NOT_REVISED, REVISED
-from router.jobs.states import JobState
+from router.jobs.job import NOT_REVISED, REVISED, JobState
 from router.jobs.submission import answer_text
 
 from .record import EdgeJob

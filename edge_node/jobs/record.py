@@ -9,10 +9,8 @@ from typing import Literal
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, QueueFull
-from router.jobs.revisions import LateParts, RevisionOutcome
-from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.job import FINAL_STATES, JobState, JobView, LateParts, RevisionOutcome
 from router.jobs.submission import Endpoint, Priority
-from router.jobs.view import JobView
 from router.serving.webhooks import DueWebhook
 from router.types import PartRecord, Prefer
 

@@ -15,9 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded, JobAlreadyEnded, JobCancelled, RecordUnreadable
-from router.jobs.revisions import LateParts, outcome_of, revision_id
-from router.jobs.states import JobEvent, JobState, next_state
-from router.jobs.view import encode_job_error
+from router.jobs.job import JobEvent, JobState, LateParts, encode_job_error, next_state, outcome_of, revision_id
 from router.types import Modality
 
 from ..clock import BoxTime, Clock

@@ -40,13 +40,14 @@ from router.openai.audio import (
     SpeechRequest,
     Transcript,
     TranscriptionRequest,
+    check_form,
     encode_delta,
     encode_done,
     encode_transcript,
+    parse_form,
     parse_speech,
     parse_transcription,
 )
-from router.openai.audio.form import check_form, parse_form
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.serving.logs import redacted

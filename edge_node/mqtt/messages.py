@@ -15,10 +15,8 @@ import msgspec
 
 from router.errors import CausewayError, InvalidRequest, JobCancelled
 from router.jobs.cloud_event import EventFormat
-from router.jobs.revisions import REVISED, revision_id
-from router.jobs.states import JobState
+from router.jobs.job import REVISED, JobState, encode_job_error, revision_id
 from router.jobs.submission import answer_text
-from router.jobs.view import encode_job_error
 from router.openai import encode_error
 
 from ..config.schema import MqttTopicConfig

@@ -16,8 +16,15 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
 from router.serving.config import TracingConfig
-from router.serving.otel import SpanExport, context_of, traceparent_of
-from router.telemetry import attempt_attributes, outcome_attributes, request_attributes, span_name
+from router.serving.otel import (
+    SpanExport,
+    attempt_attributes,
+    context_of,
+    outcome_attributes,
+    request_attributes,
+    span_name,
+    traceparent_of,
+)
 from router.types import AttemptRecord, DecisionRecord, Request
 
 

@@ -34,7 +34,7 @@ from router.policy.compiled import Policy
 from router.policy.signals import COSTLY, concerned
 from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
-from router.tool_calls.ids import with_own_ids
+from router.tool_calls.schema import with_own_ids
 from router.types import (
     AttemptRecord,
     AudioPart,

@@ -32,7 +32,7 @@ from models.modalities.process.messages import (
     WorkerSpec,
 )
 from models.modalities.process.parent import WorkerFailed, WorkerProcess
-from router.jobs.revisions import LateTerms
+from router.jobs.job import LateTerms
 from router.parts.fusion import fuse
 from router.parts.reading import find_parts, has_parts
 from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import PolicyError
-from router.policy.adapters import ModelAdapters, with_adapters
-from router.policy.compiled import ModelTemperature, Policy, parse_policy
+from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
 
 from ..clock import Clock
 

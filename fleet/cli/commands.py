@@ -12,16 +12,15 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from router.checks.draft import try_draft
-from router.checks.explanation import explain
+from router.checks.explanation import explain, try_draft
 from router.checks.replay.replay import replay as run_replay
 from router.documents.reader import did_you_mean
 from router.errors import CausewayError, ConfigError, ModelNotFound
 from router.policy.compiled import Policy
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
-from router.serving.commands import run_fast
 from router.serving.logs import start_log
+from router.serving.process import run_fast
 from router.types import NowSignals
 
 from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from router.documents.quantities import seconds_of
-from router.serving.commands import ask
+from router.numbers import seconds_of
+from router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
 from ..rollout.boxes import DeviceEvent

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from router.checks.replay.expected import NO_ANSWER
-from router.checks.replay.latency import LEAST_OBSERVED, Interval
-from router.checks.replay.report import Cause, LeavingRequest, ReplayReport
+from router.checks.replay.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
 from router.documents.strict_yaml import Problem
 
 from ..repository.folder import CheckedFleet

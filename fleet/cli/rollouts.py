@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from router.bundle.manifest import BundleManifest
-from router.serving.commands import ask
+from router.serving.process import ask
 
 from ..operators.answers import FleetAnswer, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles

@@ -10,8 +10,7 @@ import msgspec
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
 from router.errors import PolicyError
-from router.policy.adapters import with_adapters
-from router.policy.compiled import Policy, check_policy
+from router.policy.compiled import Policy, check_policy, with_adapters
 
 from ..repository.records import RecordReader, record_files
 from ..rollout.rollout import Rollout

@@ -14,9 +14,9 @@ from msgspec import Meta
 from router.bundle.manifest import AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from router.bundle.rollout import WHOLE
 from router.bundle.settings import SettingValue
-from router.documents.quantities import seconds_of
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem
+from router.numbers import seconds_of
 
 from ..rollout.boxes import MaintenanceWindow
 from ..rollout.settings import METRICS, MetricLimit, RolloutSettings, RolloutStage

@@ -11,8 +11,7 @@ from router.bundle.manifest import SignalKind
 from router.checks.cases import CaseResult, read_cases, run_cases
 from router.documents.strict_yaml import Problem, SourceLocation
 from router.errors import PolicyError
-from router.policy.adapters import with_adapters
-from router.policy.compiled import Policy, check_policy
+from router.policy.compiled import Policy, check_policy, with_adapters
 
 CASES = "cases"
 AdapterNames = Mapping[str, Sequence[str]]

@@ -36,7 +36,7 @@ import msgspec
 
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.reasoning import CLOSE, OPEN, Thinking
-from router.tool_calls.formats import ToolFormat, tool_format
+from router.tool_calls.schema import ToolFormat, tool_format
 from router.types import Message, TextPart, Tool, ToolCall
 
 from .sandbox import MARK, TemplateFailed, compile_template, generate

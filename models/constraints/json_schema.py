@@ -16,7 +16,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from router.errors import InvalidGrammar
-from router.tool_calls.formats import NO_FRAME, CallFrame
+from router.tool_calls.schema import NO_FRAME, CallFrame
 from router.types import Request, Tool
 
 from .rewriting import Json, Node, Rewriter, Unenforceable, subschemas, target_of

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import EngineUnavailable
-from router.tool_calls.formats import tool_format
+from router.tool_calls.schema import tool_format
 
 from ..chat.template import thinking_of
 from .embedding import Embedder

@@ -12,7 +12,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from router.reasoning import Thinking
-from router.tool_calls.formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
+from router.tool_calls.schema import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
 from ..catalog.artifact import Artifact

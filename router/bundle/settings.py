@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..documents.quantities import bytes_of, seconds_of
 from ..documents.reader import did_you_mean
 from ..jobs.webhooks import WebhookFormat
+from ..numbers import bytes_of, seconds_of
 
 SettingValue = bool | int | float | str
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ..errors import StreamBroken
-from ..tool_calls.ids import with_own_ids
+from ..tool_calls.schema import with_own_ids
 from ..types import Chunk, Confidence, FinishReason, Request, TokenLogprob, ToolCallDelta, Usage
 from .answer import (
     DONE,

@@ -6,6 +6,8 @@ command is constrained, cached and counted as a typed one.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -13,7 +15,6 @@ import msgspec
 from ..errors import EncoderFailed, InvalidRequest
 from ..types import AudioPart, Fact, FilePart, Message, Modality, Part, Request, TextPart, Transcripts
 from .reading import file_name, modality_of
-from .spoken_form import spoken_form
 
 Facts = Mapping[tuple[int, int], Fact | None]
 """By message and index of the part; None: its encoder found nothing in time."""
@@ -115,3 +116,27 @@ def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:
         return f"[A {kind}, without {what}.]" if fact.labels else f"[A {kind} without {what}.]"
     sure = "" if modality == "file" and fact.confidence == 1.0 else f", with confidence {fact.confidence:.2f}"
     return f"[A {kind}; {what}{sure}:\n{fact.text}\n]"
+
+
+_DOTTED = re.compile(r"\b(?:[^\W\d_]\.\s?){2,}")  # a.m., U.S.A., J. K.
+_SIGNS = {"%": " percent", "&": " and ", "+": " plus "}
+_SIGN = re.compile("[" + "".join(map(re.escape, _SIGNS)) + "]")
+_KEPT = "'.,:"  # within words and numbers: don't, 3.5, 6:30
+_OUTSIDE = re.compile(r"(?<![^\W\d_])'|'(?![^\W\d_])|(?<!\d)[.,:]|[.,:](?!\d)")
+
+
+def spoken_form(text: str) -> str:
+    """Return the words of a transcript in lower case, with single spaces; the text itself if it has no words.
+
+    A model that learned from commands in this form (`transcripts: spoken` in its manifest) misreads "Wake me up at 6:30
+    a.m.!", which a speech model writes.
+    """
+    lower = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    joined = _DOTTED.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", lower)
+    named = _SIGN.sub(lambda match: _SIGNS[match[0]], joined)
+    plain = "".join(" " if _is_mark(character) else character for character in named)
+    return " ".join(_OUTSIDE.sub(" ", plain).split()) or text
+
+
+def _is_mark(character: str) -> bool:
+    return character not in _KEPT and unicodedata.category(character)[0] in "PSC"

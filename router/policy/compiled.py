@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -310,3 +310,40 @@ def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule
     if not isinstance(doc.semantic, UnsetType):
         semantic = SemanticCache(ttl_s=seconds(doc.semantic.ttl) or 0.0, max_error=doc.semantic.max_error)
     return CacheRule(name, when, exact, semantic, doc.allow_sampled, doc.allow_tools)
+
+
+ModelAdapters = Callable[[str], Sequence[str] | None]
+"""The adapters of a model on the device, by its name; None if there is no such model, which the engine reports."""
+
+
+def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
+    """Return the policy with a target for each LoRA adapter of its edge targets' models.
+
+    Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Which adapters there are is known on the box alone, from
+    its models.
+
+    Args:
+        policy: As it is written.
+        model_adapters: Those of the box, or of the bundle that it will run.
+
+    Raises:
+        PolicyError: an edge target names an adapter that its model does not have.
+    """
+    adapted = []
+    for target in policy.targets:
+        known = model_adapters(target.model) if target.at == "edge" else None
+        if known is None:
+            continue
+        if not target.adapter:
+            adapted += [_with_adapter(target, adapter) for adapter in known]
+        elif target.adapter not in known:
+            names = ", ".join(known) or "none"
+            raise PolicyError(
+                f"{target.model} has no adapter `{target.adapter}`; there are: {names}",
+                where=f"targets.{target.name}.model",
+            )
+    return replace(policy, adapted=tuple(adapted))
+
+
+def _with_adapter(target: Target, adapter: str) -> Target:
+    return msgspec.structs.replace(target, name=f"{target.name}+{adapter}", adapter=adapter)

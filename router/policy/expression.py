@@ -2,7 +2,8 @@
 
 CEL's binding does not check these things at compile time, so they are checked here: each signal, function and bound
 name exists, the result is a bool, types fit (`request.tags == "private"` would silently be false), and a text that is
-compared can occur.
+compared can occur. A condition that is not valid CEL is explained: habits from other languages by name, other errors in
+plain words.
 Language definition: https://github.com/google/cel-spec
 
 `a || b` is true if either side is true, even if a signal of the other side is absent: a condition needs a signal only
@@ -11,12 +12,193 @@ where its result depends on it.
 
 from __future__ import annotations
 
-import cel
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from .cel_mistakes import explain_syntax_error, find_habit
-from .cel_source import ExpressionError, Token, conditions, needed_signals, rewrite, scan
+import cel
+import msgspec
+
+from .cel_source import METHODS, ExpressionError, Token, conditions, needed_signals, rewrite, scan
 from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
-from .tag_literals import fold_tag_literals
+
+_WORDS: Mapping[str, str] = {
+    "and": "write && instead of `{}`",
+    "or": "write || instead of `{}`",
+    "not": "write ! instead of `{}`, as in !request.stream or !(a in b)",
+    "is": "write == instead of `{}`",
+    "xor": "write != instead of `{}`",
+    "if": "CEL has no `{}`: write condition ? a : b",
+    "then": "CEL has no `{}`: write condition ? a : b",
+    "else": "CEL has no `{}`: write condition ? a : b",
+    "like": "CEL has no `{}`: write x.contains(y), x.startsWith(y) or x.matches(y)",
+    "between": "CEL has no `{}`: write x >= a && x <= b",
+}
+_CONSTANTS: Mapping[str, str] = {
+    "True": "write true instead of `True`",
+    "False": "write false instead of `False`",
+    "TRUE": "write true instead of `TRUE`",
+    "FALSE": "write false instead of `FALSE`",
+    "None": "CEL has no `None`: test with has(signal) whether a signal is known",
+    "nil": "CEL has no `nil`: test with has(signal) whether a signal is known",
+    "undefined": "CEL has no `undefined`: test with has(signal) whether a signal is known",
+}
+# Runs of adjacent signs that CEL does not have.
+_SIGNS: Mapping[str, str] = {
+    "=": "write == to compare",
+    "===": "write == to compare",
+    "!==": "write !=",
+    "=<": "write <=",
+    "=>": "write >=",
+    "<>": "write !=",
+    "<<": "write < to compare; CEL has no shift",
+    ">>": "write > to compare; CEL has no shift",
+    "<<=": "write <= to compare; CEL has no shift",
+    ">>=": "write >= to compare; CEL has no shift",
+    "&": "write && for `and`",
+    "&&&": "write &&",
+    "|": "write || for `or`",
+    "|||": "write ||",
+    "=~": "write x.matches(y) for a regular expression",
+    "!~": "write !x.matches(y) for a regular expression",
+    "~": "write x.matches(y) for a regular expression",
+    ";": "remove it: a condition is one expression",
+}
+_SIGN_CHARACTERS = frozenset("=<>!&|~;")
+_OPERATORS = frozenset({"==", "!=", "<", "<=", ">", ">=", "&&", "||"})
+_UNEXPECTED = re.compile(r"(?:mismatched|extraneous) input '(?P<found>.*?)' expecting (?P<expected>.*)", re.DOTALL)
+_UNKNOWN = re.compile(r"token recognition error at: '(?P<found>.*)'", re.DOTALL)
+_MISSING = re.compile(r"missing (?P<missing>'.*?') at '(?P<found>.*)'", re.DOTALL)
+_NO_CHOICE = re.compile(r"no viable alternative at input '(?P<found>.*)'", re.DOTALL)
+
+
+def find_habit(tokens: Sequence[Token]) -> ExpressionError | None:
+    """Find the first word or sign that another language has and CEL does not. `tokens` are those of `scan`."""
+    at, field = 0, False  # field: the token follows a dot
+    while at < len(tokens):
+        token, end = tokens[at], max(_sign_run(tokens, at), at + 1)
+        text = "".join(part.text for part in tokens[at:end])
+        advice = ""
+        if token.kind == "name" and not field:
+            advice = _WORDS.get(text.lower(), "").format(text) or _CONSTANTS.get(text, "")
+        elif token.kind == "sign" and text in _SIGNS:
+            advice = f"`{text}` is no operator of CEL: {_SIGNS[text]}"
+        if advice:
+            return ExpressionError(advice, token.offset)
+        if token.kind != "space":
+            field = text == "."
+        at = end
+    return None
+
+
+def _sign_run(tokens: Sequence[Token], at: int) -> int:
+    """Return the index after the comparison and logic signs that stand together from `at`."""
+    while at < len(tokens) and tokens[at].kind == "sign" and set(tokens[at].text) <= _SIGN_CHARACTERS:
+        at += 1
+    return at
+
+
+def explain_syntax_error(message: str, tokens: Sequence[Token]) -> str:
+    """Put the parser's message (ANTLR's words) into plain ones. An unknown message stays as it is."""
+    message = message.removeprefix("Syntax error: ")
+    if not any(token.kind != "space" for token in tokens):
+        return "the condition is empty"
+    if match := _UNEXPECTED.match(message):
+        return _unexpected(match["found"], complete=match["expected"] == "<EOF>" or "'&&'" in match["expected"])
+    if match := _UNKNOWN.match(message):
+        found = match["found"].strip()
+        return "a text has no closing quote" if found[:1] in ("'", '"') else f"unknown character `{found}`"
+    if match := _MISSING.match(message):
+        place = "at the end" if match["found"] == "<EOF>" else f"before `{match['found']}`"
+        return f"{match['missing'].replace(chr(39), '`')} is missing {place}"
+    if match := _NO_CHOICE.match(message):
+        return f"`{match['found']}` is incomplete"
+    return message
+
+
+def _unexpected(found: str, *, complete: bool) -> str:
+    """`complete`: what stands before is an expression, so an operator is missing; otherwise a value is."""
+    if found == "<EOF>":
+        return "the condition ends where a value is expected"
+    if found in METHODS and complete:
+        return f"`{found}` is a method: write x.{found}(y)"
+    if found in (")", "]", "}") and complete:
+        return f"`{found}` without an opening bracket"
+    if complete:
+        return f"unexpected `{found}`: put an operator such as && or || before it"
+    return f"unexpected `{found}`" + (": a value is missing before it" if found in _OPERATORS else "")
+
+
+TAGS: Final = "request.tags"
+_COMPARISONS: Final = frozenset({"==", "!=", "in", "<", "<=", ">", ">="})
+_NOTHING: Final = cel.Context({})
+
+
+def fold_tag_literals(tokens: list[Token]) -> list[Token]:
+    """Return the tokens of a condition with its literals about tags folded, as tags are: their case does not count.
+
+    These are all texts of an operand that names `request.tags`, but for those that stand beside another signal.
+    """
+    folded: dict[int, str] = {}
+    for condition in conditions(tokens):
+        if any(token.signal is not None and token.signal.name == TAGS for token in condition):
+            for at, token in enumerate(condition):
+                if token.kind == "string" and not _is_of_another_signal(condition, at):
+                    folded[token.offset] = _folded(token.text, is_pattern=_is_pattern(condition, at))
+    return [msgspec.structs.replace(token, text=folded.get(token.offset, token.text)) for token in tokens]
+
+
+def changed_tag_literals(source: str) -> list[tuple[str, str]]:
+    """Return the literals about tags of a valid condition that have upper case, and what each is compared as.
+
+    Patterns are left out: their case makes no difference, and is often that of a class.
+    """
+    tokens, _, _ = rewrite(scan(source))
+    pairs = enumerate(zip(tokens, fold_tag_literals(tokens), strict=True))
+    return [
+        (token.text, folded.text)
+        for at, (token, folded) in pairs
+        if token.text != folded.text and not _is_pattern(tokens, at)
+    ]
+
+
+def _folded(literal: str, *, is_pattern: bool) -> str:
+    """Return a literal as tags are compared with it. The case of a pattern's letters has a meaning (`\\D`)."""
+    value = cel.compile(literal).execute(_NOTHING)
+    if not isinstance(value, str) or value == value.casefold():
+        return literal
+    # JSON's escapes are CEL's, and a character beyond ASCII stands for itself in both.
+    return json.dumps(f"(?i){value}" if is_pattern else value.casefold(), ensure_ascii=False)
+
+
+def _is_of_another_signal(tokens: list[Token], at: int) -> bool:
+    """Whether the text at `at` is compared with a signal that keeps its case, or with a list beside one."""
+    first = last = at
+    while _text(tokens, first - 1) == "," and tokens[first - 2].kind == "string":
+        first -= 2
+    while _text(tokens, last + 1) == "," and tokens[min(last + 2, len(tokens) - 1)].kind == "string":
+        last += 2
+    if _text(tokens, first - 1) == "[" and _text(tokens, last + 1) == "]":
+        first, last = first - 1, last + 1
+    beside = []
+    if _text(tokens, first - 1) in _COMPARISONS:
+        beside.append(first - 2)
+    if _text(tokens, last + 1) in _COMPARISONS:
+        beside.append(last + 2)
+    if _text(tokens, first - 1) == "(" and _text(tokens, first - 3) == ".":
+        beside.append(first - 4)  # a method's argument
+    signals = [tokens[one].signal for one in beside if 0 <= one < len(tokens)]
+    return any(signal is not None and signal.name != TAGS for signal in signals)
+
+
+def _is_pattern(tokens: list[Token], at: int) -> bool:
+    return _text(tokens, at - 2) == "matches"
+
+
+def _text(tokens: list[Token], at: int) -> str:
+    return tokens[at].text if 0 <= at < len(tokens) else ""
+
 
 MAX_LENGTH = 2000
 

@@ -1,13 +1,11 @@
 """OpenAI's Realtime events: frames of a session ↔ the vocabulary of `router.types`. Pure: no sockets, no clocks.
 
     frame → Request      session        one client event: settings, conversation, sound, or a response
-                         effects        what the caller has to do then
-                         request        the request of a response
-                         wire, settings the events' types; the fields that a client changes
-                         conversation   the items, bounded; they become the messages of a request
+                         wire           the events' types; the fields that a client changes
+                         conversation   the items, bounded; they become the messages of a response's request
                          sound          sound as it comes, until it is an item
-                         spoken_input, turns  where a turn of speech starts and ends in it, what is certain of its words
-    Chunks → events      response       the events that build one response
+                         spoken_input   where a turn of speech starts and ends in it, what is certain of its words
+    Chunks → events      response       the events that build one response; what the caller has to do
     events → frames      event_log      numbered, kept until they are sent, and for a while after it: a cut connection
                                         resumes by the number of the last event that it received
 
@@ -15,18 +13,17 @@ The request is made by `router.openai.responses`, as for `POST /v1/responses`, s
 are the same. `router.serving.live` has the sockets.
 """
 
-from .close_codes import CloseCode
-from .effects import (
+from .event_log import CloseCode, EventLog, EventsLost, encode_refusal
+from .response import (
     CancelResponse,
     DetectSpeech,
     Effect,
+    ResponseStream,
     SessionLimits,
     StartResponse,
     TranscribePartial,
     TranscribeSound,
 )
-from .event_log import EventLog, EventsLost, encode_refusal
-from .response import ResponseStream
 from .session import RealtimeSession
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The events of one session for its client: numbered, encoded, kept until they are sent and for a while after it.
+"""What one session sends to its client: numbered events as frames, and why the server closes the connection.
 
 Events that are not sent yet are never dropped: a producer waits while there are many (`unsent_bytes`). Of the sent ones
 the newest are kept, `replay_bytes` at most, so that a cut connection can resume.
@@ -6,7 +6,10 @@ the newest are kept, `replay_bytes` at most, so that a cut connection can resume
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from enum import IntEnum
+from typing import Final
 
 import msgspec
 
@@ -93,3 +96,45 @@ def encode_refusal(error: CausewayError) -> bytes:
 
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class CloseCode(IntEnum):
+    """The close codes of a session, besides those of the protocol itself (1002, 1007, 1009).
+
+    Codes from 4000 on are free for applications (RFC 6455, 7.4.2).
+    """
+
+    GOING_AWAY = 1001
+    NOT_TEXT = 1003
+    TOO_SLOW = 1008
+    TOKEN_REFUSED = 4401
+    UNKNOWN_SESSION = 4404
+    IDLE = 4408
+    TAKEN_OVER = 4409
+    EVENTS_LOST = 4410
+
+
+MEANING: Final = {
+    CloseCode.GOING_AWAY: "the server shuts down; connect again",
+    CloseCode.NOT_TEXT: "a binary frame; events are JSON in text frames",
+    CloseCode.TOO_SLOW: "the client read nothing for too long; the session can be resumed",
+    CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with another one",
+    CloseCode.UNKNOWN_SESSION: "the session to resume does not exist here, has ended, or is another client's",
+    CloseCode.IDLE: "nothing happened in the session for too long; it has ended",
+    CloseCode.TAKEN_OVER: "another connection resumed the session",
+    CloseCode.EVENTS_LOST: "events after the given number are no longer kept, or were never sent",
+}
+"""The meaning of each code, for the pages."""
+
+
+_TEXT = 0x81  # final frame, text
+
+
+def text_frame(payload: bytes) -> bytes:
+    """Return the frame of a text message: one for each event, never compressed, never masked (RFC 6455, 5.2)."""
+    size = len(payload)
+    if size < 126:
+        return bytes((_TEXT, size)) + payload
+    if size < 1 << 16:
+        return struct.pack("!BBH", _TEXT, 126, size) + payload
+    return struct.pack("!BBQ", _TEXT, 127, size) + payload

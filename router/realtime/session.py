@@ -27,21 +27,30 @@ from ..openai.audio import Transcript
 from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
 from ..types import RoutingHints
-from .conversation import Conversation, ConversationItem, read_item, spoken_item
-from .effects import (
+from .conversation import (
+    ANYTHING,
+    Conversation,
+    ConversationItem,
+    bounded,
+    build_request,
+    narrowed,
+    protection,
+    read_item,
+    spoken_item,
+    with_items,
+)
+from .event_log import EventLog, error_fields
+from .response import (
     CancelResponse,
     DetectSpeech,
     Effect,
+    ResponseStream,
     SessionLimits,
     StartResponse,
     TranscribePartial,
     TranscribeSound,
     Voice,
 )
-from .event_log import EventLog, error_fields
-from .request import ANYTHING, bounded, build_request, narrowed, protection, with_items
-from .response import ResponseStream
-from .settings import known_fields, merged, supported, together, within
 from .sound import SoundBuffer, stored_bytes
 from .spoken_input import SpokenInput, TurnEnded, TurnStarted
 from .wire import (
@@ -59,6 +68,11 @@ from .wire import (
     ServerVAD,
     SessionAudio,
     SessionUpdate,
+    known_fields,
+    merged,
+    supported,
+    together,
+    within,
 )
 
 _RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)

@@ -8,9 +8,9 @@
                        webhooks        notices of jobs, until their receivers take them
                        console         what the pages of device and fleet share
     the process        config          limits of numbers, sections that both configurations have
-                       logs, gauges    the log; numbers read at a scrape; otel: traces
-                       commands        questions at the terminal, the event loop; folders: folders of data
-                       process         few collections of garbage, an end with the parent
+                       logs, gauges    the log; numbers read at a scrape; otel: names of spans, and their export
+                       process         questions at the terminal, the event loop, Python and the kernel
+                       folders         folders of data
 
 It knows HTTP and the answers of router, and no storage: what differs between the three is an argument. Nothing else in
 router imports it.

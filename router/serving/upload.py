@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from ..errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from ..openai.audio import check_form
-from ..parts.upload_terms import clean_filename
+from ..parts.uploads import clean_filename
 
 _WHOLE_S = 900.0
 _PIECE_BYTES = 64 * 1024

@@ -1,2 +1,1 @@
-"""Tool calls that models write as text: `schema` and `formats` constrain the text, `parser` finds calls in it,
-`ids` names them."""
+"""Tool calls that models write as text: `schema` constrains the text, `parser` finds calls in it."""

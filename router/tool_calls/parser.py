@@ -10,7 +10,7 @@
    `markup_calls`
 
 Every form is read whatever the model's family, because models often mix them: Qwen2.5 Coder fences its calls though its
-template asks for ``<tool_call>``. Which form a required call has is decided by `formats`.
+template asks for ``<tool_call>``. Which form a required call has is decided by `schema`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 from ..errors import StreamBroken
 from ..types import Request, ToolCallDelta
 from . import json_calls, markup_calls, python_calls
-from .ids import call_id
+from .schema import call_id
 
 MARKS: Final = {
     "<tool_call>": "</tool_call>",

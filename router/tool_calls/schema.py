@@ -1,18 +1,107 @@
-"""What constrains an answer: a JSON schema (the client's response format, a call of its tools, or either), or the
-text that the arguments of a function call are copied from.
+"""What constrains an answer, and the form in which a model family writes its calls.
+
+An answer is constrained by a JSON schema (the client's response format, a call of its tools, or either), or by the text
+that the arguments of a function call are copied from. The family shows in the chat template of the model. Sources: the
+templates of the models on Hugging Face; what other servers know of them is in vLLM's documentation
+(features/tool_calling) and llama.cpp's (docs/function-calling.md).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Final
+from hashlib import blake2b
+from typing import Final, Literal
 
 import msgspec
 
 from ..errors import InvalidGrammar
-from ..types import Message, Request, TextPart, Tool
-from .formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
+from ..types import Chunk, Message, Request, TextPart, Tool
+
+
+class CallFrame(msgspec.Struct, frozen=True):
+    """The text before the first call, between two, and after the last. `between` empty: one call only."""
+
+    before: str = ""
+    between: str = ""
+    after: str = ""
+
+
+NO_FRAME: Final = CallFrame()
+
+
+class ToolFormat(msgspec.Struct, frozen=True):
+    """A family's form of required calls: a JSON object of `name` and `arguments_key` for each, inside `frame`.
+
+    `several`: the frame where there may be several, if that is another one.
+    """
+
+    family: str
+    arguments_key: Literal["arguments", "parameters"] = "arguments"
+    frame: CallFrame = NO_FRAME
+    several: CallFrame | None = None
+
+    def frame_of(self, *, several: bool) -> CallFrame:
+        """Return what stands around one call, or around several if the family has a form for that."""
+        if several:
+            return self.several or self.frame
+        return msgspec.structs.replace(self.frame, between="")
+
+
+PLAIN: Final = ToolFormat("plain")
+HERMES: Final = ToolFormat(
+    "hermes", frame=CallFrame("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
+)
+LLAMA: Final = ToolFormat("llama", "parameters", frame=CallFrame(between="; "))  # as vLLM's llama3_json reads several
+MISTRAL: Final = ToolFormat("mistral", frame=CallFrame("[TOOL_CALLS][", ", ", "]"))
+PHI: Final = ToolFormat("phi", frame=CallFrame("<|tool_call|>[", ", ", "]<|/tool_call|>"))
+GEMMA: Final = ToolFormat("gemma", "parameters", several=CallFrame("[", ", ", "]"))
+
+_SIGNS: Final = (
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<tool_call>", HERMES),
+    ("<|tool|>", PHI),
+    ("<|tool_call|>", PHI),
+    ("<|start_header_id|>", LLAMA),
+    ("<|header_start|>", LLAMA),  # Llama 4
+    ("<start_of_turn>", GEMMA),
+)
+"""What a chat template contains → the format; the first that holds. Hermes' template for Llama 3 has both signs."""
+
+
+def tool_format(template: str) -> ToolFormat:
+    """Return the format of the family that this chat template belongs to; `PLAIN`, JSON alone, for any other."""
+    return next((known for sign, known in _SIGNS if sign in template), PLAIN)
+
+
+_OURS: Final = re.compile(r"call_[0-9a-f]{24}")
+
+
+def call_id(identity: str, choice: int, index: int) -> str:
+    """Return the id of call number `index` of an answer's choice, for a call that a model wrote as text.
+
+    An answer may reach several requests, whose ids must all differ. `identity`: of the request, unique.
+    """
+    digest = blake2b(f"{identity}\0{choice}\0{index}".encode(), digest_size=12).hexdigest()
+    return f"call_{digest}"
+
+
+def with_own_ids(chunk: Chunk, identity: str) -> Chunk:
+    """Return a chunk of an answer that may have been made for another request, with this one's call ids.
+
+    Ids in another form are an upstream's, which may mean something to it, and stay.
+    """
+    if not chunk.tool_calls:
+        return chunk
+    calls = [
+        msgspec.structs.replace(call, id=call_id(identity, chunk.index, call.index))
+        if call.id is not None and _OURS.fullmatch(call.id)
+        else call
+        for call in chunk.tool_calls
+    ]
+    return msgspec.structs.replace(chunk, tool_calls=tuple(calls))
+
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":false}'

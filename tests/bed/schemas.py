@@ -23,8 +23,7 @@ from jsonschema import Draft202012Validator
 from models.catalog.artifact import find_artifact
 from models.constraints.json_schema import fault_of
 from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.formats import NO_FRAME, ToolFormat
-from router.tool_calls.schema import answer_schema, call_frame
+from router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
 from router.types import Message, Request, Sampling, Tool, ToolChoice
 from tests.engine.conftest import Answer, Rig
 from tests.models.constraints.bytewise import CORPUS, accepts, draw, matcher

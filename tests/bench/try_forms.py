@@ -14,9 +14,8 @@ import sys
 import msgspec
 
 from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.formats import GEMMA, HERMES, LLAMA, MISTRAL, PHI, PLAIN, ToolFormat
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema, call_frame
+from router.tool_calls.schema import GEMMA, HERMES, LLAMA, MISTRAL, PHI, PLAIN, ToolFormat, answer_schema, call_frame
 from router.types import Message, Request, Sampling, Tool, ToolChoice
 from tests.tool import run_tool
 

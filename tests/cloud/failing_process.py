@@ -12,8 +12,8 @@ from cloud_pool.cli.process import until_stopped
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.lifetime import Closing, run_with_tasks
-from router.serving.commands import run_fast
 from router.serving.logs import log_crashes, start_log
+from router.serving.process import run_fast
 
 from .unreachable import unreachable_tier
 

@@ -28,7 +28,7 @@ from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import JobStoreNotReplicated
 from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.jobs.test_api import TIER

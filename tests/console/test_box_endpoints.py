@@ -12,7 +12,7 @@ import pytest
 
 from edge_node.config.schema import KeyConfig, ServerConfig
 from edge_node.console.routes import PAGE
-from router.serving.console.page_files import page_files
+from router.serving.console import page_files
 from router.types import ReasonCode
 from tests.edge.box import Box, running
 

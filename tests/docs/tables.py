@@ -33,8 +33,8 @@ from router import errors
 from router.bundle import refusals
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
-from router.realtime.close_codes import MEANING as CLOSE_CODES
-from router.realtime.close_codes import CloseCode
+from router.realtime.event_log import MEANING as CLOSE_CODES
+from router.realtime.event_log import CloseCode
 from router.serving.live.sessions import SESSION_METRICS
 
 ROOT = Path(__file__).parents[2]

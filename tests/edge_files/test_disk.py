@@ -18,7 +18,7 @@ import pytest
 from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import DeviceFilesConfig
 from edge_node.files.store import DeviceFileStore, StorageFull
-from router.parts.upload_terms import UploadTerms
+from router.parts.uploads import UploadTerms
 from router.types import RoutingHints
 
 from ..edge_cli.test_serve import ready_line, serve

@@ -23,8 +23,7 @@ from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
 from edge_node.jobs.store import JobOutbox
 from router.errors import CloudFailed, JobStoreUnavailable
-from router.jobs.revisions import LateParts
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent, LateParts
 
 T = TypeVar("T")
 NOTES = "notes"

@@ -12,7 +12,7 @@ from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.tables.rows import Cancellation
-from router.jobs.revisions import LateParts
+from router.jobs.job import LateParts
 from tests.waiting import until
 
 from ..edge.box import Box, running

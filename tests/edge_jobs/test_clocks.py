@@ -15,7 +15,7 @@ from edge_node.clock import BoxTime, Clock, ClockMark, is_synchronised, system_c
 from edge_node.config.schema import DeviceFilesConfig, OutboxConfig
 from edge_node.files.store import DeviceFileStore
 from edge_node.jobs.running.runner import CloudGate
-from router.parts.upload_terms import UploadTerms
+from router.parts.uploads import UploadTerms
 from router.types import RoutingHints
 
 from ..edge.box import running

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .killed_outbox import AT_ONCE, NOTES, WAVES, Death, Life, said
 from .power_cuts import build, read_log

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from edge_node.config.schema import ModalitiesConfig
-from router.jobs.revisions import MOST_LATE, RevisionOutcome
+from router.jobs.job import MOST_LATE, RevisionOutcome
 from router.openai.upstream.decode import Event
 from router.types import Modality
 

@@ -24,7 +24,7 @@ from edge_node.jobs.tables.schema import SCHEMA
 from edge_node.serving.generation import Generation, RequestContext
 from edge_node.serving.service import Service
 from router.errors import CloudFailed, NotFound
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent
 
 from .killed_outbox import new_job
 from .support import opened

@@ -19,7 +19,7 @@ from edge_node.jobs import FILE
 from edge_node.jobs.record import ReplyTo
 from edge_node.jobs.store import JobOutbox
 from router.errors import CloudFailed, NotFound, RecordUnreadable
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent
 
 from ..edge.box import running
 from .killed_outbox import WEBHOOK, new_job

@@ -26,8 +26,7 @@ from edge_node.jobs.running.run import JobFeed
 from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobOutbox
 from router.errors import CloudFailed, JobStoreUnavailable, NotFound
-from router.jobs.revisions import LateParts
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent, LateParts
 from router.serving.webhooks import WebhookSender
 from tests.ports import free_port
 from tests.waiting import until

@@ -14,7 +14,7 @@ from edge_node.mqtt.envelope import Message, in_binary_mode
 from edge_node.mqtt.messages import address_of, answer_of, read_message, refusal
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType
 from router.jobs.cloud_event import CONTENT_TYPE, event_format, parse_event
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .peer import NOW, message, mqtt_config
 

@@ -32,7 +32,7 @@ from cloud_pool.storage.outboxes import UsageOutbox
 from cloud_pool.storage.record import NewJob, RunBill
 from cloud_pool.storage.redis_client import RedisClient
 from router.errors import CloudFailed, InvalidRequest
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.types import Chunk, Usage
 
 from .billing import MOST_MICRO_USD, RUN_MICRO_USD, Books

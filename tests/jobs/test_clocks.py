@@ -15,7 +15,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.record import JobRecord, NewJob
 from cloud_pool.storage.stores import JobStores
 from router.errors import BackendError
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .batch_support import create_batch
 from .conftest import BODY

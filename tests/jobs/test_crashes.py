@@ -21,7 +21,7 @@ from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.storage.scripts import SCRIPTS
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

@@ -9,7 +9,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from router.errors import CloudFailed
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.test_operator import serving, token
 

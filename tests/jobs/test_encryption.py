@@ -24,7 +24,7 @@ from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError, RecordUnreadable
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .batch_support import create_batch, process, rows, upload
 from .conftest import BODY, Clock, until

@@ -27,7 +27,7 @@ from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import CloudFailed
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.openai.upstream.decode import Event, SSEParser
 from router.types import Chunk, Usage
 

@@ -26,7 +26,7 @@ from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.openai import parse_chat
 from router.types import Chunk, RoutingHints
 

@@ -12,7 +12,7 @@ from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from router.errors import QueueFull, RateLimited
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

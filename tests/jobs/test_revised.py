@@ -35,8 +35,7 @@ from models.modalities.graph.graph import EncoderGraph
 from models.modalities.process.messages import Found
 from models.modalities.process.parent import Tell, WorkerTimeout
 from router.errors import CloudFailed
-from router.jobs.revisions import MOST_LATE
-from router.jobs.states import JobState
+from router.jobs.job import MOST_LATE, JobState
 from router.parts.fusion import fuse
 from router.serving.webhooks import WebhookSender
 from router.types import Chunk, Fact, Modality, TextPart, Usage

@@ -16,7 +16,7 @@ from cloud_pool.jobs.worker.runner import MeteredRunner
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .conftest import until
 from .redis_server import RedisServer

@@ -24,7 +24,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, NewJob
 from cloud_pool.storage.redis_client import RedisClient
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 
 from .conftest import Clock, until

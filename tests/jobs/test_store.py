@@ -13,7 +13,7 @@ from cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from cloud_pool.storage.scripts import SCRIPTS
 from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
-from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.job import FINAL_STATES, JobState
 
 from .conftest import BODY, Clock, until
 

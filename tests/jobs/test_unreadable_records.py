@@ -19,7 +19,7 @@ from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RecordUnreadable
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from .conftest import Clock, until
 from .gateway import identify, serving

@@ -16,7 +16,7 @@ from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.keys import JOBS_LAYOUT
 from cloud_pool.storage.stores import JobStores
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from tests.redis_server import RedisServer
 
 from .conftest import Clock, until

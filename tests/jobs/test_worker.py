@@ -28,7 +28,7 @@ from router.errors import (
     JobStoreUnavailable,
     QueueFull,
 )
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.checks.draft import try_draft
-from router.checks.explanation import RouteExplanation
+from router.checks.explanation import RouteExplanation, try_draft
 from router.errors import ConfigError, ModelNotFound
 from router.types import NowSignals
 from tests.router.sample_requests import kiosk

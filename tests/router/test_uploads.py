@@ -8,8 +8,17 @@ import json
 import pytest
 
 from router.errors import BodyTooLarge, InvalidRequest, UnsupportedFeature
-from router.parts.upload_terms import PART_PURPOSES, UploadTerms, clean_filename, parse_upload_terms
-from router.parts.uploads import FILE_MARK, Upload, largest_file, media_type_of, named_files
+from router.parts.uploads import (
+    FILE_MARK,
+    PART_PURPOSES,
+    Upload,
+    UploadTerms,
+    clean_filename,
+    largest_file,
+    media_type_of,
+    named_files,
+    parse_upload_terms,
+)
 from router.realtime.conversation import read_item
 from router.realtime.sound import SoundBuffer
 

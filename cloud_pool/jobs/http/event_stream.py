@@ -19,8 +19,7 @@ import anyio
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.revisions import NOT_REVISED, REVISED
-from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.job import FINAL_STATES, NOT_REVISED, REVISED, JobState
 from router.jobs.submission import answer_text
 
 from ...storage.job_store import JobStore

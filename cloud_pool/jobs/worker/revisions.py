@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from models.modalities.revising import revise_each
 from router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
-from router.jobs.revisions import (
+from router.jobs.job import (
     MOST_LATE,
     RevisionDropped,
     check_revised,

@@ -23,8 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
-from router.jobs.revisions import outcome_of
-from router.jobs.states import JobState
+from router.jobs.job import JobState, outcome_of
 
 from ...lifetime import StopSignal, keep_running
 from ...storage.config import JobsConfig

@@ -22,7 +22,7 @@ import msgspec
 from models.modalities.process.messages import Found, Refused, SegmentFound
 from router.errors import InvalidRequest
 from router.reasoning import Thinking, thinking_limit, thinks
-from router.tool_calls.formats import NO_FRAME, CallFrame
+from router.tool_calls.schema import NO_FRAME, CallFrame
 from router.types import Modality, Request, Sampling, TokenAlternative, TokenLogprob
 
 GuidedKey = Literal["guided_decoding", "structured_outputs"]

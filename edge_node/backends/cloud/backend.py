@@ -35,7 +35,7 @@ from router.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent
 from router.openai import decode_answer, decode_embeddings, encode_request
 from router.trackers import Breaker
 from router.types import Chunk, CloudSignals, Embeddings

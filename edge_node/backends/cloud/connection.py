@@ -26,7 +26,7 @@ from yarl import URL
 
 from router.errors import CausewayError, CloudUnreadable, Phase
 from router.openai import StreamDecoder, decode_answer
-from router.sse import SSEParser
+from router.openai.upstream.decode import SSEParser
 from router.trackers import Breaker, Ewma
 from router.types import Chunk, Kind, Request
 

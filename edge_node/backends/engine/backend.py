@@ -20,9 +20,8 @@ from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job,
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, EngineUnavailable, UnsupportedFeature
 from router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
-from router.tool_calls.formats import NO_FRAME, PLAIN
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema, call_frame
+from router.tool_calls.schema import NO_FRAME, PLAIN, answer_schema, call_frame
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig

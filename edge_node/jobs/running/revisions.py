@@ -19,7 +19,7 @@ import anyio.abc
 
 from models.modalities.revising import revise_each
 from router.errors import DeadlineExceeded, JobStoreUnavailable
-from router.jobs.revisions import (
+from router.jobs.job import (
     MOST_LATE,
     LateTerms,
     RevisionDropped,

@@ -20,8 +20,7 @@ import anyio.abc
 import msgspec
 
 from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, InvalidRequest, JobStoreUnavailable
-from router.jobs.revisions import LateParts, LateTerms, late_kinds, no_room
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent, LateParts, LateTerms, late_kinds, no_room
 from router.serving.logs import redacted
 
 from ...backends.backend import CloudJobEnded, JobTerms

@@ -17,9 +17,8 @@ from operator import itemgetter
 from typing import NamedTuple, get_args
 
 from router.errors import IdempotencyConflict
-from router.jobs.states import JobEvent
+from router.jobs.job import JobEvent, encode_job_error
 from router.jobs.submission import is_same_request
-from router.jobs.view import encode_job_error
 from router.trackers import network_of, stored_share
 
 from ...config.schema import OutboxConfig

@@ -1,6 +1,6 @@
 """One job at a time: read, saved, ended and deleted, and everything counted.
 
-States move by `router.jobs.states`; a report of a run that is not the job's last one changes nothing.
+States move by `router.jobs.job`; a report of a run that is not the job's last one changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from router.errors import NotFound
-from router.jobs.states import JobEvent, JobState, next_state
+from router.jobs.job import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
 from router.trackers import network_of
 

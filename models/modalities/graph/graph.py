@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from router.errors import InvalidRequest
-from router.jobs.revisions import LateTerms
+from router.jobs.job import LateTerms
 from router.openai.audio import TranscriptionRequest
 from router.parts.reading import FoundPart, find_parts, has_parts
 from router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFor

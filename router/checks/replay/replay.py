@@ -23,8 +23,7 @@ from ...policy.compiled import Policy
 from ...types import DecisionRecord, Request
 from .expected import CACHE, CONFIDENCE, Expected, Place, expected, recorded
 from .possible import PolicyReplay
-from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, UnknownOutcome
-from .times import Times
+from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, Times, UnknownOutcome
 
 UNKNOWN: Final = "unknown"
 _DECIDED: Final = frozenset({"model_not_found", "invalid_value"})  # errors of `decide` itself

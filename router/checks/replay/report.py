@@ -1,13 +1,96 @@
-"""The result of a replay. Every list has a fixed order: the same records and policies give the same report."""
+"""The result of a replay, and the estimated latency in it: what each target was observed to take.
+
+Every list has a fixed order: the same records and policies give the same report.
+
+Requests that stay where they were keep their own times. For each target that others move to, the times observed there
+stand for them with the weight of the requests that move. Quantiles of such a weighted sample get Woodruff intervals
+(R. S. Woodruff, "Confidence intervals for medians and other position measures", JASA 47, 1952): the standard error of
+the share below the quantile, turned back into times. They are deterministic, need no resampling, and say how well the
+records determine the estimate, not whether the target would be as fast under the new load.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import msgspec
 
-from ...types import Kind, SoundKind
-from .latency import Interval
+from ...types import DecisionRecord, Kind, SoundKind
+from .expected import Place
+
+LEAST_OBSERVED: Final = 20  # times of a target from which it is estimated
+_Z: Final = 1.96  # 95 %
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate with its 95 % interval, milliseconds."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Stratum(msgspec.Struct, frozen=True):
+    """Times (ms) that were observed in one place, and the number of requests that they stand for."""
+
+    times: Sequence[float]
+    requests: int
+
+
+def quantiles(strata: Sequence[Stratum], shares: Sequence[float]) -> tuple[Interval, ...]:
+    """Return the quantile of the mixture at each share (0.5 is the median), with its interval; () without times."""
+    strata = [stratum for stratum in strata if stratum.times and stratum.requests]
+    total = sum(stratum.requests for stratum in strata)
+    if not total:
+        return ()
+    points = sorted(
+        (time, index, stratum.requests / len(stratum.times) / total)
+        for index, stratum in enumerate(strata)
+        for time in stratum.times
+    )
+    below = [0] * len(strata)  # number of times of each stratum up to here
+    reached = 0.0
+    curve: list[tuple[float, float]] = []  # (share up to here, time)
+    at: dict[float, list[int]] = {}
+    left = list(shares)
+    for time, index, weight in points:
+        reached += weight
+        below[index] += 1
+        curve.append((reached, time))
+        while left and reached >= left[0] - 1e-12:
+            at[left.pop(0)] = list(below)
+    result = []
+    for share in shares:
+        error = _standard_error(strata, at.get(share, below), total)
+        value, low, high = (_time_at(curve, point) for point in (share, share - _Z * error, share + _Z * error))
+        result.append(Interval(round(value, 3), round(low, 3), round(high, 3)))
+    return tuple(result)
+
+
+def _standard_error(strata: Sequence[Stratum], below: Sequence[int], total: int) -> float:
+    """Return the standard error of the share below a quantile, of a stratified sample."""
+    variance = 0.0
+    for stratum, count in zip(strata, below, strict=True):
+        observed = len(stratum.times)
+        share = count / observed
+        variance += (stratum.requests / total) ** 2 * share * (1.0 - share) / max(1, observed - 1)
+    return math.sqrt(variance)
+
+
+def _time_at(curve: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the first time at which the share is reached."""
+    low, high = 0, len(curve) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if curve[middle][0] >= share - 1e-12:
+            high = middle
+        else:
+            low = middle + 1
+    return curve[low][1]
+
 
 Cause = Literal["leaves", "may_leave", "unknown"]
 """Of a request that leaves the device.
@@ -115,3 +198,81 @@ class ReplayReport(msgspec.Struct, frozen=True):
     cost: CostChange
     latency: LatencyChange
     targets: tuple[ObservedTarget, ...]
+
+
+_SHARES = (0.5, 0.95)
+_NAMES: tuple[Literal["first token", "whole answer"], ...] = ("first token", "whole answer")
+
+_Key = tuple[str, str]  # location, model
+_Times = tuple[list[float], list[float]]  # to the first token, and of the whole answer, ms
+_OWN: _Key = ("", "")  # answered where it was recorded: its own times count
+
+
+class Times:
+    """The times of answered requests with a known outcome."""
+
+    def __init__(self) -> None:
+        self._observed: defaultdict[_Key, _Times] = defaultdict(lambda: ([], []))
+        self._moves: defaultdict[tuple[_Key, _Key], _Times] = defaultdict(lambda: ([], []))
+
+    def add(self, record: DecisionRecord, fact: Place, before: Place | None, after: Place | None) -> None:
+        """Add one request. `fact`: where it was answered; `before` and `after` None: not known."""
+        outcome = record.outcome
+        if outcome.status != "ok" or outcome.ttft_ms is None:
+            return
+        if fact.at and len(outcome.attempts) == 1 and outcome.cache != "coalesced":
+            _append(self._observed[fact.at, fact.model], outcome.ttft_ms, outcome.total_ms)
+        if before is None or after is None:
+            return
+        keys = tuple(
+            [_OWN if place == fact or _same(place, fact) else (place.at, place.model) for place in (before, after)]
+        )
+        if all(key == _OWN or key[0] for key in keys):
+            _append(self._moves[keys[0], keys[1]], outcome.ttft_ms, outcome.total_ms)
+
+    def change(self) -> LatencyChange:
+        moves = sorted(self._moves.items())
+        known = [(keys, times) for keys, times in moves if all(self._is_estimated(key) for key in keys)]
+        requests = sum(len(times[0]) for _, times in known)
+        sides = [
+            [quantiles(self._strata(known, side, time), _SHARES) for side in (0, 1)] for time in range(len(_NAMES))
+        ]
+        rows = tuple(
+            LatencyRow(name, share, before, after)
+            for name, (all_before, all_after) in zip(_NAMES, sides, strict=True)
+            for share, before, after in zip(_SHARES, all_before, all_after, strict=False)
+        )
+        return LatencyChange(requests, sum(len(times[0]) for _, times in moves) - requests, rows)
+
+    def targets(self) -> tuple[ObservedTarget, ...]:
+        return tuple(
+            ObservedTarget(at, model, len(times[0]), *self._both(times[0]), *self._both(times[1]))
+            for (at, model), times in sorted(self._observed.items())
+        )
+
+    def _both(self, times: list[float]) -> tuple[Interval, Interval]:
+        first, second = quantiles((Stratum(times, len(times)),), _SHARES)
+        return first, second
+
+    def _is_estimated(self, key: _Key) -> bool:
+        return key == _OWN or (key in self._observed and len(self._observed[key][0]) >= LEAST_OBSERVED)
+
+    def _strata(self, known: list[tuple[tuple[_Key, _Key], _Times]], side: int, time: int) -> list[Stratum]:
+        own: list[float] = []
+        moved: defaultdict[_Key, int] = defaultdict(int)
+        for keys, times in known:
+            if keys[side] == _OWN:
+                own += times[time]
+            else:
+                moved[keys[side]] += len(times[time])
+        strata = [Stratum(self._observed[key][time], requests) for key, requests in sorted(moved.items())]
+        return [Stratum(own, len(own)), *strata]
+
+
+def _same(place: Place, fact: Place) -> bool:
+    return bool(place.at) and (place.at, place.model) == (fact.at, fact.model)
+
+
+def _append(times: _Times, first_token_ms: float, whole_ms: float) -> None:
+    times[0].append(first_token_ms)
+    times[1].append(whole_ms)

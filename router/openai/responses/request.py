@@ -146,7 +146,7 @@ class WireResponse(WireGeneration, kw_only=True):
     include: list[str] | None = None
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     reasoning: WireReasoning | None = None
-    # Refused with an explanation, see request.py.
+    # Refused with an explanation.
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: object = None

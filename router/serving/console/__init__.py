@@ -1,5 +1,54 @@
-"""What the pages of device and fleet at `/console` share.
+"""The pages of device and fleet at `/console`: theme, icon and scripts that both load (`page`), and how files are sent.
 
-page        theme, icon, and scripts that both pages load
-page_files  the paths of a page, and the response for each file
+The files of a page, its own and those that both pages share, are the same for everyone.
 """
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from aiohttp import hdrs, web
+
+SHARED: Final = Path(__file__).parent / "page"
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def page_files(folder: Path) -> dict[str, Path]:
+    """Return the file of each path of a page. `folder`: the page's own files."""
+    files = sorted(path for path in (*folder.iterdir(), *SHARED.iterdir()) if path.suffix in _TYPES)
+    return {"/console" if path.name == "index.html" else f"/console/{path.name}": path for path in files}
+
+
+def media_type(file: Path) -> str:
+    """Return the content type of a file of a page."""
+    return _TYPES[file.suffix]
+
+
+async def file_response(path: Path, http: web.BaseRequest) -> web.StreamResponse:
+    """Return a file of a page; 304 if the browser has it."""
+    if path.name == "index.html" and http.raw_path.partition("?")[0].endswith("/"):
+        # The page names its files relative to its plain path.
+        return web.Response(status=308, headers={**HEADERS, "Location": "../console"})
+    content = await asyncio.to_thread(path.read_bytes)
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
+    if http.headers.get(hdrs.IF_NONE_MATCH) == tag:
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=content, headers={**headers, "Content-Type": media_type(path)})

@@ -12,8 +12,7 @@ from aiohttp import WSMsgType, hdrs, web
 
 from ...errors import CausewayError, InvalidRequest
 from ...realtime import EventsLost, encode_refusal
-from ...realtime.close_codes import MEANING, CloseCode
-from ...realtime.frames import text_frame
+from ...realtime.event_log import MEANING, CloseCode, text_frame
 from ..request import members
 
 PROTOCOL = "realtime"

@@ -9,9 +9,19 @@ import msgspec
 import pytest
 
 from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.formats import GEMMA, HERMES, LLAMA, MISTRAL, PHI, PLAIN, ToolFormat, tool_format
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema, call_frame
+from router.tool_calls.schema import (
+    GEMMA,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    PHI,
+    PLAIN,
+    ToolFormat,
+    answer_schema,
+    call_frame,
+    tool_format,
+)
 from router.types import Message, Request, Sampling, Tool, ToolChoice
 
 from ..conftest import GREEDY, Rig

@@ -6,8 +6,7 @@ import pytest
 
 from router.decision.decide import decide
 from router.errors import ModelNotFound, PolicyError
-from router.policy.adapters import with_adapters
-from router.policy.compiled import Policy, check_policy, parse_policy
+from router.policy.compiled import Policy, check_policy, parse_policy, with_adapters
 from router.types import Estimates, Reason, Snapshot
 from tests.router.sample_requests import chat
 

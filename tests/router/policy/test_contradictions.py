@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.policy.compiled import check_policy
-from router.policy.contradictions import contradiction
+from router.policy.lint import contradiction
 
 POLICY = """
 version: 1

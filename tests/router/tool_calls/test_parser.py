@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import StreamBroken
-from router.tool_calls.ids import with_own_ids
 from router.tool_calls.parser import ToolCallParser
+from router.tool_calls.schema import with_own_ids
 from router.types import Chunk, Message, Request, Tool, ToolCallDelta, ToolChoice
 
 LAMP = Request(

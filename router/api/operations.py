@@ -1,0 +1,449 @@
+"""The operations that edge and gateway have in common, with the bodies of their answers.
+
+OpenAI's chats, completions, embeddings, responses, models, transcriptions and files, live sessions, and the webhooks of
+jobs. The bodies are as the encoders in `router.openai` write them; they are for documents only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct, defstruct, field
+
+from .. import errors
+from ..errors import CausewayError
+from ..jobs.job import WebhookSecrets
+from ..jobs.webhooks import CLOUD_EVENT_JSON, EndedJob, JobCloudEvent, StandardPayload
+from ..openai.answer import AnswerCall, AnswerCallDelta, AnswerToken, AnswerUsage, ModelList, ModelObject
+from ..openai.audio import TranscriptFormat
+from ..openai.completions import CompletionLogprobs
+from ..openai.embeddings import EncodedVectors
+from ..openai.responses.request import WireResponse
+from ..openai.wire import WireChat, WireCompletion, WireEmbedding
+from ..types import FinishReason
+from .document import EVENTS, FORM, JSON, TEXT, AnyOf, ApiResponse, Operation, Parameter
+
+
+class ContinueToken(msgspec.Struct):
+    """Our own field of an answer that was cut short: send the token as `causeway.continue` to get the rest."""
+
+    resume: str = msgspec.field(name="continue")
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[AnswerToken]
+    refusal: None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str = ""
+    tool_calls: list[AnswerCall] = []
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: AnswerUsage
+    causeway: ContinueToken | None = None
+
+
+class ChatDelta(msgspec.Struct):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    refusal: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[AnswerCallDelta] = []
+
+
+class ChatDeltaChoice(msgspec.Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """The data of an event of a stream, which ends with `[DONE]`, or with an error's object."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatDeltaChoice]
+    usage: AnswerUsage | None = None
+    causeway: ContinueToken | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextCompletion(msgspec.Struct):
+    """A legacy completion, or the data of an event of its stream, where `usage` comes last if it is asked for."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: AnswerUsage | None = None
+    causeway: ContinueToken | None = None
+
+
+class ResponseObject(msgspec.Struct):
+    """OpenAI's Response object; it repeats further fields of its request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    causeway: ContinueToken | None = None
+
+
+class ResponseEvent(msgspec.Struct):
+    """The data of an event of a response's stream; `type` is the event's name, and says what else there is."""
+
+    type: str
+    sequence_number: int
+
+
+Errors = tuple[type[CausewayError], ...]
+
+ANY_REQUEST: Final[Errors] = (
+    errors.InvalidRequest,
+    errors.MisdirectedRequest,
+    errors.OriginNotAllowed,
+    errors.CausewayError,
+)
+"""What any request may get: it is no valid HTTP, has a misspelt header or a foreign `Host`, is a foreign web page's, or
+the program failed."""
+BODY: Final[Errors] = (
+    errors.InvalidJSON,
+    errors.MissingField,
+    errors.UnknownField,
+    errors.UnsupportedFeature,
+    errors.BodyTooLarge,
+    errors.RequestTimeout,
+    errors.UnsupportedMediaType,
+    errors.QueueFull,
+)
+_GENERATION: Final[Errors] = (
+    errors.ContextLengthExceeded,
+    errors.InvalidGrammar,
+    errors.ModelNotFound,
+    errors.RateLimited,
+    errors.Draining,
+    errors.DeadlineExceeded,
+    errors.EngineUnavailable,
+    errors.EngineOutOfMemory,
+    errors.EngineTimeout,
+    errors.CloudUnreachable,
+    errors.CloudTimeout,
+    errors.CloudSaturated,
+    errors.CloudRejected,
+    errors.CloudFailed,
+    errors.StreamBroken,
+    errors.BreakerOpen,
+)
+
+_CHAT: Final = {JSON: ChatCompletion, EVENTS: ChatCompletionChunk}
+_COMPLETION: Final = {JSON: TextCompletion, EVENTS: TextCompletion}
+_RESPONSE: Final = {JSON: ResponseObject, EVENTS: ResponseEvent}
+
+
+def generation_operations(
+    caller: str,
+    parameters: tuple[Parameter, ...],
+    job_parameters: tuple[Parameter, ...],
+    headers: Mapping[str, str],
+    job: Any,
+    more_errors: Errors,
+) -> list[Operation]:
+    """Return the operations that generate.
+
+    Args:
+        caller: The client that may call them.
+        parameters: The headers that each takes.
+        job_parameters: The headers that make a job of a request.
+        headers: Those of each answer, with their meaning.
+        job: The type of a job's view.
+        more_errors: What each sends beside the errors of both servers.
+    """
+    failures = (*ANY_REQUEST, *BODY, *_GENERATION, *more_errors)
+    as_job = ApiResponse(202, {JSON: job}, "It became a job (`Prefer: respond-async`).", {"Location": "the job"})
+
+    def operation(path: str, summary: str, body: type, content: Mapping[str, Any]) -> Operation:
+        answer = ApiResponse(200, content, "The answer; events if the body has `stream`: true.", headers)
+        return Operation(
+            method="POST",
+            path=path,
+            summary=summary,
+            caller=caller,
+            request={JSON: body},
+            parameters=(*parameters, *job_parameters),
+            responses=(answer, as_job),
+            errors=failures,
+        )
+
+    return [
+        operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
+        operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
+        operation("/v1/embeddings", "Make vectors.", WireEmbedding, {JSON: EncodedVectors}),
+        operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
+    ]
+
+
+def model_operations(caller: str, more_errors: Errors) -> list[Operation]:
+    """Return the operations that list models. `more_errors`: as for the operations that generate."""
+    failures = (*ANY_REQUEST, *more_errors)
+    listed, one = (ApiResponse(200, {JSON: kind}) for kind in (ModelList, ModelObject))
+    return [
+        Operation(
+            method="GET",
+            path="/v1/models",
+            summary="The models that the caller may name.",
+            caller=caller,
+            responses=(listed,),
+            errors=failures,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/models/{id}",
+            summary="One model.",
+            caller=caller,
+            responses=(one,),
+            errors=(*failures, errors.ModelNotFound),
+        ),
+    ]
+
+
+def realtime_operation(caller: str, model: str, parameters: tuple[Parameter, ...], more_errors: Errors) -> Operation:
+    """Return the operation that opens or resumes a live session. `model`: the meaning of that parameter."""
+    return Operation(
+        method="GET",
+        path="/v1/realtime",
+        summary="Open or resume a live session, with the event names of OpenAI's Realtime API.",
+        caller=caller,
+        protocol="websocket",
+        parameters=(
+            Parameter("model", model),
+            Parameter("session_id", "Resume this session; `model` is then not read."),
+            Parameter("after", "With `session_id`: the sequence number of the last event received."),
+            *parameters,
+        ),
+        responses=(ApiResponse(101, meaning="The connection speaks WebSocket (version 13, subprotocol `realtime`)."),),
+        errors=(
+            *(*ANY_REQUEST, errors.ModelNotFound, errors.QueueFull, errors.Draining),
+            *more_errors,
+        ),
+    )
+
+
+def openapi_operation(path: str) -> Operation:
+    """Return the operation that serves the document itself."""
+    return Operation(
+        method="GET",
+        path=path,
+        summary="This document.",
+        responses=(ApiResponse(200, {JSON: dict[str, object]}),),
+        errors=ANY_REQUEST,
+    )
+
+
+class TranscriptionForm(Struct):
+    """The form of `POST /v1/audio/transcriptions`."""
+
+    file: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]
+    model: Annotated[str, Meta(max_length=64)]
+    language: str = ""
+    prompt: Annotated[str, Meta(max_length=1000)] = ""
+    response_format: TranscriptFormat = "json"
+    temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    stream: bool = False
+    granularities: list[Literal["segment", "word"]] = field(name="timestamp_granularities[]", default_factory=list)
+
+
+class TranscriptBody(Struct):
+    """The words of a sound; with `verbose_json` also its language, its length and times; plain text for the rest."""
+
+    text: str
+
+
+def transcription_operation(
+    caller: str, parameters: tuple[Parameter, ...], headers: Mapping[str, str], more_errors: Errors
+) -> Operation:
+    """Return the operation. `headers`: of its answers."""
+    return Operation(
+        method="POST",
+        path="/v1/audio/transcriptions",
+        summary="The words of a sound.",
+        caller=caller,
+        request={FORM: TranscriptionForm},
+        parameters=parameters,
+        responses=(ApiResponse(200, {JSON: TranscriptBody, TEXT: str, EVENTS: None}, headers=headers),),
+        errors=(
+            *(*ANY_REQUEST, *BODY, errors.ModelNotFound, errors.RateLimited, errors.Draining),
+            *(errors.DeadlineExceeded, errors.EncoderFailed, *more_errors),
+        ),
+    )
+
+
+class FileView(Struct, frozen=True):
+    """OpenAI's file object. Times are unix seconds."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+class FileList(Struct):
+    """The body of `GET /v1/files`, the newest file first."""
+
+    data: list[FileView]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: str = "list"
+
+
+class DeletedFile(Struct):
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+def list_page(files: list[FileView], limit: int, after: str = "", purpose: str = "") -> FileList:
+    """Return a page of `files`, which come newest first. An unknown `after` begins at the newest."""
+    found = [file for file in files if not purpose or file.purpose == purpose]
+    ids = [file.id for file in found]
+    rest = found[ids.index(after) + 1 if after in ids else 0 :]
+    rows = rest[:limit]
+    first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
+    return FileList(rows, len(rest) > limit, first, last)
+
+
+def file_operations(
+    caller: str,
+    purposes: Any,
+    page: tuple[Parameter, ...],
+    common: Errors,
+    upload_errors: Errors,
+    content_errors: Errors,
+    *,
+    gives_content: bool,
+) -> Iterator[Operation]:
+    """Yield the operations.
+
+    Args:
+        caller: the client that may call them.
+        purposes: a Literal of those that are taken.
+        page: the parameters of the list.
+        common: what each sends.
+        upload_errors: what an upload sends beside these.
+        content_errors: what asking for the bytes of a file does.
+        gives_content: whether the bytes of some files are given back.
+    """
+    upload = defstruct(
+        "FileUpload",
+        [
+            ("file", Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]),
+            ("purpose", purposes),
+            ("anchor", str, field(name="expires_after[anchor]", default="created_at")),
+            ("seconds", Annotated[int, Meta(ge=1)], field(name="expires_after[seconds]", default=86_400)),
+        ],
+    )
+    ok = ApiResponse(200, {JSON: FileView})
+    one = (*common, errors.NotFound)
+    yield Operation(
+        method="POST",
+        path="/v1/files",
+        summary="Upload a file that requests name.",
+        caller=caller,
+        request={FORM: upload},
+        responses=(ok,),
+        errors=(*common, *BODY, *upload_errors),
+    )
+    yield Operation(
+        method="GET",
+        path="/v1/files",
+        summary="The caller's files, newest first.",
+        caller=caller,
+        parameters=(*page, Parameter("purpose", "Only files of this purpose.")),
+        responses=(ApiResponse(200, {JSON: FileList}),),
+        errors=common,
+    )
+    yield Operation(
+        method="GET", path="/v1/files/{id}", summary="One file.", caller=caller, responses=(ok,), errors=one
+    )
+    yield Operation(
+        method="DELETE",
+        path="/v1/files/{id}",
+        summary="Delete a file.",
+        caller=caller,
+        responses=(ApiResponse(200, {JSON: DeletedFile}),),
+        errors=one,
+    )
+    yield Operation(
+        method="GET",
+        path="/v1/files/{id}/content",
+        summary="The bytes of a file of a batch. Those of files that requests name are not given back.",
+        caller=caller,
+        responses=(ApiResponse(200, {"application/octet-stream": None}),) if gives_content else (),
+        errors=(*one, *content_errors),
+    )
+
+
+SECRET_PATH = "/v1/webhooks/secret"
+
+
+def secret_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
+    """Yield what reads and rotates a caller's secrets."""
+    found = (ApiResponse(200, {JSON: WebhookSecrets}),)
+    summary = "The secrets that sign the caller's webhooks."
+    yield Operation(method="GET", path=SECRET_PATH, summary=summary, caller=caller, responses=found, errors=more_errors)
+    summary, limited = "Make a new secret; the old one signs, too, for a time.", (*more_errors, errors.RateLimited)
+    yield Operation(method="POST", path=SECRET_PATH, summary=summary, caller=caller, responses=found, errors=limited)
+
+
+def job_ended_operation() -> Operation:
+    """Return what is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
+    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    binary = ("ce-specversion", "ce-id", "ce-source", "ce-type", "ce-subject", "ce-time")
+    signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]
+    attributes = [Parameter(name, "Of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary]
+    return Operation(
+        method="POST",
+        path="job.ended",
+        summary="A job has ended.",
+        request={JSON: AnyOf((StandardPayload, EndedJob)), CLOUD_EVENT_JSON: JobCloudEvent},
+        parameters=(*signature, *attributes),
+        responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. All else is repeated."),),
+    )

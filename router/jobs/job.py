@@ -1,0 +1,263 @@
+"""A job, for gateway and device: the table of its life, how the API shows it, and a plain request that becomes one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final, Literal
+
+import msgspec
+
+from ..errors import CausewayError, DeadlineExceeded, JobCancelled
+from ..types import Modality, PartRecord
+
+
+class JobState(StrEnum):
+    """State of a job, as in the API."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"  # for its next attempt
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    DEAD = "dead"  # its attempts are used up: an operator may retry or purge it
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline passed
+
+
+class JobEvent(StrEnum):
+    """What changes a job's state."""
+
+    CLAIM = "claim"
+    RELEASE = "release"  # to its queue: its worker drains or is lost, or its tenant is over a limit
+    POSTPONE = "postpone"
+    PROMOTE = "promote"
+    SUCCEED = "succeed"
+    FAIL = "fail"
+    EXHAUST = "exhaust"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+    REVIVE = "revive"
+    REVISE = "revise"  # a late part was read: the answer is made anew
+
+
+class IllegalJobTransition(RuntimeError):
+    """A bug: the table has no such row."""
+
+
+TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
+    JobState.QUEUED: {
+        JobEvent.CLAIM: JobState.RUNNING,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
+    },
+    JobState.WAITING: {
+        JobEvent.PROMOTE: JobState.QUEUED,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
+    },
+    JobState.RUNNING: {
+        JobEvent.RELEASE: JobState.QUEUED,
+        JobEvent.POSTPONE: JobState.WAITING,
+        JobEvent.SUCCEED: JobState.SUCCEEDED,
+        JobEvent.FAIL: JobState.FAILED,
+        # Also without a report of a worker: a job that kills each worker that runs it must end.
+        JobEvent.EXHAUST: JobState.DEAD,
+        JobEvent.CANCEL: JobState.CANCELLED,
+        JobEvent.EXPIRE: JobState.EXPIRED,
+    },
+    JobState.DEAD: {JobEvent.REVIVE: JobState.QUEUED},
+    JobState.SUCCEEDED: {JobEvent.REVISE: JobState.SUCCEEDED},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+    JobState.EXPIRED: {},
+}
+
+FINAL_STATES: Final = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED}
+)
+"""The job is over. An operator may still retry a dead one."""
+
+
+def next_state(state: JobState, event: JobEvent) -> JobState:
+    """Return the next state. Raises IllegalJobTransition."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalJobTransition(f"{event.value} in {state.value}") from None
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error.
+
+    `revision`: which one of the answer `result` is. `late_parts`: kinds of part that may still revise it. `late_error`:
+    why no further revision came.
+    """
+
+    id: str
+    object: str = "job"
+    status: str
+    model: str
+    priority: str
+    endpoint: str
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    deadline_at: int
+    not_before_at: int | None
+    attempts: int
+    cache: str | None
+    error: msgspec.Raw
+    result: msgspec.Raw
+    webhook: str | None
+    webhook_status: str | None
+    revision: int
+    late_parts: tuple[Modality, ...]
+    late_error: msgspec.Raw
+
+
+class WebhookSecrets(msgspec.Struct):
+    """The body of `/v1/webhooks/secret`. `previous` signs, too, for a time after the other was made."""
+
+    secret: str
+    previous: str | None
+    object: str = "webhook.secret"
+
+
+def encode_job_error(error: CausewayError) -> bytes:
+    """Return the inner object of OpenAI's error as JSON."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode(fields)
+
+
+_LONGEST_WAIT_S = 300.0
+_WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
+
+
+def wait_of(headers: Iterable[str]) -> float | None:
+    """Return the seconds that a client waits before it wants a job; None: it wants none.
+
+    With `Prefer: respond-async` (RFC 7240) a plain request that takes longer becomes a job.
+
+    Without `wait` that is 0. Other preferences are ignored, as the RFC requires.
+    """
+    preferences = [part.strip() for header in headers for part in header.split(",")]
+    if not any(part.partition(";")[0].strip().lower() == "respond-async" for part in preferences):
+        return None
+    waits = [float(match[1]) for part in preferences if (match := _WAIT.fullmatch(part))]
+    return min(waits[0], _LONGEST_WAIT_S) if waits else 0.0
+
+
+class JobFailed(CausewayError):
+    """A job ended without an answer while its client waited. The code and the message are those of its error."""
+
+    def __init__(self, state: str, error: bytes) -> None:
+        """`error`: the stored error object, JSON; empty for a job that was cancelled."""
+        found = msgspec.json.decode(error, type=_StoredError) if error else _StoredError()
+        super().__init__(found.message or f"the job was {state}", param=found.param)
+        kind = _kinds().get(found.code, CausewayError)
+        self.status = kind.status  # type: ignore[misc]
+        self.type = found.type  # type: ignore[misc]
+        self.code = found.code  # type: ignore[misc]
+
+
+class _StoredError(msgspec.Struct, frozen=True):
+    message: str = ""
+    type: str = "server_error"
+    code: str = JobCancelled.code
+    param: str | None = None
+
+
+def _kinds() -> dict[str, type[CausewayError]]:
+    """Every error of the tree, by its code."""
+    found: dict[str, type[CausewayError]] = {}
+    kinds = [CausewayError]
+    while kinds:
+        kind = kinds.pop()
+        found.setdefault(kind.code, kind)
+        kinds += kind.__subclasses__()
+    return found
+
+
+REVISED: Final = "job.revised"
+"""The event that carries a revised answer."""
+NOT_REVISED: Final = "job.not_revised"
+"""The event that says that no revision follows any more, and why."""
+MOST_LATE: Final = 16
+"""Answers of one process that wait for late parts at a time: each holds its request in memory."""
+RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
+"""Not `made`: the part was not read in time, or the job's deadline passed; it could not be read, or the run failed; the
+job was cancelled; too many answers wait for late parts."""
+
+
+class RevisionDropped(CausewayError):
+    """A late part will not revise the answer, which stays as it is."""
+
+    code = "revision_dropped"
+
+    def __init__(self, message: str, outcome: RevisionOutcome = "failed") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def no_room() -> RevisionDropped:
+    """Return the error of an answer that cannot wait for its late parts."""
+    return RevisionDropped(f"{MOST_LATE} other answers wait for late parts", "no_room")
+
+
+def outcome_of(error: CausewayError) -> RevisionOutcome:
+    """Return what became of the revisions of an answer, if this error ended them."""
+    if isinstance(error, RevisionDropped):
+        return error.outcome
+    if isinstance(error, DeadlineExceeded):
+        return "too_late"
+    return "cancelled" if isinstance(error, JobCancelled) else "failed"
+
+
+class LateTerms(msgspec.Struct, frozen=True):
+    """How long parts are read whose branch is late. `by`: monotonic, s.
+
+    `absent`: kinds that this answer does not wait for.
+    """
+
+    by: float
+    absent: tuple[Modality, ...] = ()
+
+
+class LateParts(msgspec.Struct, frozen=True):
+    """What an answer lacks, and may be revised for.
+
+    `kinds`: of the parts that are being read. `until`: when that ends, s. `target`: of the cloud, once the request of
+    the next revision may have been sent there: it is made nowhere else.
+    """
+
+    kinds: tuple[Modality, ...]
+    until: float
+    target: str = ""
+
+
+def late_kinds(parts: Iterable[PartRecord]) -> tuple[Modality, ...]:
+    """Return the kinds of part that an answer was made without, and that may still be read."""
+    return tuple(sorted({part.modality for part in parts if part.status in ("timeout", "skipped") and not part.soft}))
+
+
+def check_read(parts: Sequence[PartRecord], kind: Modality) -> None:
+    """Raise RevisionDropped unless all parts of this kind were read."""
+    statuses = {part.status for part in parts if part.modality == kind}
+    if "failed" in statuses or not statuses:
+        raise RevisionDropped(f"{kind}: it could not be read")
+    if statuses != {"ok"}:
+        raise RevisionDropped(f"{kind}: it was not read in time", "too_late")
+
+
+def check_revised(parts: Iterable[PartRecord], kinds: Iterable[Modality]) -> None:
+    """Raise RevisionDropped unless an answer was made with all parts of these kinds, which had been read before."""
+    kinds = set(kinds)
+    if any(part.modality in kinds and part.status != "ok" for part in parts):
+        raise RevisionDropped("what was read of a late part is no longer known")
+
+
+def revision_id(job: str, revision: int) -> str:
+    """Return the name of one revision of a job: of its event, and its Idempotency-Key elsewhere."""
+    return f"{job}.r{revision}" if revision else job
