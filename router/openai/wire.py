@@ -31,7 +31,7 @@ Alternatives = Annotated[int, Meta(ge=0, le=20)]
 Tokens = list[TokenId]
 
 
-class WireImageUrl(msgspec.Struct):
+class WireImageUrl(msgspec.Struct, omit_defaults=True):
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
@@ -115,7 +115,7 @@ class WireAllowedTools(msgspec.Struct):
     tools: list[WireAllowedTool]
 
 
-class WireChoice(msgspec.Struct):
+class WireChoice(msgspec.Struct, omit_defaults=True):
     type: str
     function: WireNamed | None = None
     allowed_tools: WireAllowedTools | None = None

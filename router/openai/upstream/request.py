@@ -12,53 +12,34 @@ from msgspec import Raw
 
 from ...types import AudioPart, FilePart, ImagePart, Message, Part, Request, TextPart, Tool, ToolCall
 from ..request_body import with_extra
+from ..wire import (
+    WireAudio,
+    WireChoice,
+    WireFunctionCall,
+    WireImage,
+    WireImageUrl,
+    WireInputAudio,
+    WireNamed,
+    WireText,
+    WireToolCall,
+)
 
 _ENCODER = msgspec.json.Encoder()
 _USAGE = {"include_usage": True}
 
 
-class _ImageUrl(msgspec.Struct, omit_defaults=True):
-    url: str
-    detail: str = "auto"
-
-
-class _Audio(msgspec.Struct):
-    data: str
-    format: str
-
-
-class _Text(msgspec.Struct, tag_field="type", tag="text"):
-    text: str
-
-
-class _Image(msgspec.Struct, tag_field="type", tag="image_url"):
-    image_url: _ImageUrl
-
-
-class _InputAudio(msgspec.Struct, tag_field="type", tag="input_audio"):
-    input_audio: _Audio
-
-
 class _File(msgspec.Struct, tag_field="type", tag="file"):
-    file: Raw
+    file: Raw  # already JSON
 
 
-class _CallFunction(msgspec.Struct):
-    name: str
-    arguments: str
-
-
-class _UpstreamCall(msgspec.Struct):
-    id: str
-    function: _CallFunction
-    type: str = "function"
+_Part = WireText | WireImage | WireInputAudio | _File
 
 
 class _UpstreamMessage(msgspec.Struct, omit_defaults=True):
     role: str
-    content: str | list[_Text | _Image | _InputAudio | _File | Raw] | None
+    content: str | list[_Part | Raw] | None
     name: str | None = None
-    tool_calls: list[_UpstreamCall | Raw] | None = None
+    tool_calls: list[WireToolCall | Raw] | None = None
     tool_call_id: str | None = None
 
 
@@ -86,15 +67,6 @@ class _Format(msgspec.Struct, omit_defaults=True):
     json_schema: _Schema | None = None
 
 
-class _UpstreamNamed(msgspec.Struct):
-    name: str
-
-
-class _UpstreamChoice(msgspec.Struct):
-    function: _UpstreamNamed
-    type: str = "function"
-
-
 class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str
     messages: list[_UpstreamMessage | Raw] | None = None
@@ -116,7 +88,7 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     stream: bool = False
     stream_options: dict[str, bool] | None = None
     tools: list[_Tool | Raw] | None = None
-    tool_choice: str | _UpstreamChoice | None = None
+    tool_choice: str | WireChoice | None = None
     parallel_tool_calls: bool = True
     response_format: _Format | None = None
     logprobs: bool | int | None = None
@@ -189,7 +161,7 @@ def _chat(body: _Body, request: Request) -> None:
         body.parallel_tool_calls = request.parallel_tool_calls
         choice = request.tool_choice
         if choice.mode == "function":
-            body.tool_choice = _UpstreamChoice(_UpstreamNamed(choice.name or ""))
+            body.tool_choice = WireChoice("function", WireNamed(choice.name or ""))
         elif choice.mode != "auto":
             body.tool_choice = choice.mode
     body.reasoning_effort = request.reasoning_effort
@@ -231,23 +203,23 @@ def _wire_message(message: Message) -> _UpstreamMessage:
     return wire
 
 
-def _call(call: ToolCall) -> _UpstreamCall | Raw:
-    wire = _UpstreamCall(call.id, _CallFunction(call.name, call.arguments))
+def _call(call: ToolCall) -> WireToolCall | Raw:
+    wire = WireToolCall(call.id, WireFunctionCall(call.name, call.arguments))
     return with_extra(_ENCODER.encode(wire), call.extra) if call.extra else wire
 
 
-def _part(part: Part) -> _Text | _Image | _InputAudio | _File | Raw:
+def _part(part: Part) -> _Part | Raw:
     wire = _wire_part(part)
     return with_extra(_ENCODER.encode(wire), part.extra) if part.extra else wire
 
 
-def _wire_part(part: Part) -> _Text | _Image | _InputAudio | _File:
+def _wire_part(part: Part) -> _Part:
     if isinstance(part, TextPart):
-        return _Text(part.text)
+        return WireText(part.text)
     if isinstance(part, ImagePart):
-        return _Image(_ImageUrl(part.url, part.detail))
+        return WireImage(WireImageUrl(part.url, None if part.detail == "auto" else part.detail))
     if isinstance(part, AudioPart):
-        return _InputAudio(_Audio(part.data, part.format))
+        return WireInputAudio(WireAudio(part.data, part.format))
     assert isinstance(part, FilePart)
     return _File(Raw(part.document.encode()))
 
