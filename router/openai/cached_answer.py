@@ -196,37 +196,20 @@ class _MergedCall:
         self.arguments: list[str] = []
 
 
-class _MergedChoice:
-    __slots__ = (
-        "calls",
-        "confidence",
-        "extra",
-        "finish_reason",
-        "logprobs",
-        "note",
-        "reasoning",
-        "refusal",
-        "refused",
-        "resume",
-        "seen",
-        "text",
-        "tokens",
-    )
-
-    def __init__(self) -> None:
-        self.seen = False
-        self.text: list[str] = []
-        self.tokens = 0
-        self.calls: dict[int, _MergedCall] = {}
-        self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: FinishReason | None = None
-        self.confidence: Confidence | None = None
-        self.refusal: list[str] = []
-        self.refused = False
-        self.resume = ""
-        self.reasoning: list[str] = []
-        self.extra: list[str] = []
-        self.note = ""
+class _MergedChoice(msgspec.Struct):
+    seen: bool = False
+    text: list[str] = []
+    tokens: int = 0
+    calls: dict[int, _MergedCall] = {}
+    logprobs: list[TokenLogprob] = []
+    finish_reason: FinishReason | None = None
+    confidence: Confidence | None = None
+    refusal: list[str] = []
+    refused: bool = False
+    resume: str = ""
+    reasoning: list[str] = []
+    extra: list[str] = []
+    note: str = ""
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text:

@@ -94,14 +94,18 @@ class Policy:
     shadow: Shadow | None
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
-    constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
-    route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
-    cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
+    constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
+    route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
+    cache_needs: RequiredSignals = field(init=False)  # of `plan_cache`: constraints and cache rules
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
+        bound = (*self.constraints, *self.part_constraints)
+        for name, read in (("constraint", bound), ("route", (*bound, *self.routes)), ("cache", (*bound, *self.cache))):
+            conditions = [rule.when for rule in read if rule.when is not None]
+            object.__setattr__(self, f"{name}_needs", RequiredSignals(conditions, self.default_temperature))
         object.__setattr__(self, "offered", self.targets + self.adapted)
         object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
 
@@ -163,21 +167,13 @@ def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature)
         else target
         for target in policy.targets
     }
-    temperature = _default_temperature(tuple(targets.values()))
-    constraints, routes, cache = (
-        [rule.when for rule in rules if rule.when is not None]
-        for rules in ((*policy.constraints, *policy.part_constraints), policy.routes, policy.cache)
-    )
     return replace(
         policy,
         targets=tuple(targets.values()),
         routes=tuple(
             replace(route, targets=tuple(targets[target.name] for target in route.targets)) for route in policy.routes
         ),
-        default_temperature=temperature,
-        constraint_needs=RequiredSignals(constraints, temperature),
-        route_needs=RequiredSignals([*constraints, *routes], temperature),
-        cache_needs=RequiredSignals([*constraints, *cache], temperature),
+        default_temperature=_default_temperature(tuple(targets.values())),
     )
 
 
@@ -236,9 +232,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
     cache = tuple(
         _cache_rule(rule, index, conditions.get(f"cache[{index}].when")) for index, rule in enumerate(doc.cache)
     )
-    bound = [rule.when for rule in constraints if rule.when is not None]
     rps = doc.limits.per_client_rps
-    temperature = _default_temperature(tuple(targets.values()))
     return Policy(
         name=doc.name,
         revision=hashlib.sha256(msgspec.json.encode(doc)).hexdigest()[:12],
@@ -249,13 +243,10 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
         shadow=_shadow(doc.shadow),
-        default_temperature=temperature,
+        default_temperature=_default_temperature(tuple(targets.values())),
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.at == "edge" and isinstance(t.temperature, UnsetType)
         ),
-        constraint_needs=RequiredSignals(bound, temperature),
-        route_needs=RequiredSignals([*bound, *(rule.when for rule in routes if rule.when is not None)], temperature),
-        cache_needs=RequiredSignals([*bound, *(rule.when for rule in cache if rule.when is not None)], temperature),
     )
 
 

@@ -5,18 +5,16 @@ Durations stay text here; `compiled.py` turns a valid file into a `Policy`.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ..numbers import seconds_of
 from ..types import Ability, Fusion, WaitFor
 
 MAX_EXPRESSION = 2000
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|s|m|h|d)")
 
 Name = Annotated[
     str,
@@ -265,10 +263,9 @@ def seconds(duration: str | UnsetType) -> float | None:
     """Convert a Duration to seconds; None for a key that was left out."""
     if isinstance(duration, UnsetType):
         return None
-    match = _DURATION.fullmatch(duration)
-    if match is None:
+    if (found := seconds_of(duration)) is None:
         raise ValueError(f"not a duration: {duration!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    return found
 
 
 def policy_schema() -> bytes:

@@ -6,13 +6,13 @@ bytes that are not an answer at all raise CloudUnreadable.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Final
 
 import msgspec
 
 from ...errors import BackendError, CloudFailed, CloudUnreadable, Phase
+from ...tool_calls.schema import call_id
 from ...types import FinishReason, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 from ..completions import read_token_text
 from ..request_body import JSONObject, inner_extra
@@ -279,7 +279,8 @@ class CallTracker:
     """
 
     def __init__(self, request_id: str, choice: int) -> None:
-        self._seed = f"{request_id}/{choice}"
+        self._request_id = request_id
+        self._choice = choice
         self._calls: list[_Call] = []
 
     def __bool__(self) -> bool:
@@ -308,7 +309,7 @@ class CallTracker:
         call.arguments = arguments
         identity = text(piece.get("id"))
         if not identity or any(other.identity == identity for other in self._calls[:-1]):
-            identity = self._new_id(call.number)
+            identity = call_id(self._request_id, self._choice, call.number)
         return ToolCallDelta(call.number, arguments, identity, name or None, extra)
 
     def _begin(self, piece: JSONObject, name: str) -> _Call:
@@ -331,9 +332,6 @@ class CallTracker:
         if last is not None and (not name or (name == last.name and not last.complete)):  # (2)
             return last
         return None
-
-    def _new_id(self, number: int) -> str:
-        return "call_" + hashlib.blake2b(f"{self._seed}/{number}".encode(), digest_size=12).hexdigest()
 
 
 def _arguments(value: object) -> str:
