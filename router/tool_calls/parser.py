@@ -7,7 +7,7 @@
 3. ``[name(key=value), …]`` at the start of the answer or behind a mark (Llama 3.2 and 4, Gemma)
 4. ``[TOOL_CALLS]name[ARGS]{…}`` (Mistral since 2025)
 5. ``<function=name>…</function>`` (Qwen3-Coder, Llama 3.1), ``<start_function_call>call:name{…}`` (FunctionGemma), see
-   `markup_calls`
+   `written_calls`
 
 Every form is read whatever the model's family, because models often mix them: Qwen2.5 Coder fences its calls though its
 template asks for ``<tool_call>``. Which form a required call has is decided by `schema`.
@@ -22,7 +22,7 @@ from typing import Final
 
 from ..errors import StreamBroken
 from ..types import Request, ToolCallDelta
-from . import json_calls, markup_calls, python_calls
+from . import written_calls
 from .schema import call_id
 
 MARKS: Final = {
@@ -36,13 +36,13 @@ MARKS: Final = {
     "```tool_code": "```",
     "```tool_call": "```",
     "```\n": "```",
-    markup_calls.FUNCTION: "</tool_call>",
-    markup_calls.GEMMA_CALL: "",
+    written_calls.FUNCTION: "</tool_call>",
+    written_calls.GEMMA_CALL: "",
 }
 """What calls stand behind → what may follow them."""
 
 TEXT_MARKS: Final = frozenset(
-    {*MARKS, *filter(None, MARKS.values()), *markup_calls.ENDS.values(), markup_calls.ESCAPE, "[ARGS]", "[CALL_ID]"}
+    {*MARKS, *filter(None, MARKS.values()), *written_calls.ENDS.values(), written_calls.ESCAPE, "[ARGS]", "[CALL_ID]"}
 )
 """Tokens that have to reach the parser as text, though vocabularies list them as control tokens."""
 
@@ -64,7 +64,7 @@ class _State(Enum):
     HEAD = auto()  # behind a mark, or at a bracket that may begin calls
     OBJECT = auto()  # inside a JSON object that may be a call
     PYTHON = auto()  # inside a Python expression that may be calls
-    MARKUP = auto()  # behind a mark of `markup_calls`
+    MARKUP = auto()  # behind a mark of `written_calls`
     TEXT = auto()  # only a mark can start a call from here on
 
 
@@ -89,9 +89,9 @@ class ToolCallParser:
         self._lead = ""  # text before the undecided object or list; returned if it is not a call
         self._mark = ""  # before the calls, "" for none
         self._in_list = False
-        self._object = json_calls.ObjectScanner()
-        self._python = python_calls.BracketScanner()
-        self._markup = markup_calls.MarkupScanner("")
+        self._object = written_calls.ObjectScanner()
+        self._python = written_calls.BracketScanner()
+        self._markup = written_calls.MarkupScanner("")
         self._name = ""  # of the call whose arguments the object is; "": the object is a call
         self._partial: _PartialCall | None = None  # the call that is returned while it is written
         self._calls = 0
@@ -172,7 +172,7 @@ class ToolCallParser:
             self._enter_head(lead["visible"] + mark[0], mark[0])
             return rest[mark.end() :]
         if rest[0] in "{[":
-            self._enter_head(lead["visible"], "" if self._mark in markup_calls.ENDS else self._mark)
+            self._enter_head(lead["visible"], "" if self._mark in written_calls.ENDS else self._mark)
             return rest
         return self._to_text(lead["visible"], rest, out)
 
@@ -180,16 +180,16 @@ class ToolCallParser:
         """Decide what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an object, (5)
         markup.
         """
-        if self._mark in markup_calls.ENDS:  # (5)
-            self._state, self._markup = _State.MARKUP, markup_calls.MarkupScanner(markup_calls.ENDS[self._mark])
+        if self._mark in written_calls.ENDS:  # (5)
+            self._state, self._markup = _State.MARKUP, written_calls.MarkupScanner(written_calls.ENDS[self._mark])
             return text
         rest = text.lstrip()
         if self._mark and rest[:1] == "<":
-            if rest.startswith(markup_calls.FUNCTION):  # (5) behind <tool_call>
-                self._mark = markup_calls.FUNCTION
+            if rest.startswith(written_calls.FUNCTION):  # (5) behind <tool_call>
+                self._mark = written_calls.FUNCTION
                 self._lead += text[: len(text) - len(rest)] + self._mark
                 return rest[len(self._mark) :] or self._head("", out)
-            if markup_calls.FUNCTION.startswith(rest):
+            if written_calls.FUNCTION.startswith(rest):
                 self._held = text
                 return ""
         inner = rest[1:].lstrip() if rest[:1] == "[" else rest
@@ -210,7 +210,7 @@ class ToolCallParser:
         if name[0] not in self._names:
             return self._to_text(self._lead, text, out)
         if behind[0] == "(":  # (3)
-            self._state, self._python = _State.PYTHON, python_calls.BracketScanner()
+            self._state, self._python = _State.PYTHON, written_calls.BracketScanner()
             self._lead += text[: len(text) - len(rest)]
             return rest
         if inner is rest and (between := _TO_ARGUMENTS.match(behind)) is not None:  # (4)
@@ -223,7 +223,7 @@ class ToolCallParser:
         scanner = self._object
         if not scanner.decided:
             start = scanner.text + text
-            verdict = json_calls.may_be_call(start)
+            verdict = written_calls.may_be_call(start)
             if verdict is False:
                 return self._to_text(self._lead, start, out)
             scanner.decided = verdict is True
@@ -238,8 +238,8 @@ class ToolCallParser:
             self._partial.check()
             self._state, self._partial = _State.BEGIN, None
             return rest
-        call = (self._name, scanner.text) if self._name else json_calls.read_call(scanner.text)
-        if call is None or call[0] not in self._names or not json_calls.is_object(call[1]):
+        call = (self._name, scanner.text) if self._name else written_calls.read_json_call(scanner.text)
+        if call is None or call[0] not in self._names or not written_calls.is_object(call[1]):
             return self._to_text(self._lead + scanner.text, rest, out)
         self._add_call(*call, calls)
         self._state = _State.BEGIN
@@ -249,7 +249,7 @@ class ToolCallParser:
         rest = self._python.feed(text)
         if rest is None and not self._python.too_long:
             return ""
-        found = None if self._python.too_long else python_calls.read_calls(self._python.text, self._names)
+        found = None if self._python.too_long else written_calls.read_python_calls(self._python.text, self._names)
         if found is None:
             return self._to_text(self._lead + self._python.text, rest or "", out)
         for name, arguments in found:
@@ -267,7 +267,7 @@ class ToolCallParser:
         return rest or ""
 
     def _add_markup_call(self, calls: list[ToolCallDelta]) -> bool:
-        call = markup_calls.read_call(self._mark, self._markup.text, self._tools)
+        call = written_calls.read_markup_call(self._mark, self._markup.text, self._tools)
         if call is not None:
             self._add_call(*call, calls)
         return call is not None
@@ -298,7 +298,7 @@ class ToolCallParser:
     def _enter_object(self, lead: str, name: str) -> None:
         self._state, self._name = _State.OBJECT, name
         self._lead += lead
-        self._object = json_calls.ObjectScanner()
+        self._object = written_calls.ObjectScanner()
         self._object.decided = bool(self._mark) and not self._mark.startswith("```")
 
     def _between(self, text: str) -> re.Match[str]:
@@ -309,7 +309,7 @@ class ToolCallParser:
     def _begin_partial(self, calls: list[ToolCallDelta]) -> None:
         """Return the beginning of a call that is still written, once its name is known and its arguments begin."""
         text = self._object.text
-        name, start = (self._name, 0) if self._name else json_calls.arguments_of(text) or ("", 0)
+        name, start = (self._name, 0) if self._name else written_calls.arguments_of(text) or ("", 0)
         if name in self._names:
             delta = self._delta(name, "")
             self._partial = _PartialCall(delta, shown=self._parallel or not delta.index)
@@ -334,7 +334,7 @@ class _PartialCall:
         self._shown = shown
         self._begun = False
         self._ended = False
-        self._arguments = json_calls.ObjectScanner()
+        self._arguments = written_calls.ObjectScanner()
 
     def add(self, text: str) -> list[ToolCallDelta]:
         if self._ended or not text:
@@ -350,7 +350,7 @@ class _PartialCall:
 
     def check(self) -> None:
         """Raise StreamBroken if the arguments are not a JSON object."""
-        if not json_calls.is_object(self._arguments.text):
+        if not written_calls.is_object(self._arguments.text):
             name = self._first.name
             raise StreamBroken(
                 f"The model's call of `{name}` is not valid JSON. Send the request again.", phase="stream"

@@ -1,0 +1,380 @@
+"""Calls as models write them, as JSON, as Python and as markup: where one ends, its name, its arguments.
+
+- JSON: ``{"name": "lamp", "arguments": {"on": true}}``, see `parser` for its variants.
+- Python, as Llama 3.2, Llama 4 and Gemma write: ``[lamp(on=True), fan(speed=2)]``.
+- Qwen3-Coder: ``<function=lamp>``, a ``<parameter=on>true</parameter>`` for each argument, ``</function>``; the type of
+  an argument is that of the tool's schema. Llama 3.1 puts the JSON of all arguments between the same tags.
+- FunctionGemma: ``<start_function_call>call:lamp{on:true,room:<escape>hall<escape>}<end_function_call>``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+import msgspec
+
+from ..types import Tool
+
+FUNCTION: Final = "<function="
+GEMMA_CALL: Final = "<start_function_call>"
+ESCAPE: Final = "<escape>"
+ENDS: Final = {FUNCTION: "</function>", GEMMA_CALL: "<end_function_call>"}
+"""What such a call stands behind → what ends it."""
+
+_MAX_CHARACTERS: Final = 64 * 1024
+_MAX_DEPTH: Final = 32
+_LITERALS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None, "none": None}
+_JSON_MARKS: Final = re.compile(r'["{}]')
+_PYTHON_MARKS: Final = re.compile(r"""["'()\[\]{}]""")
+_IN_STRING: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_FIRST_KEYS: Final = frozenset({"name", "arguments", "parameters", "type", "function", "id"})
+_FIRST_KEY: Final = re.compile(r'\{\s*"([^"\\]*)"')
+_NO_KEY: Final = re.compile(r'\{\s*(?:[^"\s]|"[^"\\]*\\)')
+_START: Final = 256  # characters
+_ARGUMENTS: Final = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"id"\s*:\s*"[^"\\]*"\s*,\s*)?'
+    r'"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_PARAMETER: Final = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GEMMA_HEAD: Final = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
+_GEMMA_KEY: Final = re.compile(r"\s*([\w.-]+)\s*:")
+_GEMMA_WORD: Final = re.compile(r"[^,{}\[\]<]+")
+
+Value = dict[str, "Value"] | list["Value"] | str | int | float | bool | None
+
+
+# --- where a call ends -----------------------------------------------------------------------------------------------
+
+
+class _Scanner:
+    """The pieces of a text so far. `too_long`: it is longer than any call; nothing more should be fed."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._characters = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def too_long(self) -> bool:
+        return self._characters > _MAX_CHARACTERS
+
+    def _add(self, text: str) -> None:
+        self._pieces.append(text)
+        self._characters += len(text)
+
+
+class BracketScanner(_Scanner):
+    """Finds the end of a bracketed Python expression in pieces of text. Each character is scanned once.
+
+    Args:
+        marks: matches the brackets and quotes of the language.
+    """
+
+    def __init__(self, marks: re.Pattern[str] = _PYTHON_MARKS) -> None:
+        super().__init__()
+        self._marks = marks
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False  # the last piece ended in a backslash
+
+    def feed(self, text: str) -> str | None:
+        """Return the text after the expression, or None if it has not ended yet."""
+        at = 0
+        if self._escaped:
+            self._escaped, at = False, 1
+        while (mark := (_IN_STRING[self._quote] if self._quote else self._marks).search(text, at)) is not None:
+            at = mark.end()
+            character = mark[0]
+            if character == "\\":
+                at += 1
+                self._escaped = at > len(text)
+            elif character in "\"'":
+                self._quote = "" if self._quote else character
+            else:
+                self._depth += 1 if character in "([{" else -1
+                if self._depth == 0:
+                    self._add(text[:at])
+                    return text[at:]
+        self._add(text)
+        return None
+
+
+class ObjectScanner(BracketScanner):
+    """Finds the end of a JSON object in pieces of text. Each character is scanned once."""
+
+    def __init__(self) -> None:
+        super().__init__(_JSON_MARKS)
+        self.decided = False  # by its first key, the object may be a call
+
+    @property
+    def is_short(self) -> bool:
+        """Whether `arguments_of` may find more in it than it did before its last piece."""
+        return self._characters - len(self._pieces[-1] if self._pieces else "") < _START
+
+
+class MarkupScanner(_Scanner):
+    """Finds the end of a call in markup in pieces of text."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self._end = end
+        self._tail = ""  # of the last pieces: the beginning of the end may be in it
+
+    def feed(self, text: str) -> str | None:
+        """Return the text after the call, or None if it has not ended yet."""
+        window = self._tail + text
+        found = window.find(self._end)
+        used = len(text) if found < 0 else found + len(self._end) - len(self._tail)
+        self._add(text[:used])
+        self._tail = window[1 - len(self._end) :]
+        return None if found < 0 else text[used:]
+
+
+def _as_json(values: Value) -> str:
+    """Return arguments as JSON text. Raises ValueError for what JSON cannot hold, such as half of a surrogate pair."""
+    arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    arguments.encode()
+    return arguments
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+class _NamedCall(msgspec.Struct):
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _ToolObject(_NamedCall):
+    function: _NamedCall | None = None
+
+
+_DECODER = msgspec.json.Decoder(_ToolObject)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])  # its numbers may be too large for a float
+
+
+def read_json_call(text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments as JSON text; None if the object is not a call."""
+    try:
+        decoded = _DECODER.decode(text)
+        call = decoded.function or decoded
+        raw = bytes(call.arguments) or bytes(call.parameters) or b"{}"
+        if raw.startswith(b'"'):  # JSON in a JSON string, as in OpenAI's API
+            raw = msgspec.json.decode(raw, type=str).encode()
+        if raw == b"null":
+            return call.name, "{}"
+        _OBJECT.decode(raw)
+    except (ValueError, RecursionError):
+        return None
+    return call.name, raw.decode()
+
+
+def is_object(text: str) -> bool:
+    """Return whether the text is one JSON object."""
+    try:
+        _OBJECT.decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def may_be_call(start: str) -> bool | None:
+    """Return whether an object that starts like this may be a call, by its first key; None if more text is needed."""
+    key = _FIRST_KEY.match(start, 0, _START)
+    if key is not None:
+        return key[1] in _FIRST_KEYS
+    if len(start) >= _START or _NO_KEY.match(start):
+        return False
+    return None
+
+
+def arguments_of(start: str) -> tuple[str, int] | None:
+    """Return the name of a call that starts like this, and where its arguments begin; None if it does not say yet."""
+    match = _ARGUMENTS.match(start, 0, _START)
+    return None if match is None else (match["name"], match.end())
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+
+def read_python_calls(text: str, names: AbstractSet[str]) -> list[tuple[str, str]] | None:
+    """Return name and arguments (JSON text) of each call; None if not all of it is calls of `names`."""
+    try:
+        body = ast.parse(text.strip(), mode="eval").body
+        return [_call(node, names) for node in (body.elts if isinstance(body, ast.List) else [body])] or None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deeply for the parser
+        return None
+
+
+def _call(node: ast.expr, names: AbstractSet[str]) -> tuple[str, str]:
+    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError
+    name = ast.unparse(node.func)
+    if name not in names:
+        raise ValueError
+    values = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+    return name, _as_json(values)
+
+
+def _value(node: ast.expr) -> Value:
+    match node:
+        case ast.Constant(value=str() | bool() | int() | float() | None as value):
+            return value
+        case ast.List() | ast.Tuple():
+            return [_value(item) for item in node.elts]
+        case ast.Dict():
+            return {_key(key): _value(item) for key, item in zip(node.keys, node.values, strict=True)}
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id=("true" | "false" | "null") as name):
+            return _LITERALS[name]
+    raise ValueError
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError
+
+
+# --- markup -----------------------------------------------------------------------------------------------------------
+
+
+def read_markup_call(mark: str, text: str, tools: Mapping[str, Tool]) -> tuple[str, str] | None:
+    """Return name and arguments (JSON text) of the call behind `mark`; None if it is none of one of `tools`."""
+    text = text.removesuffix(ENDS[mark])
+    try:
+        name, values = _read_function(text, tools) if mark == FUNCTION else _read_gemma(text)
+        if name not in tools:
+            return None
+        return name, _as_json(values)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, Value]:
+    """Raises ValueError."""
+    name, closed, body = text.partition(">")
+    name = name.strip().strip("\"'")
+    if not closed or name not in tools:
+        raise ValueError
+    if body.lstrip().startswith("{"):
+        return name, _object(body)
+    types, values, at = _types(tools[name]), dict[str, Value](), 0
+    while (found := _PARAMETER.match(body, at)) is not None:
+        values[found[1]] = _typed(found[2], types.get(found[1], "string"))
+        at = found.end()
+    if body[at:].strip():
+        raise ValueError
+    return name, values
+
+
+def _object(text: str) -> dict[str, Value]:
+    """Raises ValueError."""
+    value = json.loads(text, parse_constant=_refuse)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+def _refuse(constant: str) -> Value:
+    """NaN and infinities are no JSON."""
+    raise ValueError(constant)
+
+
+def _types(tool: Tool) -> dict[str, object]:
+    """Return the type of each argument as the schema has it; an argument without one may be anything."""
+    try:
+        properties = json.loads(tool.parameters)["properties"]
+        return {name: found.get("type", "") for name, found in properties.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _typed(text: str, kind: object) -> Value:
+    if kind == "string":
+        return text
+    word = text.strip()
+    if word.lower() in _LITERALS:
+        return _LITERALS[word.lower()]
+    try:
+        value: Value = json.loads(word, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def _read_gemma(text: str) -> tuple[str, Value]:
+    """Raises ValueError."""
+    head = _GEMMA_HEAD.match(text)
+    if head is None:
+        raise ValueError
+    values, end = _gemma_value(text, head.end(), 0)
+    if text[end:].strip():
+        raise ValueError
+    return head[1], values
+
+
+def _gemma_value(text: str, at: int, depth: int) -> tuple[Value, int]:
+    """Return the value at a position, and where it ends. Raises ValueError."""
+    while text[at : at + 1].isspace():
+        at += 1
+    if depth > _MAX_DEPTH:
+        raise ValueError
+    if text.startswith(ESCAPE, at):
+        end = text.index(ESCAPE, at + len(ESCAPE))
+        return text[at + len(ESCAPE) : end], end + len(ESCAPE)
+    if text[at : at + 1] == "{":
+        values: dict[str, Value] = {}
+        for start in (ends := _Items(text, at + 1, "}")):
+            key = _GEMMA_KEY.match(text, start)
+            if key is None:
+                raise ValueError
+            values[key[1]], ends.at = _gemma_value(text, key.end(), depth + 1)
+        return values, ends.at
+    if text[at : at + 1] == "[":
+        items: list[Value] = []
+        for start in (ends := _Items(text, at + 1, "]")):
+            item, ends.at = _gemma_value(text, start, depth + 1)
+            items.append(item)
+        return items, ends.at
+    word = _GEMMA_WORD.match(text, at)
+    if word is None:
+        raise ValueError
+    return _typed(word[0].strip(), ""), word.end()
+
+
+class _Items:
+    """Yields where each item of a list begins; `at` is set to where it ends, and is behind the bracket at last."""
+
+    def __init__(self, text: str, at: int, closing: str) -> None:
+        self.at = at
+        self._text = text
+        self._closing = closing
+        self._first = True
+
+    def __iter__(self) -> _Items:
+        return self
+
+    def __next__(self) -> int:
+        while self._text[self.at : self.at + 1].isspace():
+            self.at += 1
+        following = self._text[self.at : self.at + 1]
+        if following == self._closing:
+            self.at += 1
+            raise StopIteration
+        if not self._first:
+            if following != ",":
+                raise ValueError
+            self.at += 1
+        self._first = False
+        return self.at
