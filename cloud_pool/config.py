@@ -17,11 +17,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.addresses import is_loopback
 from router.documents import strict_yaml
 from router.errors import ConfigError
 from router.serving.config import Positive, SessionConfig, TracingConfig
-from router.web_origins import WebOrigins, listener_hosts
+from router.web_origins import WebOrigins, is_loopback, listener_hosts
 
 from .accounts.identity.config import IdentityConfig
 from .accounts.tenants.config import TenantsConfig

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from router import errors
-from router.api import (
+from router.api.document import (
     EVENTS,
     JSON,
     OPENAPI_PATH,

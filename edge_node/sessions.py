@@ -15,7 +15,8 @@ from aiohttp import web
 
 from router.errors import ModelNotFound
 from router.openai.audio import Transcript
-from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribePartial, TranscribeSound
+from router.realtime.response import SessionLimits, StartResponse, TranscribePartial, TranscribeSound
+from router.realtime.session import RealtimeSession
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.reply import AnswerHead
 from router.serving.request import read_traceparent

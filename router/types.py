@@ -48,7 +48,7 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     url: str
-    detail: str = "auto"
+    detail: Literal["auto", "low", "high"] = "auto"
     extra: str = ""
 
 

@@ -89,7 +89,7 @@ class WebOrigins:
     def _check_host(self, host: str, hosts: Collection[str]) -> None:
         """Raises MisdirectedRequest."""
         name = _name_of(host)
-        if name not in hosts and not is_loopback(name):
+        if name not in hosts and not is_local_name(name):
             raise MisdirectedRequest(
                 f"This server does not answer to the name {host[:200]!r}. Call it as `localhost`, or add the name to "
                 "`server.hosts`."
@@ -106,22 +106,25 @@ def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tupl
         named: the names that its configuration adds.
         needs_key: whether no request is served without a key or token.
     """
-    return None if needs_key or not is_loopback(bound.lower()) else (bound, *named)
+    return None if needs_key or not is_local_name(bound.lower()) else (bound, *named)
 
 
-def is_loopback(name: str) -> bool:
-    """Return whether a lower-case name or address without brackets is this machine's loopback.
-
-    `*.localhost` is: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
-    """
-    if name in _LOOPBACK or name.endswith(".localhost"):
-        return True
+def is_loopback(host: str) -> bool:
+    """Return whether only programs of this machine reach `host`. An unknown name and "" (all addresses) are not."""
     try:
-        address = ipaddress.ip_address(name)
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return host == "localhost"
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def is_local_name(name: str) -> bool:
+    """Return whether a lower-case name or address without brackets stands for this machine.
+
+    `*.localhost` does: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
+    """
+    return name.endswith(".localhost") or is_loopback(name)
 
 
 def _name_of(host: str) -> str:

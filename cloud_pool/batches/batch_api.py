@@ -11,16 +11,15 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.api.files import DeletedFile, FileView, list_page
+from router.api.operations import DeletedFile, FileView, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
 from router.openai.request_body import BOM
-from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.logs import REQUEST
-from router.serving.request import send_continue
+from router.serving.request import check_upload, read_upload, send_continue
 from router.serving.responses import json_response
-from router.serving.upload import check_upload, read_upload
 
 from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory

@@ -13,7 +13,7 @@ from contextlib import aclosing
 import msgspec
 
 from router.errors import CausewayError
-from router.jobs.states import JobState
+from router.jobs.job import JobState
 
 from ..storage.batch_store import Batch, CollectedLines, LineOutcome, ResultPart, batch_job_id, output_file_id
 from ..storage.file_store import PART_BYTES, FilePart, StoredFile

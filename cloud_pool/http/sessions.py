@@ -19,7 +19,8 @@ from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
 from router.openai.audio import Transcript, TranscriptionRequest
-from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
+from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from router.realtime.session import RealtimeSession
 from router.serving.config import SessionConfig
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.logs import REQUEST, redacted

@@ -16,8 +16,7 @@ from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.jobs.submission import Endpoint, JobFields, body_digest, key_digest, parse_job_request, split_body
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.parts.reading import text_bytes
-from router.parts.upload_terms import PART_PURPOSES
-from router.parts.uploads import Reference, Upload, is_file_id, named_files
+from router.parts.uploads import PART_PURPOSES, Reference, Upload, is_file_id, named_files
 from router.types import Request, RoutingHints
 
 from ..accounts.ledger import BYTES_PER_TOKEN

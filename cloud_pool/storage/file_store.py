@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from router.errors import JobStoreUnavailable, NotFound, RateLimited, RecordUnreadable
-from router.parts.upload_terms import PART_PURPOSES
+from router.parts.uploads import PART_PURPOSES
 
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher, file_place

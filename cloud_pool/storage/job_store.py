@@ -19,9 +19,8 @@ from router.errors import (
     RateLimited,
     RecordUnreadable,
 )
-from router.jobs.states import JobState
+from router.jobs.job import JobState, encode_job_error
 from router.jobs.submission import is_same_request
-from router.jobs.view import encode_job_error
 from router.types import Modality
 
 from ..accounts.tenants.config import TenantLimits

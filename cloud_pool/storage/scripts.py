@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.jobs.states import TRANSITIONS
+from router.jobs.job import TRANSITIONS
 
 from ..redis.keys import JOBS_LAYOUT, load_script
 

@@ -19,10 +19,9 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from router.bundle.manifest import BundleManifest
+from router.bundle.manifest import BundleManifest, RolloutPlan
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import RequestsLeave, UpdateRefused, Withdrawn
-from router.bundle.rollout import RolloutPlan
 from router.serving.logs import redacted
 
 from ..clock import Clock

@@ -20,9 +20,8 @@ import msgspec
 from models.catalog.artifact import Manifest
 from models.child_process import child_environment
 from router.bundle import refusals
-from router.bundle.manifest import BundleManifest, BundleModel
+from router.bundle.manifest import BundleManifest, BundleModel, RolloutPlan
 from router.bundle.refusals import DownloadTooSlow, UpdateRefused
-from router.bundle.rollout import RolloutPlan
 
 from .source import Source, generator
 

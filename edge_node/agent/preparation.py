@@ -8,9 +8,8 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from router.bundle.manifest import Blob, BundleManifest, BundleModel
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, RolloutPlan
 from router.bundle.refusals import DiskFull
-from router.bundle.rollout import RolloutPlan
 
 from ..clock import Clock
 from .disk import Disk

@@ -18,7 +18,15 @@ from tuf.api.metadata import Metadata, Root, Signed, Snapshot, TargetFile, Times
 from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from router.bundle.manifest import MAX_MANIFEST_BYTES, BundleManifest, read_manifest
+from router.bundle.manifest import (
+    MAX_MANIFEST_BYTES,
+    MAX_PLAN_BYTES,
+    BundleManifest,
+    RolloutPlan,
+    assigned_bundle,
+    read_manifest,
+    read_plan,
+)
 from router.bundle.refusals import (
     BundleAltered,
     BundleNotSigned,
@@ -33,7 +41,6 @@ from router.bundle.refusals import (
     UpdateRefused,
     UpdateUnavailable,
 )
-from router.bundle.rollout import MAX_PLAN_BYTES, RolloutPlan, assigned_bundle, read_plan
 
 from .disk import Disk
 from .inspection import Looked, LookRequest

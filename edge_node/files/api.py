@@ -13,9 +13,8 @@ from router.api.operations import DeletedFile, list_page
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, Upload, named_files, parse_upload_terms
-from router.serving.request import TAGS, Handler, send_continue
+from router.serving.request import TAGS, Handler, check_upload, read_upload, send_continue
 from router.serving.responses import json_response
-from router.serving.upload import check_upload, read_upload
 from router.types import RoutingHints
 
 from ..http.request_reader import RequestReader, Room, routing_hints

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.checks.replay.expected import NO_ANSWER
+from router.checks.replay.possible import NO_ANSWER
 from router.checks.replay.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
 from router.documents.strict_yaml import Problem
 

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from router.bundle.rollout import RolloutPlan
+from router.bundle.manifest import RolloutPlan
 from router.errors import CausewayError
 from router.serving.folders import write_atomically
 

@@ -11,8 +11,7 @@ import msgspec
 from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
-from router.bundle.manifest import BundleManifest
-from router.bundle.rollout import RolloutPlan, encode_plan
+from router.bundle.manifest import BundleManifest, RolloutPlan, encode_plan
 from router.errors import ConfigError
 
 from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows, read_fleet

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from router.bundle.manifest import RolloutPlan, position
 from router.bundle.protocol import LATENCY_BOUNDS_S
-from router.bundle.rollout import RolloutPlan, position
 
 from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share

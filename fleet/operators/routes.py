@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from anyio import to_thread
 
-from router.bundle.rollout import position
+from router.bundle.manifest import position
 from router.errors import InvalidRequest, NotFound
 from router.numbers import whole_number
 from router.serving.responses import json_response

@@ -11,8 +11,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from router.bundle.manifest import AdapterName, Leaving, Name, Release, Sha256, SignalKind
-from router.bundle.rollout import WHOLE
+from router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from router.bundle.settings import SettingValue
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from router.bundle.rollout import WHOLE, RolloutPlan
+from router.bundle.manifest import WHOLE, RolloutPlan
 
 from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state
 from .verdict import Observations, Outcome, Verdict, judge
@@ -175,7 +175,7 @@ def stage_share(share: int, positions: Iterable[int]) -> int:
 
     Args:
         share: The stage's share as planned, of 100,000.
-        positions: `router.bundle.rollout.position` of each device that is reachable and neither pinned nor held.
+        positions: `router.bundle.manifest.position` of each device that is reachable and neither pinned nor held.
     """
     first = min(positions, default=None)
     return share if first is None else max(share, first + 1)

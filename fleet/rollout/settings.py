@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from router.bundle.rollout import WHOLE
+from router.bundle.manifest import WHOLE
 
 LATENCY = "latency"
 

@@ -15,7 +15,7 @@ from typing import Final
 from aiohttp import web
 
 from router.errors import NotFound
-from router.serving.console.page_files import HEADERS, file_response, media_type, page_files
+from router.serving.console import HEADERS, file_response, media_type, page_files
 
 from .routes import ApiRoute
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from router.api import ApiResponse, Operation, Parameter, openapi_document
+from router.api.document import ApiResponse, Operation, Parameter, openapi_document
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import (
     BodyTooLarge,

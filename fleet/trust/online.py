@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
 
+from router.bundle.manifest import RolloutPlan, encode_plan, read_plan
 from router.bundle.refusals import BundleNotSigned
-from router.bundle.rollout import RolloutPlan, encode_plan, read_plan
 from router.errors import ConfigError
 
 from .keys import Trust

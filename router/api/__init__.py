@@ -3,31 +3,3 @@
 document      one operation (method, path, parameters, bodies and errors); operations → the document
 operations    those that the edge and the gateway have in common
 """
-
-from .document import (
-    EVENTS,
-    FORM,
-    JSON,
-    OPENAPI_PATH,
-    TEXT,
-    AnyOf,
-    ApiResponse,
-    ErrorDocument,
-    Operation,
-    Parameter,
-    openapi_document,
-)
-
-__all__ = [
-    "EVENTS",
-    "FORM",
-    "JSON",
-    "OPENAPI_PATH",
-    "TEXT",
-    "AnyOf",
-    "ApiResponse",
-    "ErrorDocument",
-    "Operation",
-    "Parameter",
-    "openapi_document",
-]

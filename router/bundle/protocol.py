@@ -27,8 +27,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .manifest import Name, Sha256
-from .rollout import Device
+from .manifest import Device, Name, Sha256
 
 SIGNATURE_HEADER = "x-causeway-signature"
 MAC_HEADER = "x-causeway-mac"

@@ -45,11 +45,11 @@ from ..errors import (
     TargetsFailed,
     UnsupportedFeature,
 )
-from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Target
-from .handoff import HandoffGate
+from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Handoff, Target
 
 PARAM: Final = "causeway.continue"
 """The path of the continue token in the request's body: with it a client asks for the rest of a shortened answer."""
+HandoffVerdict = Literal["wait", "commit", "hand_off"]
 _SEPARATOR: Final = "~"  # not allowed in a target's name
 
 
@@ -148,6 +148,51 @@ TABLE: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = {
 
 class IllegalTransition(RuntimeError):
     """The caller fed an event that `TABLE` does not allow in this state."""
+
+
+class HandoffGate:
+    """Watches the first tokens of choice 0 and decides once whether they are released, or the next target takes over.
+
+    A handoff: the device starts an answer, and the next target takes over if the first tokens show too little
+    confidence. Where each part of it lives:
+
+    - policy: a route's ``handoff: {after_tokens, below, within}`` (`policy/file.py`, checked by `policy/lint.py`);
+    - plan: `decide.plan_handoff` puts it on the attempts that may hand off;
+    - confidence: the engine attaches `Confidence` to the first tokens of choice 0, and a `ConfidenceCalibrator` of the
+      edge may turn its score into a probability;
+    - hold back: `Attempt` keeps the first chunks, and the gate decides when and whether they are released. Below the
+      threshold the attempt ends as HANDED_OFF with `LowConfidence`, and the client never sees its start.
+
+    1. After enough tokens or enough time, or when choice 0 ends earlier, the latest confidence is compared with
+       `below`. The time counts from the first token, whose arrival a client without handoff would see.
+    2. Without a reported confidence the answer is kept, and `detail` says so.
+    """
+
+    def __init__(self, handoff: Handoff) -> None:
+        self._handoff = handoff
+        self._tokens = 0
+        self._first_at: float | None = None
+        self.confidence: Confidence | None = None
+        self.detail = ""
+
+    def observe(self, chunk: Chunk, now: float) -> HandoffVerdict:
+        """Return what happens to the chunks so far. `now`: monotonic seconds."""
+        if chunk.index == 0:
+            self._tokens += chunk.tokens
+            if self._first_at is None and chunk.tokens:
+                self._first_at = now
+            self.confidence = chunk.confidence or self.confidence
+        ended = (chunk.index == 0 and chunk.finish_reason is not None) or chunk.usage is not None
+        if self._tokens < self._handoff.after_tokens and not ended and not self._late(now):
+            return "wait"
+        if self.confidence is None:  # (2)
+            self.detail = "no confidence reported: kept"
+            return "commit"
+        return "hand_off" if self.confidence.score < self._handoff.below else "commit"  # (1)
+
+    def _late(self, now: float) -> bool:
+        within_s = self._handoff.within_s
+        return within_s is not None and self._first_at is not None and now - self._first_at >= within_s
 
 
 class Attempt:

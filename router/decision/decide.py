@@ -41,6 +41,7 @@ from ..types import (
     CachePlan,
     Decision,
     Estimates,
+    Handoff,
     Location,
     Modality,
     Prefer,
@@ -54,7 +55,6 @@ from ..types import (
 from .abilities import PartForms, part_forms, unmet_abilities
 from .attempts import continuing_target, split_token
 from .features import without_question
-from .handoff import plan_handoff
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
@@ -435,6 +435,31 @@ def _name(value: str) -> str:
 def _text(value: str) -> str:
     # Header bytes can decode to lone surrogates, which no encoder accepts; signals replace them in the same way.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def plan_handoff(
+    targets: tuple[Target, ...], handoff: Handoff, down: frozenset[str] = frozenset()
+) -> tuple[AttemptPlan, ...]:
+    """Plan one attempt per target, in order, with the handoff where it applies.
+
+    1. Only the device's engine reports confidence, so only an edge target hands off.
+    2. It hands off only if a later target that is not known to be down can take over.
+    3. It then also becomes the last resort, without handoff: if all targets after it fail, an answer of low confidence
+       is better than none.
+
+    Args:
+        down: names of targets that are known to be down.
+    """
+    plans: list[AttemptPlan] = []
+    last_resort: list[AttemptPlan] = []
+    for index, target in enumerate(targets):
+        can_take_over = any(later.name not in down for later in targets[index + 1 :])
+        if target.at == "edge" and can_take_over:  # (1) (2)
+            plans.append(AttemptPlan(target, handoff))
+            last_resort.append(AttemptPlan(target))  # (3)
+        else:
+            plans.append(AttemptPlan(target))
+    return tuple(plans + last_resort)
 
 
 def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, ...]) -> Shadow | None:

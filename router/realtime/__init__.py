@@ -12,32 +12,3 @@
 The request is made by `router.openai.responses`, as for `POST /v1/responses`, so routing, cache and decision records
 are the same. `router.serving.live` has the sockets.
 """
-
-from .event_log import CloseCode, EventLog, EventsLost, encode_refusal
-from .response import (
-    CancelResponse,
-    DetectSpeech,
-    Effect,
-    ResponseStream,
-    SessionLimits,
-    StartResponse,
-    TranscribePartial,
-    TranscribeSound,
-)
-from .session import RealtimeSession
-
-__all__ = [
-    "CancelResponse",
-    "CloseCode",
-    "DetectSpeech",
-    "Effect",
-    "EventLog",
-    "EventsLost",
-    "RealtimeSession",
-    "ResponseStream",
-    "SessionLimits",
-    "StartResponse",
-    "TranscribePartial",
-    "TranscribeSound",
-    "encode_refusal",
-]

@@ -99,24 +99,19 @@ class SharedAnswer(Generic[P, R]):
         self.fault: Exception | None = None
         self._pieces: list[P] = []
         self._dropped = 0  # pieces before the first one in the buffer
-        self._bytes = 0
+        self.buffered_bytes = 0  # approximate size of the buffered pieces
         self._buffer_bytes = buffer_bytes
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def whole(self) -> bool:
         """Whether the buffer still holds every piece so far; otherwise the answer can be neither joined nor stored."""
-        return self._dropped == 0 and self._bytes <= self._buffer_bytes
+        return self._dropped == 0 and self.buffered_bytes <= self._buffer_bytes
 
     @property
     def length(self) -> int:
         """The number of pieces so far, dropped ones included."""
         return self._dropped + len(self._pieces)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Approximate size of the buffered pieces."""
-        return self._bytes
 
     def pieces(self, after: int = 0) -> tuple[P, ...]:
         """Return the pieces from number `after` on; only of an answer that is `whole`."""
@@ -127,14 +122,14 @@ class SharedAnswer(Generic[P, R]):
     async def send(self, piece: P) -> None:
         """Append a piece; return when the buffer has room for another one."""
         self._pieces.append(piece)
-        self._bytes += _size_bytes(piece)
+        self.buffered_bytes += _size_bytes(piece)
         self._wake()
-        while self._bytes > self._buffer_bytes and not self._trim():
+        while self.buffered_bytes > self._buffer_bytes and not self._trim():
             await self._change(None)
 
     def restart(self) -> None:
         """Drop the pieces so far: the answer starts over."""
-        self._pieces, self._dropped, self._bytes = [], 0, 0
+        self._pieces, self._dropped, self.buffered_bytes = [], 0, 0
         for subscriber in self.subscribers:
             subscriber.position, subscriber.interruption = 0, GenerationRestarted()
         self._wake()
@@ -150,8 +145,8 @@ class SharedAnswer(Generic[P, R]):
         count = max(0, slowest - self._dropped)
         read, self._pieces = self._pieces[:count], self._pieces[count:]
         self._dropped += count
-        self._bytes -= sum(map(_size_bytes, read))
-        return self._bytes <= self._buffer_bytes
+        self.buffered_bytes -= sum(map(_size_bytes, read))
+        return self.buffered_bytes <= self._buffer_bytes
 
     # --- the subscribers' side ---------------------------------------------------------------------------------------
 
@@ -181,7 +176,7 @@ class SharedAnswer(Generic[P, R]):
             at = subscriber.position - self._dropped
             if at < len(self._pieces):
                 subscriber.position += 1
-                if self._bytes > self._buffer_bytes:
+                if self.buffered_bytes > self._buffer_bytes:
                     self._wake()  # the producer may be waiting for this subscriber
                 return self._pieces[at]
             if self.finished:

@@ -27,10 +27,9 @@ from fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from fleet.trust.offline import sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
-from router.bundle.manifest import BundleManifest, BundleModel, bundle_id
+from router.bundle.manifest import WHOLE, BundleManifest, BundleModel, RolloutPlan, bundle_id
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
-from router.bundle.rollout import WHOLE, RolloutPlan
 from router.policy.compiled import Policy, parse_policy
 
 from ..fleet.trust.signed_fleet import NOW, TRUST

@@ -16,7 +16,7 @@ import edge_node.app
 import edge_node.config.schema
 from cloud_pool.openapi import gateway_operations
 from edge_node.openapi import edge_operations
-from router.api import Operation
+from router.api.document import Operation
 from tests.check.sources import python_files
 from tests.cloud.unreachable import unreachable_tier
 

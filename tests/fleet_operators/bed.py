@@ -21,9 +21,8 @@ from fleet.store.enrolment import enrol, find_join_token, new_join_token
 from fleet.store.rollouts import RolloutRecord, change_rollout, insert_rollout, read_rollout
 from fleet.store.telemetry import add_samples
 from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import bundle_id
+from router.bundle.manifest import assigned_bundle, bundle_id
 from router.bundle.protocol import LATENCY_BOUNDS_S, TelemetrySample
-from router.bundle.rollout import assigned_bundle
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 

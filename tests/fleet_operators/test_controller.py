@@ -21,7 +21,7 @@ from fleet.store.database import Still, Store, StoreUnavailable
 from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
 from fleet.store.rollouts import change_rollout, read_looks
-from router.bundle.rollout import WHOLE
+from router.bundle.manifest import WHOLE
 from router.types import Outcome
 from tests.fleet.repository.fleets import edit
 from tests.fleet.test_replay import CLOUD, records

@@ -20,7 +20,7 @@ from fleet.store.database import Store
 from fleet.store.devices import write_reports
 from fleet.store.generations import read_generations
 from fleet.store.rollouts import change_rollout, read_looks
-from router.bundle.rollout import WHOLE, RolloutPlan
+from router.bundle.manifest import WHOLE, RolloutPlan
 from tests.fleet_server.postgres import PostgresServer
 
 from .bed import Bed

@@ -14,10 +14,9 @@ import pytest
 
 from edge_node.agent.verifier import UpdateVerifier
 from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import bundle_id
+from router.bundle.manifest import RolloutPlan, assigned_bundle, bundle_id
 from router.bundle.protocol import LATENCY_BOUNDS_S, BoxState, TelemetrySample
 from router.bundle.refusals import UpdateRefused, UpdateUnavailable
-from router.bundle.rollout import RolloutPlan, assigned_bundle
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Box

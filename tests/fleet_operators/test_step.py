@@ -24,7 +24,7 @@ from fleet.rollout.settings import MetricLimit, RolloutEvent, RolloutSettings, R
 from fleet.rollout.verdict import Outcome
 from fleet.store.devices import Device
 from fleet.store.rollouts import ReportedPlan
-from router.bundle.rollout import WHOLE, position
+from router.bundle.manifest import WHOLE, position
 
 S, E = RolloutState, RolloutEvent
 OLD, NEW = "a" * 64, "b" * 64

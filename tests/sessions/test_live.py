@@ -10,7 +10,9 @@ from typing import cast
 import anyio
 
 from router.openai.audio import Transcript
-from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse, TranscribeSound
+from router.realtime.event_log import CloseCode
+from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from router.realtime.session import RealtimeSession
 from router.serving.live.live_session import LiveSession, SessionClient, SessionRequests
 from router.serving.live.socket import RealtimeSocket
 from router.types import RoutingHints

@@ -20,9 +20,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from router.bundle.manifest import Name
+from router.bundle.manifest import Device, Name
 from router.bundle.protocol import EnrolmentRequest, base64url, enrolment_proof
-from router.bundle.rollout import Device
 from router.errors import ConfigError
 
 from ... import daemon_version

@@ -21,8 +21,7 @@ from typing import Final
 from ...decision.features import request_of
 from ...policy.compiled import Policy
 from ...types import DecisionRecord, Request
-from .expected import CACHE, CONFIDENCE, Expected, Place, expected, recorded
-from .possible import PolicyReplay
+from .possible import CACHE, CONFIDENCE, Expected, Place, PolicyReplay, expected, recorded
 from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, Times, UnknownOutcome
 
 UNKNOWN: Final = "unknown"

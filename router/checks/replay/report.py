@@ -19,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 
 from ...types import DecisionRecord, Kind, SoundKind
-from .expected import Place
+from .possible import Place
 
 LEAST_OBSERVED: Final = 20  # times of a target from which it is estimated
 _Z: Final = 1.96  # 95 %

@@ -18,17 +18,17 @@ import msgspec
 from ...errors import CausewayError, ClientGone
 from ...openai import CachedAnswer
 from ...openai.audio import Transcript
-from ...realtime import (
+from ...realtime.event_log import CloseCode
+from ...realtime.response import (
     CancelResponse,
-    CloseCode,
     DetectSpeech,
     Effect,
-    RealtimeSession,
     ResponseStream,
     StartResponse,
     TranscribePartial,
     TranscribeSound,
 )
+from ...realtime.session import RealtimeSession
 from ...types import Chunk, Embeddings, RoutingHints
 from ..reply import Piece
 from .socket import RealtimeSocket

@@ -24,7 +24,8 @@ import msgspec
 from aiohttp import hdrs, web
 
 from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
-from ...realtime import CloseCode, RealtimeSession
+from ...realtime.event_log import CloseCode
+from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
 from ..config import SessionConfig
 from ..gauges import Gauge

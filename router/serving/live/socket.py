@@ -11,8 +11,7 @@ import anyio.abc
 from aiohttp import WSMsgType, hdrs, web
 
 from ...errors import CausewayError, InvalidRequest
-from ...realtime import EventsLost, encode_refusal
-from ...realtime.event_log import MEANING, CloseCode, text_frame
+from ...realtime.event_log import MEANING, CloseCode, EventsLost, encode_refusal, text_frame
 from ..request import members
 
 PROTOCOL = "realtime"

@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from router.bundle.manifest import RolloutPlan, assigned_bundle
 from router.bundle.protocol import (
     LATENCY_BOUNDS_S,
     MAC_HEADER,
@@ -35,7 +36,6 @@ from router.bundle.protocol import (
     mac_header,
     signed_bytes,
 )
-from router.bundle.rollout import RolloutPlan, assigned_bundle
 
 FAST_BUCKET = 4  # the bucket of most requests
 _ANSWERS = (200, 204, 304)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.rollout.verdict import Observations
-from router.bundle.rollout import position
+from router.bundle.manifest import position
 
 LATENCY_BOUNDS_S = (0.5, 1.0, 2.0, 4.0)
 BOXES_OF_A_SITE = 25

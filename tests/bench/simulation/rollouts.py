@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleet.rollout.rollout import Rollout, apply, look, next_look, stage_share
 from fleet.rollout.settings import RolloutEvent, RolloutSettings, RolloutStage, RolloutState
 from fleet.rollout.verdict import Observations
-from router.bundle.rollout import WHOLE
+from router.bundle.manifest import WHOLE
 
 from .boxes import Effect, SimulatedBoxes, draw_boxes, draw_weather, observe
 from .polls import PollModel, revert_times, told_times

@@ -20,7 +20,7 @@ from fleet.rollout.settings import (
     next_state,
 )
 from fleet.rollout.verdict import Observations, Outcome
-from router.bundle.rollout import WHOLE, assigned_bundle, position
+from router.bundle.manifest import WHOLE, assigned_bundle, position
 
 S, E = RolloutState, RolloutEvent
 STAGES = (RolloutStage(1_000), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))

@@ -15,8 +15,7 @@ from fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from fleet.trust.offline import RoleReport, sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
-from router.bundle.manifest import bundle_id
-from router.bundle.rollout import RolloutPlan
+from router.bundle.manifest import RolloutPlan, bundle_id
 
 from ..repository.fleets import write_fleet
 

@@ -10,9 +10,8 @@ from tuf.api.metadata import Metadata, TargetFile, Targets
 
 from edge_node.agent.verifier import Bounds, Fetch, UpdateVerifier
 from fleet.trust.online import publish_freshness
-from router.bundle.manifest import blob_of
+from router.bundle.manifest import blob_of, encode_plan
 from router.bundle.refusals import UpdateRefused
-from router.bundle.rollout import encode_plan
 
 from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from router.api import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from router.api.document import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, openapi_document
 from router.errors import InvalidRequest, ModelNotFound, NotFound
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.bundle.manifest import WHOLE, RolloutPlan, assigned_bundle, encode_plan, in_share, position, read_plan
 from router.bundle.refusals import BundleInvalid
-from router.bundle.rollout import WHOLE, RolloutPlan, assigned_bundle, encode_plan, in_share, position, read_plan
 
 OLD, NEW, OWN, STRANGE = (digit * 64 for digit in "abcd")
 PLAN = RolloutPlan("kiosk", "r-1", OLD, NEW, "salt", 0, {}, frozenset())

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.attempts import TABLE, Attempt, AttemptEvent, AttemptState, IllegalTransition
-from router.decision.handoff import HandoffGate
+from router.decision.attempts import TABLE, Attempt, AttemptEvent, AttemptState, HandoffGate, IllegalTransition
 from router.errors import ClientGone, CloudTimeout, DeadlineExceeded, EngineCrashed, LowConfidence, StreamBroken
 from router.types import AttemptPlan, Chunk, Handoff, Target, ToolCallDelta, Usage
 from tests.router.sample_requests import chunk_of, confidence_of, end_chunk

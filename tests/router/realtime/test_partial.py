@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from router.realtime import DetectSpeech, SessionLimits, TranscribePartial
+from router.realtime.response import DetectSpeech, SessionLimits, TranscribePartial
 from router.realtime.spoken_input import StablePrefix
 
 from .test_session import Event, Talk, kinds

@@ -8,7 +8,7 @@ import pytest
 
 from router.errors import InvalidRequest
 from router.openai.audio import Transcript
-from router.realtime import SessionLimits, StartResponse, TranscribeSound
+from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
 from router.types import Chunk, Prefer, RoutingHints
 
 from .test_session import HELLO, Event, Talk, error

@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import EngineCrashed, InvalidRequest
-from router.realtime import (
-    CancelResponse,
-    Effect,
-    EventLog,
-    EventsLost,
-    RealtimeSession,
-    SessionLimits,
-    StartResponse,
-)
+from router.realtime.event_log import EventLog, EventsLost
+from router.realtime.response import CancelResponse, Effect, SessionLimits, StartResponse
+from router.realtime.session import RealtimeSession
 from router.types import Chunk, RoutingHints, ToolCallDelta, Usage
 
 Event = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 from models.modalities.decoding.sound import decode_sound
 from router.errors import EncoderFailed, Shed
 from router.openai.audio import Transcript
-from router.realtime import SessionLimits, TranscribeSound
+from router.realtime.response import SessionLimits, TranscribeSound
 from router.types import AudioPart, Chunk, TextPart, ToolCallDelta
 
 from .test_session import Event, Talk, error, kinds

@@ -10,7 +10,7 @@ import pytest
 from models.modalities.decoding.sound import decode_sound
 from models.modalities.process.messages import SPEECH_RATE, SPEECH_WINDOW
 from router.openai.audio import Transcript
-from router.realtime import CancelResponse, DetectSpeech, Effect, SessionLimits, StartResponse, TranscribeSound
+from router.realtime.response import CancelResponse, DetectSpeech, Effect, SessionLimits, StartResponse, TranscribeSound
 from router.types import AudioPart, Chunk
 
 from .test_session import Event, Talk, error, kinds
