@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..errors import CausewayError, DeadlineExceeded, JobCancelled
+from ..errors import CausewayError, DeadlineExceeded, JobCancelled, error_classes
 from ..types import Modality, PartRecord
 
 
@@ -156,7 +156,7 @@ class JobFailed(CausewayError):
         """`error`: the stored error object, JSON; empty for a job that was cancelled."""
         found = msgspec.json.decode(error, type=_StoredError) if error else _StoredError()
         super().__init__(found.message or f"the job was {state}", param=found.param)
-        kind = _kinds().get(found.code, CausewayError)
+        kind = error_classes().get(found.code, CausewayError)
         self.status = kind.status  # type: ignore[misc]
         self.type = found.type  # type: ignore[misc]
         self.code = found.code  # type: ignore[misc]
@@ -167,17 +167,6 @@ class _StoredError(msgspec.Struct, frozen=True):
     type: str = "server_error"
     code: str = JobCancelled.code
     param: str | None = None
-
-
-def _kinds() -> dict[str, type[CausewayError]]:
-    """Every error of the tree, by its code."""
-    found: dict[str, type[CausewayError]] = {}
-    kinds = [CausewayError]
-    while kinds:
-        kind = kinds.pop()
-        found.setdefault(kind.code, kind)
-        kinds += kind.__subclasses__()
-    return found
 
 
 REVISED: Final = "job.revised"
