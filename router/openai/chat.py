@@ -36,6 +36,7 @@ from .request_body import (
     sampling_of,
     stop_of,
     too_deep,
+    tool_choice_of,
     validate,
 )
 from .wire import (
@@ -105,7 +106,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             include_usage=includes_usage(wire),
             tools=tools,
             # Without tools nothing can be called, and "none" means the same as no choice.
-            tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools, kinds),
+            tool_choice=_tool_choice(choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
@@ -244,30 +245,12 @@ def _allowed_tools(
 
 def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
     """`kinds`: those of the tools that are not functions."""
-    if isinstance(wire, WireChoice) and wire.type != FUNCTION:
+    if not isinstance(wire, WireChoice):
+        return tool_choice_of(wire, None, "", tools, kinds)
+    if wire.type != FUNCTION:
         raise no_such_tools(wire.type)
-    if wire == "required" and kinds and not tools:
-        raise no_such_tools(kinds)
-    if wire is None or wire == "auto":
-        return ToolChoice()
-    if wire == "none":
-        return ToolChoice("none")
-    if not tools:
-        raise InvalidRequest(
-            "`tool_choice` asks for a call, but there are no tools. Send `tools` or remove it.", param="tool_choice"
-        )
-    if isinstance(wire, str):
-        return ToolChoice("required")
-    if wire.function is None:
-        param = "tool_choice.function"
-        raise MissingField(f"`{param}` is missing. Send an object with `name`.", param=param)
-    name = wire.function.name
-    if all(tool.name != name for tool in tools):
-        raise InvalidRequest(
-            "`tool_choice.function.name` is not the name of one of `tools`. Name one of them.",
-            param="tool_choice.function.name",
-        )
-    return ToolChoice("function", name)
+    name = None if wire.function is None else wire.function.name
+    return tool_choice_of(FUNCTION, name, "tool_choice.function.name", tools, kinds)
 
 
 def _response_format(wire: WireFormat) -> ResponseFormat:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature, UnsupportedMediaType
-from ..types import Prefer, RoutingHints, Sampling, Tool
+from ..types import Prefer, RoutingHints, Sampling, Tool, ToolChoice
 from .wire import WireGeneration, WireRoutingHints
 
 JSONObject = dict[str, object]
@@ -282,6 +282,39 @@ def no_such_tools(kinds: str) -> UnsupportedFeature:
         f"`tool_choice` asks for a tool of type {kinds}, which no target here has. Name a function, or send `auto`.",
         param="tool_choice",
     )
+
+
+def tool_choice_of(
+    choice: str | None, name: str | None, param: str, tools: Sequence[Tool], kinds: str
+) -> ToolChoice:
+    """Return the choice among the tools of a request.
+
+    Args:
+        choice: none, auto, required or function; None is auto.
+        name: the name that the choice of a function has, at the path `param`.
+        kinds: those of the tools that are not functions.
+
+    Raises:
+        InvalidRequest: There is no such tool.
+    """
+    if choice == "required" and kinds and not tools:
+        raise no_such_tools(kinds)
+    if choice is None or choice == "auto":
+        return ToolChoice()
+    if choice == "none":
+        return ToolChoice("none")
+    if not tools:
+        raise InvalidRequest(
+            "`tool_choice` asks for a call, but there are no tools. Send `tools` or remove it.", param="tool_choice"
+        )
+    if choice == "required":
+        return ToolChoice("required")
+    if name is None:
+        where = param.rpartition(".")[0]
+        raise MissingField(f"`{where}` is missing. Send an object with `name`.", param=where)
+    if all(tool.name != name for tool in tools):
+        raise InvalidRequest(f"`{param}` is not the name of one of `tools`. Name one of them.", param=param)
+    return ToolChoice("function", name)
 
 
 # --- fields that we do not know --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from ..errors import CausewayError, InvalidRequest
+from ..openai.answer import replace_surrogates
 
 _encode = msgspec.json.Encoder().encode
 
@@ -85,17 +86,13 @@ class EventLog:
 
 def error_fields(error: CausewayError) -> dict[str, object]:
     """The error as events contain it. What JSON cannot hold (lone surrogates, of a header) is replaced."""
-    param = None if error.param is None else _encodable(error.param)
-    return {"type": error.type, "code": error.code, "message": _encodable(error.message), "param": param}
+    param = None if error.param is None else replace_surrogates(error.param)
+    return {"type": error.type, "code": error.code, "message": replace_surrogates(error.message), "param": param}
 
 
 def encode_refusal(error: CausewayError) -> bytes:
     """The only event of a connection that gets no session."""
     return _encode({"type": "error", "event_id": "event_0", "error": {**error_fields(error), "event_id": None}})
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class CloseCode(IntEnum):

@@ -39,9 +39,10 @@ from ..request_body import (
     sampling_of,
     stop_of,
     too_deep,
+    tool_choice_of,
     validate,
 )
-from ..wire import Alternatives, Count, Name, WireEmbedding, WireGeneration, WireInputAudio
+from ..wire import Alternatives, Count, Name, WireEmbedding, WireGeneration, WireInputAudio, WireRefusal
 
 
 class WireInputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -50,10 +51,6 @@ class WireInputText(msgspec.Struct, tag_field="type", tag="input_text"):
 
 class WireOutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str
-
-
-class WireOutputRefusal(msgspec.Struct, tag_field="type", tag="refusal"):
-    refusal: str
 
 
 class WireInputImage(msgspec.Struct, tag_field="type", tag="input_image"):
@@ -68,7 +65,7 @@ class WireInputFile(msgspec.Struct, tag_field="type", tag="input_file"):
     file_id: str | None = None
 
 
-WireContent = WireInputText | WireOutputText | WireOutputRefusal | WireInputImage | WireInputAudio | WireInputFile
+WireContent = WireInputText | WireOutputText | WireRefusal | WireInputImage | WireInputAudio | WireInputFile
 
 
 class WireMessageItem(msgspec.Struct, tag_field="type", tag="message"):
@@ -280,7 +277,7 @@ def _part(part: WireContent) -> Part:
         return ImagePart(url, part.detail or "auto")
     if isinstance(part, WireInputAudio):
         return AudioPart(part.input_audio.data, part.input_audio.format)
-    if isinstance(part, WireOutputRefusal):
+    if isinstance(part, WireRefusal):
         return TextPart(part.refusal)
     if hasattr(part, "text"):
         return TextPart(part.text)
@@ -317,25 +314,11 @@ def _allowed_tools(
 
 def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
     """`kinds`: those of the tools that are not functions."""
-    if isinstance(wire, WireFunctionChoice) and wire.type != FUNCTION:
+    if not isinstance(wire, WireFunctionChoice):
+        return tool_choice_of(wire, None, "", tools, kinds)
+    if wire.type != FUNCTION:
         raise no_such_tools(wire.type)
-    if wire == "required" and kinds and not tools:
-        raise no_such_tools(kinds)
-    if wire is None or wire == "auto":
-        return ToolChoice()
-    if wire == "none":
-        return ToolChoice("none")
-    if not tools:
-        raise InvalidRequest(
-            "`tool_choice` asks for a call, but there are no tools. Send `tools` or remove it.", param="tool_choice"
-        )
-    if isinstance(wire, str):
-        return ToolChoice("required")
-    if all(tool.name != wire.name for tool in tools):
-        raise InvalidRequest(
-            "`tool_choice.name` is not the name of one of `tools`. Name one of them.", param="tool_choice.name"
-        )
-    return ToolChoice("function", wire.name)
+    return tool_choice_of(FUNCTION, wire.name or "", "tool_choice.name", tools, kinds)
 
 
 def _response_format(wire: WireTextFormat | None) -> ResponseFormat | None:
