@@ -25,6 +25,21 @@ class CausewayError(Exception):
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
 
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        type: str | None = None,  # noqa: A002 - OpenAI's name
+        code: str | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        """Set what the class's own line gives; the rest is that of its base."""
+        super().__init_subclass__()
+        given = {"status": status, "type": type, "code": code, "retryable": retryable}
+        for name, value in given.items():
+            if value is not None:
+                setattr(cls, name, value)
+
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -45,95 +60,60 @@ def error_classes() -> dict[str, type[CausewayError]]:
 # --- the request is invalid: no target was tried ---------------------------------------------------------------------
 
 
-class InvalidRequest(CausewayError):
+class InvalidRequest(CausewayError, status=400, type="invalid_request_error", code="invalid_value"):
     """A value in the request is invalid."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_value"
 
-
-class InvalidJSON(InvalidRequest):
+class InvalidJSON(InvalidRequest, code="invalid_json"):
     """The body is not valid JSON."""
 
-    code = "invalid_json"
 
-
-class MissingField(InvalidRequest):
+class MissingField(InvalidRequest, code="missing_required_parameter"):
     """A required field is missing."""
 
-    code = "missing_required_parameter"
 
-
-class UnknownField(InvalidRequest):
+class UnknownField(InvalidRequest, code="unknown_parameter"):
     """A field is unknown where unknown fields are refused."""
 
-    code = "unknown_parameter"
 
-
-class UnsupportedFeature(InvalidRequest):
+class UnsupportedFeature(InvalidRequest, code="unsupported_feature"):
     """The request is valid, but no target that may answer supports it."""
 
-    code = "unsupported_feature"
 
-
-class ContextLengthExceeded(InvalidRequest):
+class ContextLengthExceeded(InvalidRequest, code="context_length_exceeded"):
     """The prompt does not fit into the model's context."""
 
-    code = "context_length_exceeded"
 
-
-class InvalidGrammar(InvalidRequest):
+class InvalidGrammar(InvalidRequest, code="invalid_schema"):
     """A JSON schema has a keyword that cannot be held."""
 
-    code = "invalid_schema"
 
-
-class BodyTooLarge(InvalidRequest):
+class BodyTooLarge(InvalidRequest, status=413, code="body_too_large"):
     """The body is larger than the server accepts."""
 
-    status = 413
-    code = "body_too_large"
 
-
-class RequestTimeout(InvalidRequest):
+class RequestTimeout(InvalidRequest, status=408, code="request_timeout"):
     """The request did not arrive completely in time."""
 
-    status = 408
-    code = "request_timeout"
 
-
-class UnsupportedMediaType(InvalidRequest):
+class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_type"):
     """The Content-Type or Content-Encoding is not supported."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class NotFound(InvalidRequest):
+class NotFound(InvalidRequest, status=404, code="not_found"):
     """The path or the object does not exist."""
 
-    status = 404
-    code = "not_found"
 
-
-class ModelNotFound(NotFound):
+class ModelNotFound(NotFound, code="model_not_found"):
     """The model does not exist. The message lists the models that do."""
 
-    code = "model_not_found"
 
-
-class ModelNotAllowed(ModelNotFound):
+class ModelNotAllowed(ModelNotFound, status=403):
     """The model exists, but the client may not use it. The message lists the models that it may use."""
 
-    status = 403
 
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
     """The path exists, but not with this HTTP method."""
-
-    status = 405
-    code = "method_not_allowed"
 
     def __init__(
         self, message: str, *, allow: str = "", param: str | None = None, retry_after_s: float | None = None
@@ -143,171 +123,97 @@ class MethodNotAllowed(InvalidRequest):
         self.allow = allow
 
 
-class MisdirectedRequest(InvalidRequest):
+class MisdirectedRequest(InvalidRequest, status=421, code="misdirected_request"):
     """The request's `Host` is not a name of this server: a web page may have pointed its name here."""
 
-    status = 421
-    code = "misdirected_request"
 
-
-class AuthenticationFailed(CausewayError):
+class AuthenticationFailed(CausewayError, status=401, type="authentication_error", code="invalid_api_key"):
     """The API key or token is missing or invalid."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class PermissionDenied(CausewayError):
+class PermissionDenied(CausewayError, status=403, type="permission_error", code="permission_denied"):
     """The client is known, but may not do this."""
 
-    status = 403
-    type = "permission_error"
-    code = "permission_denied"
 
-
-class OriginNotAllowed(PermissionDenied):
+class OriginNotAllowed(PermissionDenied, code="origin_not_allowed"):
     """A web page of another origin may not send this request."""
-
-    code = "origin_not_allowed"
 
 
 # --- the request is valid, but cannot be served now ------------------------------------------------------------------
 
 
-class RateLimited(CausewayError):
+class RateLimited(CausewayError, status=429, type="rate_limit_error", code="rate_limit_exceeded"):
     """The client sends more requests, or uses more tokens, than it may."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
 
-
-class QueueFull(CausewayError):
+class QueueFull(CausewayError, status=429, type="rate_limit_error", code="queue_full", retryable=True):
     """The queue is full, or every target is saturated."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_full"
-    retryable = True
 
-
-class Shed(CausewayError):
+class Shed(CausewayError, status=429, type="rate_limit_error", code="overloaded", retryable=True):
     """Overload: the request could not be served in time, or has less priority than the others."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "overloaded"
-    retryable = True
 
-
-class Draining(CausewayError):
+class Draining(CausewayError, status=503, type="server_error", code="draining"):
     """The server is shutting down and accepts no new requests."""
 
-    status = 503
-    type = "server_error"
-    code = "draining"
 
-
-class IdentityUnavailable(CausewayError):
+class IdentityUnavailable(CausewayError, status=503, code="identity_unavailable"):
     """The client's identity cannot be verified now: the list of revoked tokens is unreachable."""
 
-    status = 503
-    code = "identity_unavailable"
 
-
-class DeadlineExceeded(CausewayError):
+class DeadlineExceeded(CausewayError, status=504, type="timeout_error", code="deadline_exceeded"):
     """The request's deadline passed before the answer was complete."""
 
-    status = 504
-    type = "timeout_error"
-    code = "deadline_exceeded"
 
-
-class NoRoute(CausewayError):
+class NoRoute(CausewayError, status=503, type="routing_error", code="no_route"):
     """Constraints, preferences or abilities exclude every target. The message says what excludes each one."""
 
-    status = 503
-    type = "routing_error"
-    code = "no_route"
 
-
-class AllAttemptsFailed(CausewayError):
+class AllAttemptsFailed(CausewayError, status=503, type="routing_error", code="all_attempts_failed"):
     """Every attempt failed. The message has the reason of each."""
 
-    status = 503
-    type = "routing_error"
-    code = "all_attempts_failed"
 
-
-class TargetsFailed(AllAttemptsFailed):
+class TargetsFailed(AllAttemptsFailed, status=502):
     """Every attempt failed, and each target was reached: it broke off, or its answer could not be used."""
 
-    status = 502
 
-
-class ClientGone(CausewayError):
+class ClientGone(CausewayError, status=499, code="client_gone"):
     """The client disconnected. The error is recorded, not sent."""
-
-    status = 499
-    code = "client_gone"
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class JobStoreUnavailable(CausewayError):
+class JobStoreUnavailable(CausewayError, status=503, code="job_store_unavailable", retryable=True):
     """The store of jobs does not answer, or cannot write. Whether it executed the last command is unknown."""
 
-    status = 503
-    code = "job_store_unavailable"
-    retryable = True
 
-
-class RecordUnreadable(CausewayError):
+class RecordUnreadable(CausewayError, code="record_unreadable"):
     """A stored record, such as a job, is damaged or of another version."""
 
-    code = "record_unreadable"
 
-
-class ResultTooLarge(InvalidRequest):
+class ResultTooLarge(InvalidRequest, status=422, code="answer_too_large"):
     """The answer is larger than a job's may be (`max_result_bytes`); another attempt would not change that."""
 
-    status = 422
-    code = "answer_too_large"
 
-
-class IdempotencyConflict(InvalidRequest):
+class IdempotencyConflict(InvalidRequest, status=409, code="idempotency_conflict"):
     """The key was used with another body."""
 
-    status = 409
-    code = "idempotency_conflict"
 
-
-class JobCancelled(CausewayError):
+class JobCancelled(CausewayError, status=409, code="job_cancelled"):
     """The job was cancelled before it was answered."""
 
-    status = 409
-    code = "job_cancelled"
 
-
-class JobAlreadyEnded(InvalidRequest):
+class JobAlreadyEnded(InvalidRequest, status=409, code="job_ended"):
     """A job or batch that has ended cannot be cancelled."""
-
-    status = 409
-    code = "job_ended"
 
 
 # --- an attempt failed -----------------------------------------------------------------------------------------------
 
 
-class BackendError(CausewayError):
+class BackendError(CausewayError, status=502, type="backend_error", code="backend_error", retryable=True):
     """A target failed. `phase` says how far the attempt got."""
-
-    status = 502
-    type = "backend_error"
-    code = "backend_error"
-    retryable = True
 
     def __init__(
         self,
@@ -321,176 +227,108 @@ class BackendError(CausewayError):
         self.phase: Phase = phase
 
 
-class TargetNotConfigured(BackendError):
+class TargetNotConfigured(BackendError, status=503, code="target_not_configured"):
     """This box can never reach the target: it has no engine, or no cloud is configured."""
 
-    status = 503
-    code = "target_not_configured"
 
-
-class EngineUnavailable(BackendError):
+class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):
     """The engine is starting, waits before a restart after a crash, or has no model."""
 
-    status = 503
-    code = "engine_unavailable"
 
-
-class EngineCrashed(BackendError):
+class EngineCrashed(BackendError, code="engine_crashed"):
     """The engine process died while it worked on the request."""
 
-    code = "engine_crashed"
 
-
-class EngineOutOfMemory(BackendError):
+class EngineOutOfMemory(BackendError, status=503, code="engine_out_of_memory"):
     """The KV cache is full, even after idle prefixes were evicted."""
 
-    status = 503
-    code = "engine_out_of_memory"
 
-
-class EngineTimeout(BackendError):
+class EngineTimeout(BackendError, status=504, code="engine_timeout"):
     """The first token, or the whole answer, did not arrive within the target's time."""
 
-    status = 504
-    code = "engine_timeout"
 
-
-class EncoderFailed(BackendError):
+class EncoderFailed(BackendError, status=503, code="encoder_failed"):
     """The encoders of this box found nothing in time, and without it the request says nothing."""
 
-    status = 503
-    code = "encoder_failed"
 
-
-class CloudUnreachable(BackendError):
+class CloudUnreachable(BackendError, status=503, code="cloud_unreachable"):
     """The connection failed: refused, no network route, DNS, TLS."""
 
-    status = 503
-    code = "cloud_unreachable"
 
-
-class CloudTimeout(BackendError):
+class CloudTimeout(BackendError, status=504, code="cloud_timeout"):
     """The first token, or the whole answer, did not arrive within the target's time."""
 
-    status = 504
-    code = "cloud_timeout"
 
-
-class CloudDisconnected(CloudUnreachable):
+class CloudDisconnected(CloudUnreachable, status=502, code="cloud_disconnected"):
     """The cloud closed the connection without an answer: whether it received the request is unknown."""
 
-    status = 502
-    code = "cloud_disconnected"
 
-
-class CloudSaturated(BackendError):
+class CloudSaturated(BackendError, status=429, type="rate_limit_error", code="cloud_saturated"):
     """The cloud answered 429 or 503."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "cloud_saturated"
 
-
-class CloudUnavailable(BackendError):
+class CloudUnavailable(BackendError, status=503, code="cloud_unavailable"):
     """The cloud is reachable, but reports that no server behind it can answer."""
 
-    status = 503
-    code = "cloud_unavailable"
 
-
-class CloudRejected(BackendError):
+class CloudRejected(BackendError, code="cloud_rejected"):
     """The cloud refuses this server's credentials, or its URL: the same request fails again until they are mended."""
 
-    code = "cloud_rejected"
 
-
-class CloudRefused(BackendError):
+class CloudRefused(BackendError, type="invalid_request_error", code="cloud_refused"):
     """The cloud refuses the request for a reason that it gives. Another target may accept it."""
 
-    type = "invalid_request_error"
-    code = "cloud_refused"
 
-
-class CloudPaymentRequired(CloudRefused):
+class CloudPaymentRequired(CloudRefused, status=402, code="cloud_payment_required"):
     """The cloud answered 402: the account has no credit."""
 
-    status = 402
-    code = "cloud_payment_required"
 
-
-class CloudNotFound(CloudRefused):
+class CloudNotFound(CloudRefused, status=404, code="cloud_not_found"):
     """The cloud answered 404: it does not know the model or the path."""
 
-    status = 404
-    code = "cloud_not_found"
 
-
-class CloudBodyTooLarge(CloudRefused):
+class CloudBodyTooLarge(CloudRefused, status=413, code="cloud_body_too_large"):
     """The cloud answered 413: the body is larger than it accepts."""
 
-    status = 413
-    code = "cloud_body_too_large"
 
-
-class CloudUnprocessable(CloudRefused):
+class CloudUnprocessable(CloudRefused, status=422, code="cloud_unprocessable"):
     """The cloud answered 422: a value is not one that it accepts."""
 
-    status = 422
-    code = "cloud_unprocessable"
 
-
-class CloudLegallyUnavailable(CloudRefused):
+class CloudLegallyUnavailable(CloudRefused, status=451, code="cloud_unavailable_for_legal_reasons"):
     """The cloud answered 451: it may not answer for legal reasons."""
 
-    status = 451
-    code = "cloud_unavailable_for_legal_reasons"
 
-
-class CloudFailed(BackendError):
+class CloudFailed(BackendError, code="cloud_failed"):
     """The cloud answered 5xx or violated the protocol."""
 
-    code = "cloud_failed"
 
-
-class CloudUnreadable(CloudFailed):
+class CloudUnreadable(CloudFailed, code="cloud_unreadable"):
     """The cloud answered 200 with something that is not an answer. It does not count against the breaker."""
 
-    code = "cloud_unreadable"
 
-
-class StreamBroken(BackendError):
+class StreamBroken(BackendError, code="stream_broken"):
     """The answer stopped before its end."""
 
-    code = "stream_broken"
 
-
-class LowConfidence(BackendError):
+class LowConfidence(BackendError, code="low_confidence"):
     """Not a fault: the confidence of the first tokens was too low, so the next target answers (a handoff)."""
 
-    code = "low_confidence"
 
-
-class BreakerOpen(BackendError):
+class BreakerOpen(BackendError, status=503, code="breaker_open"):
     """The circuit breaker of the target is open: no request was sent."""
-
-    status = 503
-    code = "breaker_open"
 
 
 # --- the operator's files --------------------------------------------------------------------------------------------
 
 
-class ConfigError(CausewayError):
+class ConfigError(CausewayError, code="invalid_config"):
     """A configuration file is invalid. `where` is ``file:line: key.path``, as far as each is known."""
-
-    code = "invalid_config"
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(f"{where}: {message}" if where else message)
         self.where = where
 
 
-class PolicyError(ConfigError):
+class PolicyError(ConfigError, code="invalid_policy"):
     """A policy file is invalid."""
-
-    code = "invalid_policy"

@@ -5,185 +5,129 @@ from __future__ import annotations
 from ..errors import CausewayError
 
 
-class UpdateRefused(CausewayError):
+class UpdateRefused(CausewayError, code="update_refused"):
     """An update from the fleet is refused; the box keeps what it runs."""
-
-    code = "update_refused"
 
 
 # --- one bundle ------------------------------------------------------------------------------------------------------
 
 
-class BundleInvalid(UpdateRefused):
+class BundleInvalid(UpdateRefused, code="bundle_invalid"):
     """The manifest or the rollout plan is malformed, or sets a key that a fleet may not set."""
 
-    code = "bundle_invalid"
 
-
-class BundleAltered(UpdateRefused):
+class BundleAltered(UpdateRefused, code="bundle_altered"):
     """The content differs from the hash or the length that was signed."""
 
-    code = "bundle_altered"
 
-
-class DaemonTooOld(UpdateRefused):
+class DaemonTooOld(UpdateRefused, code="daemon_too_old"):
     """The bundle needs a newer daemon."""
 
-    code = "daemon_too_old"
 
-
-class BundleNotSigned(UpdateRefused):
+class BundleNotSigned(UpdateRefused, code="bundle_not_signed"):
     """The rollout names a bundle that the role `artifacts` did not sign."""
-
-    code = "bundle_not_signed"
 
 
 # --- the signed metadata ---------------------------------------------------------------------------------------------
 
 
-class MetadataInvalid(UpdateRefused):
+class MetadataInvalid(UpdateRefused, code="metadata_invalid"):
     """The signed metadata is malformed or incomplete."""
 
-    code = "metadata_invalid"
 
-
-class TooFewSignatures(UpdateRefused):
+class TooFewSignatures(UpdateRefused, code="too_few_signatures"):
     """A role's metadata has fewer valid signatures than its threshold."""
 
-    code = "too_few_signatures"
 
-
-class MetadataRollback(UpdateRefused):
+class MetadataRollback(UpdateRefused, code="metadata_rollback"):
     """The metadata is older than what this box has verified before (a rollback)."""
 
-    code = "metadata_rollback"
 
-
-class MetadataFrozen(UpdateRefused):
+class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
     """The timestamp or the snapshot has expired: the source has brought nothing new since (a freeze), or the clock is
     wrong."""
 
-    code = "metadata_frozen"
 
-
-class RoleExpired(UpdateRefused):
+class RoleExpired(UpdateRefused, code="role_expired"):
     """The metadata of root, artifacts or rollout has expired."""
 
-    code = "role_expired"
 
-
-class MetadataMixed(UpdateRefused):
+class MetadataMixed(UpdateRefused, code="metadata_mixed"):
     """A metadata file is not the one that the snapshot or the timestamp names (mix and match)."""
-
-    code = "metadata_mixed"
 
 
 # --- the download ----------------------------------------------------------------------------------------------------
 
 
-class EndlessData(UpdateRefused):
+class EndlessData(UpdateRefused, code="endless_data"):
     """The source sends more bytes than were signed, or than this file may have."""
 
-    code = "endless_data"
 
-
-class DownloadTooSlow(UpdateRefused):
+class DownloadTooSlow(UpdateRefused, code="download_too_slow"):
     """The download takes longer than its deadline, or runs below the least rate."""
 
-    code = "download_too_slow"
 
-
-class UpdateUnavailable(UpdateRefused):
+class UpdateUnavailable(UpdateRefused, code="update_unavailable"):
     """The source does not answer, or does not have a file."""
-
-    code = "update_unavailable"
 
 
 # --- this box --------------------------------------------------------------------------------------------------------
 
 
-class DiskFull(UpdateRefused):
+class DiskFull(UpdateRefused, code="disk_full"):
     """The update does not fit on the box's disk, or the disk cannot be written."""
 
-    code = "disk_full"
 
-
-class PolicyUnusable(UpdateRefused):
+class PolicyUnusable(UpdateRefused, code="policy_unusable"):
     """The policy is invalid for this daemon."""
 
-    code = "policy_unusable"
 
-
-class CasesFailed(UpdateRefused):
+class CasesFailed(UpdateRefused, code="cases_failed"):
     """A case of the bundle has another result on this box."""
 
-    code = "cases_failed"
 
-
-class RequestsLeave(UpdateRefused):
+class RequestsLeave(UpdateRefused, code="requests_leave"):
     """Requests that this box decided lately would leave it under the policy; the cohort's `leaving` is `refuse`."""
 
-    code = "requests_leave"
 
-
-class ModelUnusable(UpdateRefused):
+class ModelUnusable(UpdateRefused, code="model_unusable"):
     """A model of the bundle cannot be read, or the engine cannot load it."""
 
-    code = "model_unusable"
 
-
-class ModelTooLarge(UpdateRefused):
+class ModelTooLarge(UpdateRefused, code="model_too_large"):
     """A model needs more memory than this box has for models."""
-
-    code = "model_too_large"
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------
 
 
-class GoldenAnswerDiffers(UpdateRefused):
+class GoldenAnswerDiffers(UpdateRefused, code="golden_answer_differs"):
     """The model answers a golden prompt with another text."""
 
-    code = "golden_answer_differs"
 
-
-class ErrorsRose(UpdateRefused):
+class ErrorsRose(UpdateRefused, code="errors_rose"):
     """More requests fail than before the change."""
 
-    code = "errors_rose"
 
-
-class DegradedRose(UpdateRefused):
+class DegradedRose(UpdateRefused, code="degraded_rose"):
     """More answers come from a fallback than before the change."""
 
-    code = "degraded_rose"
 
-
-class LatencyRose(UpdateRefused):
+class LatencyRose(UpdateRefused, code="latency_rose"):
     """More requests are slow than before the change."""
 
-    code = "latency_rose"
 
-
-class HeatRose(UpdateRefused):
+class HeatRose(UpdateRefused, code="heat_rose"):
     """The device is hotter than before the change, or throttled."""
 
-    code = "heat_rose"
 
-
-class Unhealthy(UpdateRefused):
+class Unhealthy(UpdateRefused, code="unhealthy"):
     """No target can answer, or an engine keeps crashing."""
 
-    code = "unhealthy"
 
-
-class BootsFailed(UpdateRefused):
+class BootsFailed(UpdateRefused, code="boots_failed"):
     """The daemon ended several times during the trial."""
 
-    code = "boots_failed"
 
-
-class Withdrawn(UpdateRefused):
+class Withdrawn(UpdateRefused, code="withdrawn"):
     """The plan no longer assigns the bundle that was on trial."""
-
-    code = "withdrawn"

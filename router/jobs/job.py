@@ -180,10 +180,8 @@ RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
 job was cancelled; too many answers wait for late parts."""
 
 
-class RevisionDropped(CausewayError):
+class RevisionDropped(CausewayError, code="revision_dropped"):
     """A late part will not revise the answer, which stays as it is."""
-
-    code = "revision_dropped"
 
     def __init__(self, message: str, outcome: RevisionOutcome = "failed") -> None:
         super().__init__(message)

@@ -25,10 +25,8 @@ _TYPES = ("message", "function_call", "function_call_output")
 _FIELDS = ("type", "role", "content", "call_id", "name", "arguments", "output")
 
 
-class ConversationFull(InvalidRequest):
+class ConversationFull(InvalidRequest, code="conversation_full"):
     """The conversation has no room for another item."""
-
-    code = "conversation_full"
 
 
 class ConversationItem(msgspec.Struct, frozen=True):

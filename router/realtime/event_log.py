@@ -19,11 +19,8 @@ from ..openai.answer import replace_surrogates
 _encode = msgspec.json.Encoder().encode
 
 
-class EventsLost(InvalidRequest):
+class EventsLost(InvalidRequest, status=410, code="events_lost"):
     """A session cannot be resumed after the given event."""
-
-    status = 410
-    code = "events_lost"
 
 
 class EventLog:

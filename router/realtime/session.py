@@ -85,17 +85,12 @@ NO_TURNS = (
 )
 
 
-class ResponseActive(InvalidRequest):
+class ResponseActive(InvalidRequest, status=409, code="conversation_already_has_active_response"):
     """The session has a running response already."""
 
-    status = 409
-    code = "conversation_already_has_active_response"
 
-
-class NothingToCancel(InvalidRequest):
+class NothingToCancel(InvalidRequest, code="response_cancel_not_active"):
     """The session has no such running response."""
-
-    code = "response_cancel_not_active"
 
 
 class RealtimeSession:

@@ -15,16 +15,12 @@ BYTES_PER_S: Final = 2 * RATE
 _SHORTEST_S: Final = 0.1
 
 
-class BufferFull(InvalidRequest):
+class BufferFull(InvalidRequest, code="input_audio_buffer_full"):
     """The sound is longer than a session may hold."""
 
-    code = "input_audio_buffer_full"
 
-
-class BufferEmpty(InvalidRequest):
+class BufferEmpty(InvalidRequest, code="input_audio_buffer_commit_empty"):
     """There is no sound to make an item of."""
-
-    code = "input_audio_buffer_commit_empty"
 
 
 class SoundBuffer:

@@ -51,10 +51,8 @@ SESSION_METRICS: Mapping[str, str] = {
 """Names, without the server's prefix, and help texts of what `Sessions.gauges` returns."""
 
 
-class SessionUnknown(NotFound):
+class SessionUnknown(NotFound, code="session_not_found"):
     """The session to resume does not exist here, has ended, or is another client's."""
-
-    code = "session_not_found"
 
 
 class SessionHost(Protocol[Client]):
