@@ -18,7 +18,7 @@ from hashlib import blake2b
 import msgspec
 
 from router.errors import StreamBroken
-from router.openai import coalesce, decode_chunks, encode_chunks, is_keepable
+from router.openai.cached_answer import coalesce, decode_chunks, encode_chunks, is_keepable
 from router.types import Chunk, Request
 
 from ..core.request_context import AnswerHead, CachedAnswer

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
-from router.openai import encode_error, error_headers
+from router.openai.answer import encode_error, error_headers
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import read_request_id
 from router.serving.responses import STALLED_S

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidRequest, MissingField
-from router.openai import parse_chat, parse_completion
+from router.openai.chat import parse_chat
+from router.openai.completions import parse_completion
 
 from ..http.request_admission import Parse
 

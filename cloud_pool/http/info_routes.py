@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from router.errors import EngineUnavailable, ModelNotFound
-from router.openai import ModelObject, ModelUse, encode_model, encode_models
+from router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
 from router.serving.responses import body_response
 
 from ..dispatch.pool import Pool

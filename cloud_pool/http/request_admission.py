@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
-from router.openai import check_header_names, check_media_type
 from router.openai.audio import check_form
+from router.openai.request_body import check_header_names, check_media_type
 from router.parts.reading import text_bytes
 from router.parts.uploads import FILE_MARK
 from router.serving.request import (

@@ -15,7 +15,10 @@ from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
-from router.openai import ResponseEcho, parse_chat, parse_completion, parse_embedding, parse_response
+from router.openai.chat import parse_chat
+from router.openai.completions import parse_completion
+from router.openai.embeddings import parse_embedding
+from router.openai.responses.request import ResponseEcho, parse_response
 from router.serving.listener import Address, ConnectionTable, Listener
 from router.serving.live.sessions import Sessions
 from router.serving.logs import REQUEST, redacted

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from models.modalities.process.messages import Segment
 from router.errors import CausewayError, ClientGone
-from router.openai import error_event
+from router.openai.answer import error_event
 from router.openai.audio import (
     JSON_FORMATS,
     TranscriptionRequest,

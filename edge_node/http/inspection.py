@@ -20,7 +20,7 @@ from aiohttp import web
 
 from router.api.document import OPENAPI_PATH
 from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
-from router.openai import ModelObject, encode_model, encode_models
+from router.openai.answer import ModelObject, encode_model, encode_models
 from router.serving.request import Handler
 from router.serving.responses import body_response, json_response
 from router.types import AUTO, Route

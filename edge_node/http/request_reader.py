@@ -20,17 +20,11 @@ from aiohttp import hdrs, web
 
 from router.decision.decide import RequestMemo
 from router.errors import AuthenticationFailed, QueueFull
-from router.openai import (
-    RESPONSE_ONLY,
-    ResponseEcho,
-    check_header_names,
-    check_media_type,
-    parse_chat,
-    parse_completion,
-    parse_embedding,
-    parse_response,
-)
-from router.openai.request_body import BOM
+from router.openai.chat import parse_chat
+from router.openai.completions import parse_completion
+from router.openai.embeddings import parse_embedding
+from router.openai.request_body import BOM, check_header_names, check_media_type
+from router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from router.parts.uploads import FILE_MARK
 from router.serving.request import (
     DEADLINE,

@@ -28,8 +28,8 @@ from router.jobs.submission import (
 from router.jobs.view import JobFailed, WebhookSecrets
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
-from router.openai import check_media_type, error_event
-from router.openai.answer import replace_surrogates
+from router.openai.answer import error_event, replace_surrogates
+from router.openai.request_body import check_media_type
 from router.parts.uploads import FILE_MARK, named_files
 from router.policy.signals import modalities
 from router.serving.request import PRIORITY, one_value, read_choice

@@ -33,7 +33,7 @@ from router.errors import (
     NoRoute,
     UnsupportedFeature,
 )
-from router.openai import check_media_type, error_event
+from router.openai.answer import error_event
 from router.openai.audio import (
     JSON_FORMATS,
     OPENAI_MODEL,
@@ -48,6 +48,7 @@ from router.openai.audio import (
     parse_speech,
     parse_transcription,
 )
+from router.openai.request_body import check_media_type
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.serving.logs import redacted

@@ -17,7 +17,7 @@ from router.errors import CausewayError, InvalidRequest, JobCancelled
 from router.jobs.cloud_event import EventFormat
 from router.jobs.job import REVISED, JobState, encode_job_error, revision_id
 from router.jobs.submission import answer_text
-from router.openai import encode_error
+from router.openai.answer import encode_error
 
 from ..config.schema import MqttTopicConfig
 from ..jobs.record import DueReply, EdgeJob

@@ -29,7 +29,7 @@ from router.errors import (
     Draining,
     InvalidRequest,
 )
-from router.openai import CachedAnswer
+from router.openai.cached_answer import CachedAnswer
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY, concerned
 from router.serving.logs import redacted

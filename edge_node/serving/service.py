@@ -32,7 +32,7 @@ from router.errors import (
     Draining,
     QueueFull,
 )
-from router.openai import CachedAnswer, is_keepable
+from router.openai.cached_answer import CachedAnswer, is_keepable
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.serving.logs import redacted

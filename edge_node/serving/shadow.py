@@ -29,7 +29,7 @@ from models.catalog.artifact import ArtifactError
 from router.decision.decide import other_target
 from router.decision.features import question_of
 from router.errors import BackendError, CausewayError
-from router.openai import CachedAnswer
+from router.openai.cached_answer import CachedAnswer
 from router.policy.compiled import Policy
 from router.policy.signals import wants_tools
 from router.serving.gauges import Gauge

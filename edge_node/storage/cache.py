@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import StreamBroken
-from router.openai import CachedAnswer, decode_chunks, encode_chunks
+from router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chunks
 from router.types import Embeddings, Request
 
 from ..clock import Clock

@@ -23,7 +23,7 @@ from router.errors import (
     OriginNotAllowed,
     UnsupportedMediaType,
 )
-from router.openai import check_media_type
+from router.openai.request_body import check_media_type
 from router.serving.responses import JSON, error_response
 from router.web_origins import WebOrigins
 

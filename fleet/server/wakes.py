@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import Wake
 from router.errors import CausewayError
-from router.openai import encode_error, error_headers
+from router.openai.answer import encode_error, error_headers
 
 from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations, revoked_devices

@@ -16,19 +16,14 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..openai import (
-    AnswerEncoder,
-    CachedAnswer,
-    ResponseEncoder,
-    check_field_names,
-    coalesce,
-    encode_embeddings,
-    parse_chat,
-    parse_completion,
-    parse_embedding,
-    parse_response,
-)
-from ..openai.request_body import BOM, load, validate
+from ..openai.answer import AnswerEncoder
+from ..openai.cached_answer import CachedAnswer, coalesce
+from ..openai.chat import parse_chat
+from ..openai.completions import parse_completion
+from ..openai.embeddings import encode_embeddings, parse_embedding
+from ..openai.request_body import BOM, check_field_names, load, validate
+from ..openai.responses.encoder import ResponseEncoder
+from ..openai.responses.request import parse_response
 from ..types import Chunk, Embeddings, Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]

@@ -284,9 +284,7 @@ def no_such_tools(kinds: str) -> UnsupportedFeature:
     )
 
 
-def tool_choice_of(
-    choice: str | None, name: str | None, param: str, tools: Sequence[Tool], kinds: str
-) -> ToolChoice:
+def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequence[Tool], kinds: str) -> ToolChoice:
     """Return the choice among the tools of a request.
 
     Args:

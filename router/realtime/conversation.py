@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from ..errors import InvalidRequest, MissingField, NotFound, UnsupportedFeature
-from ..openai import parse_response
 from ..openai.request_body import merge_hints
+from ..openai.responses.request import parse_response
 from ..openai.wire import WireRoutingHints
 from ..parts.uploads import NamedFiles
 from ..types import Prefer, Request, RoutingHints

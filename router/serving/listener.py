@@ -35,7 +35,7 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
 from ..errors import CausewayError, ConfigError, Draining, InvalidRequest, QueueFull
-from ..openai import encode_error
+from ..openai.answer import encode_error
 from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
 from .logs import redacted

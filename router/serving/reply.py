@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from ..errors import DeadlineExceeded
-from ..openai import CachedAnswer
+from ..openai.cached_answer import CachedAnswer
 from ..types import CacheStatus, Chunk, Embeddings, Route
 
 Piece = Chunk | Embeddings

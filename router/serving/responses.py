@@ -20,17 +20,11 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..errors import CausewayError, ClientGone
-from ..openai import (
-    AnswerEncoder,
-    CachedAnswer,
-    ResponseEcho,
-    ResponseEncoder,
-    coalesce,
-    encode_embeddings,
-    encode_error,
-    error_event,
-    error_headers,
-)
+from ..openai.answer import AnswerEncoder, encode_error, error_event, error_headers
+from ..openai.cached_answer import CachedAnswer, coalesce
+from ..openai.embeddings import encode_embeddings
+from ..openai.responses.encoder import ResponseEncoder
+from ..openai.responses.request import ResponseEcho
 from ..types import Embeddings, Request
 from .reply import AnswerHead, Piece
 

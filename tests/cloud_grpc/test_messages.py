@@ -18,7 +18,8 @@ from cloud_pool.grpc_api.calls import status_code, trailing_metadata
 from cloud_pool.grpc_api.messages import InputChunk
 from cloud_pool.grpc_api.request_input import RequestInput
 from router.errors import CausewayError, ClientGone, InvalidRequest, MissingField, RateLimited, StreamBroken
-from router.openai import parse_chat, parse_completion
+from router.openai.chat import parse_chat
+from router.openai.completions import parse_completion
 from router.types import (
     AudioPart,
     Chunk,

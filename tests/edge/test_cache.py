@@ -16,7 +16,7 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.storage.background_sqlite import Write
 from edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
-from router.openai import CachedAnswer
+from router.openai.cached_answer import CachedAnswer
 from router.types import Chunk, Embeddings, Message, Request, Usage
 from tests.waiting import until
 

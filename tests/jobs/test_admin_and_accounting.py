@@ -30,7 +30,7 @@ from cloud_pool.storage.record import ExpiredJob, NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
 from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
-from router.openai import parse_chat
+from router.openai.chat import parse_chat
 from router.types import Chunk, RoutingHints
 
 from .conftest import BODY, Clock

@@ -25,7 +25,7 @@ from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed, ClientGone
-from router.openai import parse_chat
+from router.openai.chat import parse_chat
 from router.openai.upstream.decode import Event, SSEParser
 from router.types import RoutingHints
 

@@ -27,7 +27,7 @@ from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError
 from router.jobs.job import JobState
-from router.openai import parse_chat
+from router.openai.chat import parse_chat
 from router.types import Chunk, RoutingHints
 
 from .batch_support import upload

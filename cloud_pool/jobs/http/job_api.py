@@ -29,7 +29,7 @@ from router.jobs.states import JobState
 from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
 from router.jobs.view import JobFailed, JobView, WebhookSecrets, wait_of
 from router.numbers import read_page
-from router.openai import error_event
+from router.openai.answer import error_event
 from router.parts.uploads import FILE_MARK
 from router.serving.logs import REQUEST
 from router.serving.request import Handler, allowed_methods, served_method

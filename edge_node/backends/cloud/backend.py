@@ -36,7 +36,9 @@ from router.errors import (
     ModelNotFound,
 )
 from router.jobs.job import JobEvent
-from router.openai import decode_answer, decode_embeddings, encode_request
+from router.openai.embeddings import decode_embeddings
+from router.openai.upstream.decode import decode_answer
+from router.openai.upstream.request import encode_request
 from router.trackers import Breaker
 from router.types import Chunk, CloudSignals, Embeddings
 

@@ -25,8 +25,7 @@ import anyio
 from yarl import URL
 
 from router.errors import CausewayError, CloudUnreadable, Phase
-from router.openai import StreamDecoder, decode_answer
-from router.openai.upstream.decode import SSEParser
+from router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
 from router.trackers import Breaker, Ewma
 from router.types import Chunk, Kind, Request
 

@@ -26,7 +26,7 @@ from router.errors import (
     ResultTooLarge,
 )
 from router.jobs.submission import encode_job_answer, parse_job_request
-from router.openai import CachedAnswer
+from router.openai.cached_answer import CachedAnswer
 from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request, RoutingHints
 

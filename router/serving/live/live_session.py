@@ -16,8 +16,8 @@ import anyio.abc
 import msgspec
 
 from ...errors import CausewayError, ClientGone
-from ...openai import CachedAnswer
 from ...openai.audio import Transcript
+from ...openai.cached_answer import CachedAnswer
 from ...realtime.event_log import CloseCode
 from ...realtime.response import (
     CancelResponse,

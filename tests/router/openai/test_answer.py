@@ -15,18 +15,9 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import EngineCrashed, InvalidRequest, StreamBroken
-from router.openai import (
-    AnswerEncoder,
-    CachedAnswer,
-    ModelObject,
-    coalesce,
-    decode_answer,
-    encode_error,
-    encode_model,
-    encode_models,
-    error_event,
-)
-from router.openai.upstream.decode import SSEParser
+from router.openai.answer import AnswerEncoder, ModelObject, encode_error, encode_model, encode_models, error_event
+from router.openai.cached_answer import CachedAnswer, coalesce
+from router.openai.upstream.decode import SSEParser, decode_answer
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers

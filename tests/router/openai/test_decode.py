@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import BackendError, CloudFailed, StreamBroken
-from router.openai import AnswerEncoder, StreamDecoder, coalesce, decode_answer
-from router.openai.upstream.decode import SSEParser
+from router.openai.answer import AnswerEncoder
+from router.openai.cached_answer import coalesce
+from router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
 from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers, json_values

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
 from router.errors import CloudFailed
-from router.openai import decode_embeddings, encode_embeddings
+from router.openai.embeddings import decode_embeddings, encode_embeddings
 from router.types import Embeddings, Request, Usage
 
 VECTORS = Embeddings(((0.5, -1.0, 2.0), (0.0, 0.25, 1.0)), Usage(prompt_tokens=7))

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
-from router.openai import AnswerEncoder, coalesce, encode_request, parse_chat
+from router.openai.answer import AnswerEncoder
+from router.openai.cached_answer import coalesce
+from router.openai.chat import parse_chat
 from router.openai.request_body import merged_extra
+from router.openai.upstream.request import encode_request
 from router.types import Chunk, Request, RoutingHints, ToolCallDelta
 
 MARK = {"cache_control": {"type": "ephemeral", "n": 1.5}}

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
-from router.openai import encode_request, parse_chat, parse_completion, parse_embedding
+from router.openai.chat import parse_chat
+from router.openai.completions import parse_completion
+from router.openai.embeddings import parse_embedding
+from router.openai.upstream.request import encode_request
 from router.types import (
     AudioPart,
     FilePart,

@@ -11,7 +11,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from router.errors import CausewayError
-from router.openai import ResponseEcho, ResponseEncoder, coalesce, parse_chat, parse_response
+from router.openai.cached_answer import coalesce
+from router.openai.chat import parse_chat
+from router.openai.responses.encoder import ResponseEncoder
+from router.openai.responses.request import ResponseEcho, parse_response
 from router.types import Chunk, FinishReason, Request, RoutingHints, TokenLogprob, ToolCallDelta, Usage
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

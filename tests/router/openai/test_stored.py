@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from router.errors import StreamBroken
-from router.openai import AnswerEncoder, CachedAnswer, coalesce, decode_chunks, encode_chunks
-from router.openai.cached_answer import VERSION, StoredChunk
+from router.openai.answer import AnswerEncoder
+from router.openai.cached_answer import VERSION, CachedAnswer, StoredChunk, coalesce, decode_chunks, encode_chunks
 from router.openai.upstream.decode import SSEParser
 from router.types import Chunk, Confidence, Request, TokenLogprob, Usage
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from router.openai import encode_request, parse_chat
+from router.openai.chat import parse_chat
+from router.openai.upstream.request import encode_request
 from router.types import Request, RoutingHints
 
 from .values import chat_requests, hints
