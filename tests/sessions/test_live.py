@@ -13,8 +13,7 @@ from router.openai.audio import Transcript
 from router.realtime.event_log import CloseCode
 from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
 from router.realtime.session import RealtimeSession
-from router.serving.live.live_session import LiveSession, SessionClient, SessionRequests
-from router.serving.live.socket import RealtimeSocket
+from router.serving.live.live_session import LiveSession, RealtimeSocket, SessionClient, SessionRequests
 from router.types import RoutingHints
 
 

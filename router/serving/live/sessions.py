@@ -30,8 +30,7 @@ from ...trackers import FairShare
 from ..config import SessionConfig
 from ..gauges import Gauge
 from ..request import members, read_authorization
-from .live_session import Client, LiveSession, SessionRequests
-from .socket import RealtimeSocket
+from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
 STALLED_S = 30.0
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
