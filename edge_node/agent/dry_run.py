@@ -31,7 +31,7 @@ from models.signals.calibration import ConfidenceCalibrator
 from router.bundle.manifest import BundleModel, BundleProjector
 from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
 from router.checks.cases import read_cases, run_cases
-from router.checks.replay.replay import replay
+from router.checks.replay import replay
 from router.errors import PolicyError
 from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
 from router.policy.signals import OPENAI_TEMPERATURE

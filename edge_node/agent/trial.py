@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from router.bundle.manifest import binomial_tail
 from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRose, Unhealthy, UpdateRefused
-from router.bundle.rollout import binomial_tail
 
 from ..observability.metrics import BoxCondition, Traffic
 

@@ -21,9 +21,8 @@ from aiohttp import hdrs, web
 
 from router.checks.what_if import what_if
 from router.errors import NotFound
-from router.openai import check_media_type
-from router.openai.request_body import load, validate
-from router.serving.console.page_files import HEADERS, file_response, page_files
+from router.openai.request_body import check_media_type, load, validate
+from router.serving.console import HEADERS, file_response, page_files
 from router.serving.request import Handler
 from router.serving.responses import JSON
 from router.types import Snapshot

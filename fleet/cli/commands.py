@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from router.checks.explanation import explain, try_draft
-from router.checks.replay.replay import replay as run_replay
+from router.checks.replay import replay as run_replay
 from router.documents.reader import did_you_mean
 from router.errors import CausewayError, ConfigError, ModelNotFound
 from router.policy.compiled import Policy

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.checks.replay.possible import NO_ANSWER
-from router.checks.replay.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
+from router.checks.possible import NO_ANSWER
+from router.checks.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
 from router.documents.strict_yaml import Problem
 
 from ..repository.folder import CheckedFleet

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from router.checks.cases import read_cases, run_cases
-from router.checks.replay.replay import replay
+from router.checks.replay import replay
 from router.errors import PolicyError
 from router.policy.compiled import Policy, check_policy, with_adapters
 

@@ -2,7 +2,7 @@
 
 The decision is made twice, with the recorded signals and with the changed ones, so that a difference is due to the
 changes and not to a policy that was replaced since the record was made. A costly signal that was not recorded is not
-absent: every decision that it allows is returned, and which signals they hang on (`replay.possible`).
+absent: every decision that it allows is returned, and which signals they hang on (`possible`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import InvalidRequest
 from ..policy.compiled import Policy
 from ..policy.signals import SIGNALS, SignalType, Value
 from ..types import Decision, DecisionRecord
-from .replay.possible import PolicyReplay
+from .possible import PolicyReplay
 
 _ESTIMATES: Final = {
     "request.prompt_tokens": "prompt_tokens",

@@ -10,8 +10,8 @@ import pytest
 
 from edge_node.agent.trial import Trial, TrialSettings
 from edge_node.observability.metrics import BoxCondition, Traffic
+from router.bundle.manifest import binomial_tail
 from router.bundle.refusals import UpdateRefused
-from router.bundle.rollout import binomial_tail
 
 SETTINGS = TrialSettings()
 LATENCY = (0, 0, 900, 60, 40, 0, 0, 0, 0)

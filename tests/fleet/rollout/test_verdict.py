@@ -20,7 +20,7 @@ from fleet.rollout.verdict import (
     randomisation_p,
     sampling_tail,
 )
-from router.bundle.rollout import binomial_tail
+from router.bundle.manifest import binomial_tail
 
 pytestmark = pytest.mark.slow
 

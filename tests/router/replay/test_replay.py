@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.checks.replay.replay import replay
-from router.checks.replay.report import ReplayReport
+from router.checks.replay import replay
+from router.checks.report import ReplayReport
 from router.policy.compiled import Policy, parse_policy
 from router.types import CloudSignals, DecisionRecord, DeviceSignals, EdgeSignals, Estimates, Outcome, Snapshot
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.checks.replay.possible import PolicyReplay
-from router.checks.replay.replay import replay
+from router.checks.possible import PolicyReplay
+from router.checks.replay import replay
 from router.decision.decide import decide
 from router.decision.features import request_of
 from router.policy.compiled import parse_policy

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from ...decision.features import request_of
-from ...policy.compiled import Policy
-from ...types import DecisionRecord, Request
+from ..decision.features import request_of
+from ..policy.compiled import Policy
+from ..types import DecisionRecord, Request
 from .possible import CACHE, CONFIDENCE, Expected, Place, PolicyReplay, expected, recorded
 from .report import Cause, CostChange, LeavingRequest, Move, ReplayReport, Times, UnknownOutcome
 

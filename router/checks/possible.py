@@ -21,10 +21,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ...decision.decide import decide, plan_cache
-from ...errors import InvalidRequest, ModelNotFound
-from ...policy.compiled import CacheRule, Policy, Route, Rule, with_model_temperatures
-from ...policy.signals import (
+from ..decision.decide import decide, plan_cache
+from ..errors import InvalidRequest, ModelNotFound
+from ..policy.compiled import CacheRule, Policy, Route, Rule, with_model_temperatures
+from ..policy.signals import (
     SIGNALS,
     TEMPERATURE,
     EvaluationFailure,
@@ -35,7 +35,7 @@ from ...policy.signals import (
     Value,
     temperature_of,
 )
-from ...types import (
+from ..types import (
     AUTO,
     AttemptPlan,
     AttemptRecord,

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ...types import DecisionRecord, Kind, SoundKind
+from ..types import DecisionRecord, Kind, SoundKind
 from .possible import Place
 
 LEAST_OBSERVED: Final = 20  # times of a target from which it is estimated
