@@ -9,20 +9,21 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from router import errors
-from router.api import EVENTS, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
-from router.api.audio import transcription_operation
-from router.api.files import file_operations
-from router.api.generation import (
+from router.api.document import EVENTS, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from router.api.operations import (
     ANY_REQUEST,
     BODY,
     Errors,
+    file_operations,
     generation_operations,
+    job_ended_operation,
     model_operations,
     openapi_operation,
     realtime_operation,
+    secret_operations,
+    transcription_operation,
 )
-from router.api.webhooks import job_ended_operation, secret_operations
-from router.jobs.view import JobView
+from router.jobs.job import JobView
 from router.jobs.webhooks import WebhookRefused
 from router.numbers import MAX_PAGE
 from router.openai.wire import WireChat, WireCompletion

@@ -19,8 +19,8 @@ from aiohttp import hdrs, web
 from router.api.document import OPENAPI_PATH
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import CausewayError, ConfigError
+from router.serving.folders import close_to_others, is_shared
 from router.serving.listener import bind_tcp, raise_file_limit, url_of
-from router.serving.process import close_to_others, is_shared
 
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher

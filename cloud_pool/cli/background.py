@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from router.errors import ConfigError
-from router.serving.commands import run_fast
+from router.serving.process import run_fast
 
 from ..brokers.address import parse_range, parse_topic
 from ..config import Config

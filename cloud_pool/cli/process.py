@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 import click
 
 from router.errors import CausewayError, ConfigError
-from router.serving import commands
+from router.serving import process
 from router.serving.logs import log_crashes, log_loop_errors, start_log
 
 from ..config import Config, Flags, load_config
@@ -33,7 +33,7 @@ OTHER_NAMES = (
 
 def refuse(message: str) -> NoReturn:
     """Print an error of the operator's as one line on stderr and exit with status 2."""
-    commands.refuse(PROGRAM, message)
+    process.refuse(PROGRAM, message)
 
 
 def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Callable[P, None]]:

@@ -19,14 +19,16 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from router.serving.config import TracingConfig
-from router.serving.otel import SpanExport, context_of, traceparent_of
-from router.telemetry import (
+from router.serving.otel import (
     PROVIDER,
     Attributes,
+    SpanExport,
+    context_of,
     error_attributes,
     messaging_attributes,
     request_attributes,
     span_name,
+    traceparent_of,
     usage_attributes,
 )
 from router.types import Request, Usage

@@ -26,7 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
-from router.serving.process import write_atomically
+from router.serving.folders import write_atomically
 
 from .record import tenant_of
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from anyio import to_thread
 
 from router.errors import BodyTooLarge, CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.process import sync
+from router.serving.folders import sync
 
 from .config import FilesConfig, S3Config
 from .redis_client import RedisClient, as_bytes

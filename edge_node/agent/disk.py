@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from router.serving.process import sync
+from router.serving.folders import sync
 
 
 class Disk:

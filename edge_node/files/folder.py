@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.parts.uploads import PREFIX
-from router.serving.process import sync
+from router.serving.folders import sync
 from router.types import Prefer
 
 from ..clock import ClockMark

@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 
 from router.decision.abilities import no_route
 from router.errors import CausewayError, ClientGone, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
+from router.jobs.job import JobFailed, WebhookSecrets
 from router.jobs.submission import (
     RANK,
     Endpoint,
@@ -25,7 +26,6 @@ from router.jobs.submission import (
     parse_job_request,
     split_body,
 )
-from router.jobs.view import JobFailed, WebhookSecrets
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
 from router.openai.answer import error_event, replace_surrogates

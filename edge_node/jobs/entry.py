@@ -14,8 +14,8 @@ import anyio.abc
 from aiohttp import web
 
 from router.errors import JobStoreUnavailable, NotFound
+from router.jobs.job import wait_of
 from router.jobs.submission import Endpoint
-from router.jobs.view import wait_of
 from router.serving.request import Handler
 
 from . import FILE, PATH

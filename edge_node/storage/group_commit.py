@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from router.errors import CausewayError, JobStoreUnavailable
+from router.serving.folders import sync
 from router.serving.logs import redacted
-from router.serving.process import sync
 
 from ..observability.logs import Fault
 from .background_sqlite import CORRUPT_MESSAGES

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
-from router.serving.process import close_to_others, is_shared
+from router.serving.folders import close_to_others, is_shared
 
 log = logging.getLogger(__name__)
 

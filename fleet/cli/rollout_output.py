@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from router.bundle.manifest import Blob, BundleAdapter, BundleManifest, BundleModel, BundleProjector
-from router.bundle.rollout import WHOLE
+from router.bundle.manifest import WHOLE, Blob, BundleAdapter, BundleManifest, BundleModel, BundleProjector
 
 from ..operators.answers import FleetAnswer, RolloutStatus
 

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from router.bundle.manifest import RolloutPlan
 from router.errors import CausewayError
-from router.serving.process import write_atomically
+from router.serving.folders import write_atomically
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.boxes import MaintenanceWindow

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
-from router.serving.process import write_new
+from router.serving.folders import write_new
 from router.serving.request import one_value, read_authorization
 from router.serving.responses import json_response
 

@@ -21,7 +21,7 @@ from jwt.algorithms import OKPAlgorithm
 
 from router.bundle.protocol import ReportKey, base64url, key_id, mac_header
 from router.errors import AuthenticationFailed, ConfigError
-from router.serving.process import write_new
+from router.serving.folders import write_new
 
 from .refusals import SignatureInvalid, TokenExpired
 

@@ -23,7 +23,7 @@ from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem, SourceLocation
 from router.errors import ConfigError
 from router.numbers import seconds_of
-from router.serving.process import write_new
+from router.serving.folders import write_new
 
 PRIVATE, PUBLIC = ".pem", ".pub"
 

@@ -21,7 +21,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from router.bundle.manifest import BundleManifest, blob_of
 from router.errors import ConfigError
-from router.serving.process import copy_atomically, write_atomically
+from router.serving.folders import copy_atomically, write_atomically
 
 PUBLISHED, PENDING = "published", "pending"
 ROLLOUT = "rollout"

@@ -367,3 +367,22 @@ def read_plan(content: bytes, cohort: str) -> RolloutPlan:
     if plan.cohort != cohort:
         raise BundleInvalid(f"rollout plan of {cohort}: it is the plan of {plan.cohort}")
     return plan
+
+
+def binomial_tail(trials: int, found: int, probability: float) -> float:
+    """Return the probability of at least `found` successes, 1 where `found` is no more than expected."""
+    if found <= trials * probability:
+        return 1.0
+    log_term = log_choose(trials, found) + found * math.log(probability) + (trials - found) * math.log1p(-probability)
+    tail, ratio, odds = 0.0, 1.0, probability / (1 - probability)
+    for count in range(found, trials + 1):
+        tail += ratio
+        ratio *= (trials - count) / (count + 1) * odds
+        if ratio < 1e-16 * tail:
+            break
+    return min(1.0, math.exp(log_term) * tail)
+
+
+def log_choose(whole: int, part: int) -> float:
+    """Return the logarithm of the number of ways to choose `part` of `whole`."""
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)

@@ -157,10 +157,8 @@ _OTHER: Final = tuple(
 )
 
 
-class WebhookRefused(InvalidRequest):
+class WebhookRefused(InvalidRequest, code="webhook_refused"):
     """Webhooks may not be sent to this URL."""
-
-    code = "webhook_refused"
 
 
 def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:

@@ -9,7 +9,8 @@
                        console         what the pages of device and fleet share
     the process        config          limits of numbers, sections that both configurations have
                        logs, gauges    the log; numbers read at a scrape; otel: names of spans, and their export
-                       process         questions at the terminal, the event loop, Python, the kernel, folders of data
+                       process         questions at the terminal, the event loop, Python and the kernel
+                       folders         folders and files of data
 
 It knows HTTP and the answers of router, and no storage: what differs between the three is an argument. Nothing else in
 router imports it.

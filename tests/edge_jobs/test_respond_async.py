@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.jobs.view import wait_of
+from router.jobs.job import wait_of
 
 from ..edge.box import Answer, Box, running
 from .cloud import JobCloud

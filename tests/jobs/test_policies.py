@@ -25,7 +25,7 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
-from router.jobs.states import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
+from router.jobs.job import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
 from router.jobs.webhooks import (
     RETRY_DELAYS_S,
     WebhookRefused,

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from router.bundle.protocol import Revocations
 from router.errors import ConfigError
-from router.serving.process import write_atomically
+from router.serving.folders import write_atomically
 
 from .config import FleetIdentityConfig
 from .key_set import Jwks, parse_keys

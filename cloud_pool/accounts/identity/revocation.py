@@ -36,7 +36,7 @@ from anyio import to_thread
 from redis.exceptions import RedisError
 
 from router.errors import AuthenticationFailed, IdentityUnavailable
-from router.serving.process import write_atomically
+from router.serving.folders import write_atomically
 
 from ...redis.faults import client_fault
 from ...redis.keys import load_script

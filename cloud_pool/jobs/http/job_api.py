@@ -25,9 +25,8 @@ from router.errors import (
     QueueFull,
     RecordUnreadable,
 )
-from router.jobs.states import JobState
+from router.jobs.job import JobFailed, JobState, JobView, WebhookSecrets, wait_of
 from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
-from router.jobs.view import JobFailed, JobView, WebhookSecrets, wait_of
 from router.numbers import read_page
 from router.openai.answer import error_event
 from router.parts.uploads import FILE_MARK

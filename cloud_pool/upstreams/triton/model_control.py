@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from router.errors import ConfigError
-from router.serving.process import write_new
+from router.serving.folders import write_new
 
 RESTRICTED = ("model-repository", "model-config", "shared-memory", "statistics", "trace", "logging")
 _NAME = "causeway"

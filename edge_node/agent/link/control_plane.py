@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from router.addresses import is_loopback
 from router.api.document import ErrorDocument
 from router.bundle.protocol import (
     MAC_HEADER,
@@ -35,6 +34,7 @@ from router.bundle.protocol import (
     signed_bytes,
 )
 from router.errors import ConfigError
+from router.web_origins import is_loopback
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0

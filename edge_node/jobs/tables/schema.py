@@ -17,9 +17,8 @@ import sqlite3
 import msgspec
 
 from router.errors import RecordUnreadable
-from router.jobs.states import JobState
+from router.jobs.job import JobState, encode_job_error
 from router.jobs.submission import RANK
-from router.jobs.view import encode_job_error
 from router.jobs.webhooks import JobNotice
 
 from ...clock import ClockMark

@@ -14,7 +14,7 @@ from fleet.server.tokens import load_token_key
 from fleet.trust.keys import new_key
 from fleet.trust.published import PublishedFolder
 from router.errors import ConfigError
-from router.serving.process import write_atomically, write_new
+from router.serving.folders import write_atomically, write_new
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "token-key.jwk": lambda path: load_token_key(path, "causeway"),
