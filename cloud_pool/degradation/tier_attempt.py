@@ -121,7 +121,7 @@ class TierAttempt:
         try:
             # Not anyio's cancel scope: the generators that begin in here have scopes of their own and outlive it.
             async with asyncio.timeout(timeout_s if timeout_s < left_s else None):
-                return await self._first(resources, context, build_requests, key, left_s)
+                return await self._first(resources, context, build_requests, key)
         except TimeoutError:
             self._report_overload()
             stress = self._fallback.on_timeout(tier, self._in_triton_s)
@@ -166,15 +166,10 @@ class TierAttempt:
         return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s", retry_after_s=wait_s)
 
     async def _first(
-        self,
-        resources: AsyncExitStack,
-        context: RequestContext,
-        build_requests: BuildRequests,
-        key: bytes,
-        left_s: float,
+        self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
     ) -> tuple[int, Delta]:
         """Return the first delta. Each of several sequences is a call of its own, begun when its permit is granted."""
-        sequences = context.request.sequences
+        sequences, left_s = context.request.sequences, context.deadline - self._clock()
         if sequences > 1:
             self._tier.check_sequences(context.request)
         waiting = self._admission.acquire(

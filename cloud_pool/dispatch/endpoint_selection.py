@@ -133,10 +133,6 @@ def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
     return times[:at] + times[at + 1 :]
 
 
-def state_of(endpoints: Iterable[Endpoint]) -> PoolState:
-    return PoolState(tuple(endpoints))
-
-
 class PoolCapacity(msgspec.Struct, frozen=True):
     """How much work a tier's endpoints take. `endpoints`: as many as are active and not slow, at least 1.
 

@@ -49,7 +49,6 @@ from .endpoint_selection import (
     is_as_fast_as_peers,
     probe_measured,
     slow_endpoints_due,
-    state_of,
 )
 
 FaultKind = Literal["none", "failure", "broken", "unavailable", "timeout"]
@@ -247,13 +246,11 @@ def with_endpoints(state: PoolState, zones: Mapping[str, str], now: float) -> Po
         for address, zone in zones.items()
         if address not in known
     ]
-    return without_drained(state_of([*kept, *new]))
+    return without_drained(PoolState((*kept, *new)))
 
 
 def without_drained(state: PoolState) -> PoolState:
-    if all(one.phase != "draining" or one.open_since for one in state.endpoints):
-        return state
-    return state_of(one for one in state.endpoints if one.phase != "draining" or one.open_since)
+    return PoolState(tuple(one for one in state.endpoints if one.phase != "draining" or one.open_since))
 
 
 def _kept(one: Endpoint, zones: Mapping[str, str], now: float) -> Endpoint:
