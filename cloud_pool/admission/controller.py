@@ -103,19 +103,6 @@ class Permit:
             raise Preempted
 
 
-class AdmissionCounters:
-    """Counts what becomes of a tier's requests; this one counts nothing."""
-
-    def admitted(self, priority: Priority, seconds: float) -> None:
-        """Count a request that has waited for so long."""
-
-    def shed(self, priority: Priority, reason: Reason) -> None:
-        """Count a rejection."""
-
-    def preempted(self, priority: Priority) -> None:
-        """Count a request that has to give its permit back."""
-
-
 class AdmissionController:
     """The permits of one tier, and the requests that wait for one."""
 
@@ -139,7 +126,7 @@ class AdmissionController:
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
         self._clock = clock
         self._chance = chance
-        self._counters = counters or AdmissionCounters()
+        self._counters = counters or AdmissionMetrics(CollectorRegistry()).of("")
         settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
         self._scheduler = AdmissionScheduler(settings, clock(), self._counters.shed)
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
@@ -336,7 +323,7 @@ class AdmissionMetrics:
 
     def of(self, tier: str) -> AdmissionCounters:
         """Return the counters of one tier."""
-        return _TierCounters(tier, self._queue, self._shed, self._preemptions)
+        return AdmissionCounters(tier, self._queue, self._shed, self._preemptions)
 
     def watch(self, tier: str, admission: AdmissionController) -> None:
         """Read the controller at each scrape."""
@@ -346,7 +333,9 @@ class AdmissionMetrics:
             self._queued.labels(tier, priority).set_function(partial(admission.waiting_of, priority))
 
 
-class _TierCounters(AdmissionCounters):
+class AdmissionCounters:
+    """Counts what becomes of a tier's requests."""
+
     def __init__(self, tier: str, queue: Histogram, shed: Counter, preemptions: Counter) -> None:
         self._tier = tier
         self._queue = queue
@@ -354,6 +343,7 @@ class _TierCounters(AdmissionCounters):
         self._preemptions = preemptions
 
     def admitted(self, priority: Priority, seconds: float) -> None:
+        """Count a request that has waited for so long."""
         self._queue.labels(self._tier, priority).observe(seconds)
 
     def shed(self, priority: Priority, reason: Reason) -> None:
