@@ -178,7 +178,7 @@ def build_runtime(
     runtimes = _build_tier_runtimes(tiers, pools, metrics, kind, lag)
     cache = build_cache(config, by_name(tiers), metrics, kind)
     signals = {
-        name: TierSignals(pools.by_tier[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+        name: TierSignals(pools.by_tier[name], runtime.admission.scheduler, runtime.tier.config.ttft_objective_s)
         for name, runtime in runtimes.items()
     }
     degradation = config.degradation

@@ -128,49 +128,27 @@ class AdmissionController:
         self._chance = chance
         self._counters = counters or AdmissionMetrics(CollectorRegistry()).of("")
         settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
-        self._scheduler = AdmissionScheduler(settings, clock(), self._counters.shed)
+        self.scheduler = AdmissionScheduler(settings, clock(), self._counters.shed)
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
         self._permits: dict[Ticket, Permit] = {}
 
     @property
     def running(self) -> int:
-        return self._scheduler.running
+        return self.scheduler.running
 
     @property
     def waiting(self) -> int:
-        return self._scheduler.waiting
-
-    def waiting_of(self, priority: Priority) -> int:
-        return self._scheduler.waiting_of(priority)
+        return self.scheduler.waiting
 
     @property
     def limit(self) -> int:
         """How many sequences may be in Triton now."""
-        return self._scheduler.limit
-
-    @property
-    def held_s(self) -> float | None:
-        """Recent mean time for which a permit is held; None before the first sample."""
-        return self._scheduler.held_s
-
-    @property
-    def saturated(self) -> bool:
-        """Whether a standing queue exists above bulk: no request is admitted within its target wait."""
-        return self._scheduler.saturated(self._clock())
-
-    def expected_wait_s(self, priority: Priority) -> float:
-        """Return the expected wait of a new request, 0 while permits are free or nothing is known."""
-        return self._scheduler.expected_wait_s(priority)
+        return self.scheduler.limit
 
     @property
     def demand(self) -> int:
         """Sequences that run at endpoints that take more, or wait."""
-        return self._scheduler.demand
-
-    @property
-    def lacks_capacity(self) -> bool:
-        """Whether requests wait, or first tokens come later than those of a server that is not full."""
-        return self._scheduler.lacks_capacity(self._clock())
+        return self.scheduler.demand
 
     @asynccontextmanager
     async def acquire(
@@ -214,14 +192,14 @@ class AdmissionController:
 
     def first_token(self, ticket: Ticket, seconds: float, *, is_reliable: bool = True) -> None:
         """Record a first token. `is_reliable` False: the measured time is not the tier's."""
-        self._wake(self._scheduler.first_token(ticket, self._clock(), seconds if is_reliable else None))
+        self._wake(self.scheduler.first_token(ticket, self._clock(), seconds if is_reliable else None))
 
     def failed(self, ticket: Ticket) -> None:
-        self._scheduler.failed(ticket, self._clock())
+        self.scheduler.failed(ticket, self._clock())
 
     def set_upper_bound(self, permits: int, capacity: TierCapacity | None = None) -> None:
         """Bound the concurrency limit; `capacity`: where it has changed."""
-        self._wake(self._scheduler.set_upper_bound(permits, self._clock(), capacity))
+        self._wake(self.scheduler.set_upper_bound(permits, self._clock(), capacity))
 
     def report_wait(self, ticket: Ticket) -> None:
         """Report how long the ticket's request waited, by its first sequence."""
@@ -233,7 +211,7 @@ class AdmissionController:
         permit = self._permits.pop(ticket, None)
         if permit is not None:
             self._futures.pop(ticket, None)
-            self._wake(self._scheduler.leave(ticket, self._clock(), permit.used_tokens))
+            self._wake(self.scheduler.leave(ticket, self._clock(), permit.used_tokens))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
         """Wait until the ticket has a permit. Raises as `acquire`, which also passes on a permit that is granted in the
@@ -250,7 +228,7 @@ class AdmissionController:
     def _arrive(self, ticket: Ticket) -> None:
         """Raises as `acquire`."""
         try:
-            moved = self._scheduler.arrive(ticket, ticket.arrived)
+            moved = self.scheduler.arrive(ticket, ticket.arrived)
         except (QueueFull, Shed) as error:
             self._add_jitter(error)
             raise
@@ -266,7 +244,7 @@ class AdmissionController:
             self._counters.preempted(ticket.priority)
             self._permits[ticket].wait_for(self._future(ticket))
         else:
-            self._resolve(ticket, self._scheduler.queue_full_error(ticket.priority))
+            self._resolve(ticket, self.scheduler.queue_full_error(ticket.priority))
 
     def _future(self, ticket: Ticket) -> asyncio.Future[QueueFull | None]:
         future = self._futures[ticket] = asyncio.get_running_loop().create_future()
@@ -330,7 +308,7 @@ class AdmissionMetrics:
         self._limit.labels(tier).set_function(lambda: admission.limit)
         self._running.labels(tier).set_function(lambda: admission.running)
         for priority in RANK:
-            self._queued.labels(tier, priority).set_function(partial(admission.waiting_of, priority))
+            self._queued.labels(tier, priority).set_function(partial(admission.scheduler.waiting_of, priority))
 
 
 class AdmissionCounters:

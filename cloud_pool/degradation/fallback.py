@@ -146,10 +146,7 @@ class EndpointAvailability(Protocol):
 
 
 class QueuePressure(Protocol):
-    """A tier's queue: `admission.AdmissionController`."""
-
-    @property
-    def saturated(self) -> bool: ...
+    """A tier's queue: `admission.scheduler.AdmissionScheduler`."""
 
     @property
     def running(self) -> int: ...
@@ -159,6 +156,8 @@ class QueuePressure(Protocol):
 
     @property
     def held_s(self) -> float | None: ...
+
+    def saturated(self, now: float) -> bool: ...
 
     def expected_wait_s(self, priority: Priority) -> float: ...
 
@@ -347,7 +346,7 @@ class TierFallback:
         return TierSnapshot(
             name,
             broken=signals.availability.healthy == 0 or tier.breaker.state(now) == "open",
-            saturated=_is_saturated(signals, priority, queue_s),
+            saturated=_is_saturated(signals, priority, queue_s, now),
             queue_s=queue_s,
             first_token_timeout_s=timeout_s or math.inf,
             busy=pressure.running / max(1, pressure.limit),
@@ -359,13 +358,14 @@ class TierFallback:
         )
 
 
-def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float) -> bool:
+def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now: float) -> bool:
     """The most urgent priority is not moved by a queue of less urgent work; the least urgent is moved first."""
+    is_saturated = signals.pressure.saturated(now)
     if priority == "interactive":
-        return signals.pressure.saturated and queue_s > signals.objective_s
+        return is_saturated and queue_s > signals.objective_s
     if priority == "bulk" and signals.objective_s:
-        return signals.pressure.saturated or queue_s > _TIMEOUT_FACTOR["standard"] * signals.objective_s
-    return signals.pressure.saturated
+        return is_saturated or queue_s > _TIMEOUT_FACTOR["standard"] * signals.objective_s
+    return is_saturated
 
 
 def stress_of_error(error: CausewayError) -> Stress:

@@ -162,7 +162,7 @@ class TierAttempt:
     def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
         if self._sent_at is not None:
             return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s")
-        wait_s = self._admission.expected_wait_s(priority)
+        wait_s = self._admission.scheduler.expected_wait_s(priority)
         return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s", retry_after_s=wait_s)
 
     async def _first(

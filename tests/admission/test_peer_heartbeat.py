@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -305,7 +306,7 @@ async def test_workers_back_off_while_a_gateways_requests_wait(client: redis.asy
     await beat(worker, gateway)
     before = jobs.limit
     async with holding(own, own.limit + 1):
-        assert own.lacks_capacity
+        assert own.scheduler.lacks_capacity(time.monotonic())
         await beat(gateway, worker, times=1)
     assert jobs.limit < before / 2
 

@@ -158,7 +158,7 @@ async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
     await settle()
     urgent = Work(admission, "quiet")
     await settle()
-    assert admission.waiting_of("bulk") == 1
+    assert admission.scheduler.waiting_of("bulk") == 1
     more = Work(admission, "other")
     await settle()
     assert isinstance(bulk.exception(), QueueFull)

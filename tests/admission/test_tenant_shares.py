@@ -54,7 +54,7 @@ async def test_a_displaced_waiter_gets_a_429_with_retry_after() -> None:
     error = bulk.exception()
     assert isinstance(error, QueueFull)
     assert error.retry_after_s == 1.25
-    assert admission.waiting_of("interactive") == 1
+    assert admission.scheduler.waiting_of("interactive") == 1
     await end(held)
     await settle()
     assert (admission.running, admission.waiting) == (1, 0)
@@ -135,16 +135,16 @@ async def test_waits_and_sheds_are_counted() -> None:
 async def test_expected_waits() -> None:
     clock = Clock()
     admission = AdmissionController(2, 64, clock=clock)
-    assert admission.expected_wait_s("standard") == 0.0
-    assert not admission.saturated
+    assert admission.scheduler.expected_wait_s("standard") == 0.0
+    assert not admission.scheduler.saturated(clock.now)
     for _ in range(20):
         async with acquire(admission, "standard", 60.0):
             clock.now += 1.0
     tasks = [asyncio.ensure_future(hold(admission)) for _ in range(6)]
     await settle()
     assert admission.waiting == 4
-    assert admission.expected_wait_s("standard") == pytest.approx(5 / 2, rel=0.2)
-    assert admission.expected_wait_s("interactive") == pytest.approx(1 / 2, rel=0.2)
+    assert admission.scheduler.expected_wait_s("standard") == pytest.approx(5 / 2, rel=0.2)
+    assert admission.scheduler.expected_wait_s("interactive") == pytest.approx(1 / 2, rel=0.2)
     with pytest.raises(Shed) as raised:
         async with acquire(admission, "standard", 1.0):
             pass

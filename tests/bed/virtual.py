@@ -250,7 +250,7 @@ class Gateway:
             runtimes[name] = TierRuntime(tier, admission, dispatch)
             shared.append(SharedTier(name, config.concurrency, _always(tuple(clients)), _capacity_of(pool), admission))
         signals = {
-            name: TierSignals(pools[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+            name: TierSignals(pools[name], runtime.admission.scheduler, runtime.tier.config.ttft_objective_s)
             for name, runtime in runtimes.items()
         }
         fallback = TierFallback(degradation, signals, clock=clock)

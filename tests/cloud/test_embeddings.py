@@ -91,7 +91,7 @@ async def embed(
     pool = Endpoints(TierEndpoints("stock", "vllm_embed", (parse_endpoint_address("t:1"),)), lambda _: triton)
     runtime = TierRuntime(chosen, admission, Dispatcher(pool))
     config = DegradationConfig(tiers=("stock", "other"))
-    signals = {name: TierSignals(pool, admission) for name in ("stock", "other")}
+    signals = {name: TierSignals(pool, admission.scheduler) for name in ("stock", "other")}
     service = Service({"stock": runtime, "other": runtime}, TierFallback(config, signals))
     context = RequestContext(
         id="r", request=request, tier=chosen, deadline=time.monotonic() + PATIENCE_S, tenant=tenant

@@ -362,7 +362,9 @@ def service_of(
     """Return a service over one endpoint, and a request for it."""
     pool = Pool(TierEndpoints("stock", "vllm_model", (parse_endpoint_address("t:1"),)), lambda _: triton)
     runtime = TierRuntime(tier(), admission, Dispatcher(pool))
-    service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
+    service = Service(
+        {"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission.scheduler)})
+    )
     context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
     return service, context
 

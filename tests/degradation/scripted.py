@@ -72,11 +72,14 @@ class EndpointAvailability:
 class QueuePressure:
     """A scripted queue pressure; admission itself is real."""
 
-    saturated = False
+    is_saturated = False
     queue_s = 0.0
     running = 0
     limit = 10
     held_s: float | None = None
+
+    def saturated(self, now: float) -> bool:
+        return self.is_saturated
 
     def expected_wait_s(self, priority: Priority) -> float:
         return self.queue_s

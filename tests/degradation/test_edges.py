@@ -46,7 +46,7 @@ async def test_a_job_never_leaves_its_tier() -> None:
     assert not bed.tritons["medium"].requests
     bed.tritons["large"].script = WORDS
     for pressure in bed.pressure.values():
-        pressure.saturated = True
+        pressure.is_saturated = True
     async with aclosing(runner.reply(job_run())[1]) as chunks:
         found = [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
     assert text_of(found) == "".join(WORDS)

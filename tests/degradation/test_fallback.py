@@ -70,7 +70,7 @@ def test_slow_first_tokens_move_work_down_and_fast_ones_bring_it_back() -> None:
 
 def test_bulk_saturation_does_not_move_interactive_requests() -> None:
     bed = Bed()
-    bed.pressure["large"].saturated = True
+    bed.pressure["large"].is_saturated = True
     for _ in range(60):
         bed.firsts()
         assert bed.fallback.fallback_steps(REQUEST, "interactive")[0].tier == "large"
@@ -84,7 +84,7 @@ def test_bulk_saturation_does_not_move_interactive_requests() -> None:
 
 def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
     bed = Bed()
-    bed.pressure["large"].saturated = True
+    bed.pressure["large"].is_saturated = True
 
     def look() -> tuple[float, float]:
         bed.fallback.fallback_steps(REQUEST, "bulk")
@@ -95,7 +95,7 @@ def test_the_least_urgent_work_moves_first_and_comes_back_last() -> None:
     shares = [look() for _ in range(300)]
     assert all(standard == 1.0 or bulk <= 0.05 for standard, bulk in shares)
     assert shares[-1] == (0.05, 0.05)
-    bed.pressure["large"].saturated = False
+    bed.pressure["large"].is_saturated = False
     for _ in range(100):
         shares.append(look())
         assert shares[-1][0] == 1.0 or shares[-1][1] <= 0.05
@@ -106,7 +106,7 @@ def test_absent_priorities_do_not_hold_others_back() -> None:
     bed = Bed()
     bed.fallback.fallback_steps(REQUEST, "bulk")
     bed.now += 3.0
-    bed.pressure["large"].saturated = True
+    bed.pressure["large"].is_saturated = True
     bed.order()
     assert bed.fallback.tier_health("large").share < 1.0
     assert bed.fallback.tier_health("large", "bulk").share == 1.0
@@ -115,11 +115,11 @@ def test_absent_priorities_do_not_hold_others_back() -> None:
 def test_recovery_takes_less_than_five_seconds() -> None:
     bed = Bed()
     for _ in range(600):
-        bed.pressure["large"].saturated = True
+        bed.pressure["large"].is_saturated = True
         bed.fallback.on_first_token("large", 2.5)
         bed.order()
         bed.now += 0.1
-    bed.pressure["large"].saturated = False
+    bed.pressure["large"].is_saturated = False
     ended = bed.now
     while bed.fallback.tier_health("large").share < 1.0:
         if bed.order()[0] == "large":
@@ -131,7 +131,7 @@ def test_recovery_takes_less_than_five_seconds() -> None:
 def test_a_flapping_load_does_not_flap_the_tier() -> None:
     bed, shares = Bed(), []
     for tick in range(600):
-        bed.pressure["large"].saturated = tick // 3 % 2 == 0
+        bed.pressure["large"].is_saturated = tick // 3 % 2 == 0
         bed.order()
         shares.append(bed.fallback.tier_health("large").share)
         bed.now += 0.1

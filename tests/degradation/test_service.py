@@ -106,7 +106,7 @@ async def test_a_lower_tiers_invalid_request_is_not_the_requests_fault() -> None
     with pytest.raises(EngineUnavailable):
         await bed.send()
     bed.tritons["large"].script = WORDS
-    bed.pressure["large"].saturated = True  # medium is tried first
+    bed.pressure["large"].is_saturated = True  # medium is tried first
     head, _ = await bed.send()
     assert head.model == "large"
     assert bed.tritons["medium"].requests
@@ -216,7 +216,7 @@ async def test_callers_that_leave_do_not_open_the_breaker() -> None:
 def pressed(**settings: object) -> Bed:
     bed = Bed({"large": ScriptedTriton(), "medium": ScriptedTriton()}, **settings)  # type: ignore[arg-type]
     for pressure in bed.pressure.values():
-        pressure.saturated = True
+        pressure.is_saturated = True
     return bed
 
 
@@ -242,7 +242,7 @@ async def test_the_parts_equal_the_whole_answer() -> None:
         parts.append(text_of(chunks))
         request = msgspec.structs.replace(CHAT, resume=end_of(chunks).resume, stream=True)
     for pressure in bed.pressure.values():
-        pressure.saturated = False
+        pressure.is_saturated = False
     bed.now += 60.0
     _, chunks = await bed.send(bed.call(request))
     assert parts == ["one two ", "three four "]
@@ -287,7 +287,7 @@ async def test_an_answer_shorter_than_the_limit_is_not_truncated() -> None:
 
 async def test_a_lower_max_tokens_is_not_a_truncation() -> None:
     bed = pressed()
-    bed.pressure["large"].saturated = False
+    bed.pressure["large"].is_saturated = False
     head, chunks = await bed.send(bed.call(msgspec.structs.replace(CHAT, max_tokens=2)))
     assert (text_of(chunks), end_of(chunks).resume) == ("one two ", "")
     assert "x-causeway-degraded" not in dict(head.headers)

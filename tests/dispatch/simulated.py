@@ -211,7 +211,7 @@ class Gateway:
         )
         self.dispatch = Dispatcher(self.pool, clock=clock, chance=chance.random, sleep=asyncio.sleep)
         self.fallback = TierFallback(
-            DegradationConfig(), {TIER: TierSignals(self.pool, self.admission, 2.0)}, clock=clock
+            DegradationConfig(), {TIER: TierSignals(self.pool, self.admission.scheduler, 2.0)}, clock=clock
         )
 
     async def send(self, deadline_s: float, prompt: str = "p") -> RequestResult:
