@@ -135,7 +135,7 @@ class Client:
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
         self._server.calls += 1
         async for delta in self._generate(request):
-            yield msgspec.structs.replace(delta, texts=(self._address,))
+            yield msgspec.structs.replace(delta, text=self._address)
 
     async def _generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
         stream = _Stream()
