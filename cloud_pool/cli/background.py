@@ -32,7 +32,7 @@ _OPERATOR_PORT = click.option(
 @configured_command
 def worker(process: ConfiguredProcess) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
-    from ..app import run_worker
+    from ..background import run_worker
 
     config, reread, flags = process
     serves_operators = flags.operator_port is not None
@@ -93,7 +93,7 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
 def _work(process: ConfiguredProcess, topics: StreamTopics) -> None:
     """Raises ConfigError."""
 
-    from ..app import run_pipeline  # on demand: gRPC takes half a second to import
+    from ..background import run_pipeline  # on demand: gRPC takes half a second to import
 
     config, reread, flags = process
     serves_operators = flags.operator_port is not None
@@ -102,7 +102,7 @@ def _work(process: ConfiguredProcess, topics: StreamTopics) -> None:
 
 def _replay(config: Config, name: str, source: str, published: str | None, wanted: str, audit: str | None) -> None:
     """Raises ConfigError."""
-    from ..app import run_replay
+    from ..background import run_replay
     from ..streams.replay import ReplayTopics
 
     if published is not None:

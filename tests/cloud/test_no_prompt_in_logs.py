@@ -20,7 +20,8 @@ import pytest
 from click.testing import CliRunner
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build, run_worker
+from cloud_pool.app import build
+from cloud_pool.background import run_worker
 from cloud_pool.cli.jobs import dlq
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig

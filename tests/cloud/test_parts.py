@@ -19,7 +19,8 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from cloud_pool.app import App, build, run_worker
+from cloud_pool.app import App, build
+from cloud_pool.background import run_worker
 from cloud_pool.cli.main import main
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig

@@ -18,7 +18,8 @@ from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.app import JobsGateway, WorkerRuntime
+from cloud_pool.app import JobsGateway
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.erasure.erasure import CachedAnswers, TenantUsage

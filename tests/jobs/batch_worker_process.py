@@ -13,7 +13,7 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import WorkerRuntime
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.storage.config import JobsConfig

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway, WorkerRuntime
+from cloud_pool.app import JobsGateway
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.batches.input_file import InputCheck, LineSplitter
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers

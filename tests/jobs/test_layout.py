@@ -12,7 +12,8 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.app import JobsGateway, WorkerRuntime, build_accounts
+from cloud_pool.app import JobsGateway, build_accounts
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.config import Config
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import WorkerRuntime
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.cli.jobs import dlq
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.storage.config import JobsConfig

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build, run_worker
+from cloud_pool.app import build
+from cloud_pool.background import run_worker
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.redis.config import RedisAddress

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway, WorkerRuntime
+from cloud_pool.app import JobsGateway
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.storage.config import JobsConfig

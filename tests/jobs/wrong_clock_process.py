@@ -20,7 +20,8 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway, WorkerRuntime
+from cloud_pool.app import JobsGateway
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots

@@ -13,7 +13,8 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.app import JobsGateway, WorkerRuntime
+from cloud_pool.app import JobsGateway
+from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend

@@ -1,0 +1,376 @@
+"""The background processes: a worker of jobs, a pipeline of messages, and a replay of them.
+
+Their rooms are imported on demand. They share the tiers and the service over them with the gateway (`app.Runtime`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from prometheus_client import CollectorRegistry
+
+from router.errors import CausewayError, ConfigError
+from router.serving.listener import Listener
+from router.serving.process import tune_garbage_collector
+from router.serving.webhooks import DeliveryOutcome, WebhookSender
+
+from .accounts.tenants.config import TenantLimits
+from .app import Runtime, build_runtime, operator_listener, reload_endpoints, reload_on_sighup
+from .batches.processor import BatchProcessor
+from .config import Config
+from .http.operator import OperatorRoutes
+from .jobs.metrics import JobMetrics
+from .jobs.submission import SubmissionParser
+from .jobs.worker.runner import JobRunner, MeteredRunner, ServiceBackend
+from .jobs.worker.slots import WorkerSlots
+from .jobs.worker.worker import Worker
+from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_tasks
+from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
+from .storage.durability import DurabilityCheck
+from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery
+from .storage.redis_client import RedisClient
+from .storage.stores import JobStores
+from .tiers.tier import Tier
+
+if TYPE_CHECKING:
+    from .brokers.port import MessageSink, MessageSource
+    from .observability.tracing import JobTrace
+    from .streams.attempts import MessageRunner
+    from .streams.config import StreamTopics
+    from .streams.metrics import StreamMetrics
+    from .streams.pipeline import StreamPipeline
+    from .streams.replay import ReplayTopics
+
+_UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
+_FLUSH_S = 3.0
+
+
+class WorkerAccounts(msgspec.Struct, frozen=True):
+    """What a worker has to do with its tenants' accounts."""
+
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant, for the lines of its batches
+    add_usage: AddUsage | None = None  # gets what all workers' accepted reports billed; None: other workers move it
+
+
+class WorkerRuntime:
+    """Owns the connections to Redis and to webhook receivers: call `close`.
+
+    Args:
+        tiers: by name and alias
+        slots: of concurrent jobs, by tier
+        clock: replaces Redis's clock in tests; unix time, s
+    """
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        runner: JobRunner,
+        slots: Mapping[str, WorkerSlots],
+        registry: CollectorRegistry,
+        *,
+        accounts: WorkerAccounts | None = None,
+        trace: JobTrace | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Raises ConfigError."""
+        stores = self._stores = JobStores.open(config, clock)
+        metrics = JobMetrics(registry)
+        self.worker = Worker(
+            stores.jobs,
+            runner,
+            slots,
+            config,
+            metrics,
+            trace=trace,
+        )
+        stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
+        self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
+        accounts = accounts or WorkerAccounts()
+        add_usage = accounts.add_usage
+        self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
+        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, accounts.limits)
+
+    async def start(self, stop: StopSignal) -> bool:
+        """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""
+        return await open_all(stop, self._stores.durability.wait)
+
+    async def run(self, stop: StopSignal) -> None:
+        """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
+            tasks.start_soon(keep_running, "the processor of batches", self._batches.run)
+            if self._usage is not None:
+                tasks.start_soon(keep_running, "the writer of usage", self._usage.run)
+            await self.worker.run(stop)
+            tasks.cancel_scope.cancel()
+
+    async def close(self) -> None:
+        """Move the last bills and close all connections, after `run` or without it."""
+        if self._usage is not None:
+            with anyio.move_on_after(_FLUSH_S):
+                await self._usage.flush()
+        await self._sender.close()
+        await self._stores.close()
+
+
+def _observe_delivery(
+    metrics: JobMetrics, trace: JobTrace | None, delivery: WebhookDelivery
+) -> Callable[[DeliveryOutcome, int], None]:
+    """Count an attempt at a delivery, and trace it; returns what is called with its outcome and status at its end."""
+    host = urlsplit(delivery.url).hostname or ""
+    span = None if trace is None else trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
+
+    def end(outcome: DeliveryOutcome, status: int) -> None:
+        metrics.count_delivery(outcome)
+        if span is not None:
+            error = "" if outcome == "delivered" else str(status or "undeliverable")
+            span.end(error, {"http.response.status_code": status} if status else None)
+
+    return end
+
+
+class Background(msgspec.Struct, frozen=True):
+    """What runs jobs or messages: the service without its HTTP listener, and the accounts around it."""
+
+    runtime: Runtime
+    runner: MeteredRunner
+    operator: Listener  # not started
+
+
+def build_background(
+    config: Config,
+    tasks: TaskGroup,
+    jobs: JobsConfig,
+    *,
+    route: str,
+    service_name: str,
+    reread: Callable[[], Config] | None = None,
+) -> Background:
+    """Build everything; nothing is started. Raises ConfigError.
+
+    Args:
+        jobs: with their Redis.
+        route: of the runs in usage and audit records.
+        service_name: in traces.
+        reread: reads the configuration again, for operators who reload the endpoints.
+    """
+    # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
+    is_gateway = jobs.redis != config.redis
+    runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
+    accounts = runtime.accounts
+    backend = ServiceBackend(
+        runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
+    )
+    runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
+    reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
+    free_probes = not config.has_operator_tokens
+    routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
+    return Background(runtime, runner, operator_listener(config, routes))
+
+
+def jobs_settings(config: Config, process: str) -> JobsConfig:
+    """Return the configuration of jobs with their Redis. Raises ConfigError if there is none that `process` can use."""
+    settings = with_shared_redis(config.jobs, config.redis)
+    if settings.redis:
+        return settings
+    if config.redis:
+        raise ConfigError(NO_CLUSTER, where="jobs.redis")
+    raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")
+
+
+async def run_worker(
+    config: Config,
+    stop: asyncio.Event,
+    reread: Callable[[], Config] | None = None,
+    *,
+    serves_operators: bool = False,
+) -> None:
+    """Run jobs until `stop`, then drain. Prints one line when it begins to claim jobs. Raises ConfigError.
+
+    1. Serve metrics to operators, also while waiting for Redis.
+    2. Wait for Redis, as long as it takes, unless the worker is stopped.
+    3. Watch the tiers and claim jobs, until the worker is stopped.
+    4. Close what the background tasks used, after they have ended.
+
+    Args:
+        serves_operators: listen at the operators' address.
+        reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it.
+    """
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs = jobs_settings(config, "a worker")
+        background = build_background(config, tasks, jobs, route="job", service_name="causeway-worker", reread=reread)
+        runtime = background.runtime
+        count = jobs.concurrency or _UNBOUNDED
+        worker = WorkerRuntime(
+            jobs,
+            runtime.tiers,
+            background.runner,
+            {name: WorkerSlots(name, count, admission) for name, admission in runtime.admissions.items()},
+            runtime.metrics.registry,
+            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.ledger.usage.add),
+            trace=runtime.job_trace,
+        )
+        closing += [worker.close, runtime.close]
+        operator = await _start_operator(background, closing) if serves_operators else ""  # (1)
+        if await worker.start(stop):  # (2)
+            await _start_background(background, config, reread)
+            print(f"ready worker={worker.worker.name}{operator}", flush=True)
+            await worker.run(stop)  # (3)
+
+    await run_with_tasks(work)  # (4)
+
+
+async def run_pipeline(
+    config: Config,
+    topics: StreamTopics,
+    stop: asyncio.Event,
+    reread: Callable[[], Config] | None = None,
+    *,
+    serves_operators: bool = False,
+) -> None:
+    """Answer messages until `stop`, then drain, in the steps of `run_worker`. Prints one line when it begins to
+    receive, or to stand by. Raises ConfigError."""
+    from .brokers.open import open_sink, open_source
+    from .streams.effects import REPLICATED, STREAM_SCRIPTS
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs, streams = jobs_settings(config, "a pipeline"), config.streams
+        background = build_background(
+            config, tasks, jobs, route="stream", service_name="causeway-stream", reread=reread
+        )
+        database = RedisClient(
+            jobs.redis,
+            jobs.key_prefix,
+            STREAM_SCRIPTS,
+            replicas=jobs.replicas_to_wait_for,
+            replica_timeout_s=jobs.replica_timeout_s,
+            replicated=REPLICATED,
+        )
+        usage = UsageOutbox(database, background.runtime.accounts.ledger.usage.add)
+        source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
+        sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))
+
+        async def close_store() -> None:
+            with anyio.move_on_after(_FLUSH_S):
+                await usage.flush()
+            await database.close()
+
+        closing += [source.close, sink.close, dead.close, close_store, background.runtime.close]
+        operator = await _start_operator(background, closing) if serves_operators else ""
+        pipeline = _build_pipeline(config, jobs, topics, background, database, source, sink, dead)
+        wait_until_durable = DurabilityCheck(database, jobs.durability).wait
+        if await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):
+            await _start_background(background, config, reread)
+            tasks.start_soon(usage.run)
+            print(f"ready stream={topics.name}{operator}", flush=True)
+            await pipeline.run(stop)
+
+    await run_with_tasks(work)
+
+
+async def _start_operator(background: Background, closing: list[Closing]) -> str:
+    """Listen at the operators' address. Returns what the ready line says of it. Raises ConfigError."""
+    await background.operator.start()
+    closing.insert(0, background.operator.close)
+    return f" operator={background.operator.url}"
+
+
+async def _start_background(background: Background, config: Config, reread: Callable[[], Config] | None) -> None:
+    if reread is not None:
+        reload_on_sighup(background.runtime.pools, config, reread)
+    await background.runtime.start()
+    tune_garbage_collector()
+
+
+def _build_pipeline(
+    config: Config,
+    jobs: JobsConfig,
+    topics: StreamTopics,
+    background: Background,
+    database: RedisClient,
+    source: MessageSource,
+    sink: MessageSink,
+    dead: MessageSink,
+) -> StreamPipeline:
+    from .streams.effects import EffectStore
+    from .streams.metrics import StreamMetrics
+    from .streams.outcome import OutcomeWriter
+    from .streams.pipeline import StreamPipeline
+    from .streams.settlement import Insistence, MessageSettler, StreamPorts
+
+    metrics = StreamMetrics(background.runtime.metrics.registry)
+    owner = secrets.token_hex(8) if source.needs_lease else ""
+    runner = _build_message_runner(config, jobs, background, metrics)
+    effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
+    ports = StreamPorts(source, sink, dead, effects, Insistence())
+    max_attempts = config.streams.max_attempts
+    settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=max_attempts)
+    return StreamPipeline(str(topics.source), ports, settler, config.streams, metrics, drain_s=jobs.drain_s)
+
+
+def _build_message_runner(
+    config: Config, jobs: JobsConfig, background: Background, metrics: StreamMetrics
+) -> MessageRunner:
+    from .streams.attempts import MessageCallers, MessageRunner
+
+    accounts = background.runtime.accounts
+    return MessageRunner(
+        config.streams,
+        jobs,
+        SubmissionParser(jobs, background.runtime.tiers, accounts.ledger.check_cost),
+        background.runner,
+        MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),
+        metrics,
+    )
+
+
+async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
+    """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
+    from .brokers.open import open_history, open_sink
+    from .streams.metrics import StreamMetrics
+    from .streams.outcome import OutcomeWriter
+    from .streams.replay import MessageReplay, ReplayOutput
+    from .streams.settlement import Insistence
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs, streams = jobs_settings(config, "a replay"), config.streams
+        background = build_background(config, tasks, jobs, route="replay", service_name="causeway-stream")
+        runtime = background.runtime
+        history = open_history(topics.source, streams.login)
+        name = f"replay-{secrets.token_hex(4)}"
+        audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
+        closing += [history.close, *([] if audit is None else [audit.close]), runtime.close]
+        replay = MessageReplay(
+            str(topics.source),
+            history,
+            _build_message_runner(config, jobs, background, StreamMetrics(runtime.metrics.registry)),
+            OutcomeWriter(topics.name),
+            ReplayOutput(name, audit, lambda line: print(line, flush=True), Insistence()),
+            in_flight=streams.in_flight,
+        )
+        if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
+            return
+        await runtime.start()
+
+        async def read() -> None:
+            try:
+                await replay.run(topics.wanted)
+            except ConfigError:
+                raise
+            except CausewayError as error:
+                raise ConfigError(f"the replay is not complete: {error.message}", where="--replay") from error
+
+        if await open_all(stop, read) and topics.audit is not None:
+            print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)
+
+    await run_with_tasks(work)
