@@ -18,9 +18,7 @@ from ..config import Config, Flags, load_config
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import client_fault, eviction_fault
 from ..storage.config import with_shared_redis
-from .process import refuse
-
-_PATH = click.Path(path_type=Path)
+from .process import PATH, refuse
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -32,7 +30,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(path: Path | None, redis: str | None, as_json: bool) -> None:

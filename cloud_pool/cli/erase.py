@@ -24,9 +24,8 @@ from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault
 from ..storage.config import with_shared_redis
 from ..storage.stores import JobStores
-from .process import OTHER_NAMES, PROGRAM, report_errors
+from .process import OTHER_NAMES, PATH, PROGRAM, report_errors
 
-_PATH = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ALWAYS_LEFT = (
     Remainder(
@@ -39,13 +38,13 @@ _ALWAYS_LEFT = (
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--tenant", help="Erase a tenant: all its devices and users.")
 @click.option("--device", help="Erase a device, as tenant/device.")
 @click.option("--user", help="Erase the jobs of a user, as tenant/user: requests that name it as `user`.")
 @click.option("--sign", "private", type=_FILE, help="Signs the receipt: a private key of `keys new`.")
-@click.option("--receipt", "file", type=_PATH, help="File for the receipt; without it, stdout.")
+@click.option("--receipt", "file", type=PATH, help="File for the receipt; without it, stdout.")
 @click.option("--dry-run", is_flag=True, help="Print how much there is, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--keep-cache", is_flag=True, help="Leave the shared cache, whose entries expire by themselves.")

@@ -17,12 +17,11 @@ from router.serving.process import ask
 from ..config import Config, Flags, load_config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
-from .process import PROGRAM, refuse
+from .process import PATH, PROGRAM, refuse
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores
 
-_PATH = click.Path(path_type=Path)
 _AUDIT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _HELP = {"help_option_names": ["-h", "--help"]}
 T = TypeVar("T")
@@ -36,7 +35,7 @@ class _Source(NamedTuple):
 
 
 @click.group(context_settings=_HELP)
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.pass_context
 def dlq(context: click.Context, path: Path | None, redis: str | None) -> None:
@@ -84,7 +83,7 @@ def jobs() -> None:
 
 
 @jobs.command("reconcile")
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
 @click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)

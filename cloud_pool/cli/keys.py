@@ -26,11 +26,10 @@ from ..admission import RANK, Priority
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..storage.encryption import rotate_keys
 from ..storage.redis_client import PromotableReplicas
-from .process import report_errors
+from .process import PATH, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
 _DEFAULTS = IdentityConfig()
-_PATH = click.Path(path_type=Path)
 _SECONDS_PER_DAY = 86400.0
 
 
@@ -45,11 +44,11 @@ def keys() -> None:
 @keys.command()
 @click.option(
     "--private",
-    type=_PATH,
+    type=PATH,
     required=True,
     help="File for the private key, written with mode 0600. Keep it off the gateways.",
 )
-@click.option("--keys", "key_file", type=_PATH, required=True, help="JWKS file; the public key is added to it.")
+@click.option("--keys", "key_file", type=PATH, required=True, help="JWKS file; the public key is added to it.")
 @_report_errors
 def new(private: Path, key_file: Path) -> None:
     """Create a signing key and print its id. Gateways read the changed key set within a second."""
@@ -57,7 +56,7 @@ def new(private: Path, key_file: Path) -> None:
 
 
 @keys.command()
-@click.option("--private", type=_PATH, required=True, help="Signing key, from `keys new`.")
+@click.option("--private", type=PATH, required=True, help="Signing key, from `keys new`.")
 @click.option("--tenant", required=True, help="The device's tenant.")
 @click.option("--device", required=True, help="The device's name.")
 @click.option(
@@ -131,7 +130,7 @@ def issue(
 
 
 @keys.command()
-@click.argument("file", type=_PATH)
+@click.argument("file", type=PATH)
 @click.option(
     "--after-s",
     type=click.FloatRange(min=0),
@@ -151,12 +150,12 @@ def rotate(file: Path, after_s: float) -> None:
 
 
 @keys.command()
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file, for their Redis.")
+@click.option("--config", "path", type=PATH, help="The gateways' YAML file, for their Redis.")
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis, as redis://host:port/0.")
 @click.option("--token-id", help="Revoke one token, by its id.")
 @click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
 @click.option("--key", "kid", help="Revoke a signing key and with it all its tokens: remove it from --keys.")
-@click.option("--keys", "key_file", type=_PATH, help="JWKS file, for --key.")
+@click.option("--keys", "key_file", type=PATH, help="JWKS file, for --key.")
 @_report_errors
 def revoke(
     path: Path | None,
@@ -207,8 +206,8 @@ async def _revoke(path: Path | None, url: str | None, token_id: str | None, devi
 
 @keys.command()
 @click.argument("token", required=False)
-@click.option("--keys", "key_file", type=_PATH, help="List the keys of this JWKS file.")
-@click.option("--config", "path", type=_PATH, help="List the revocations in the Redis of the gateways' YAML file.")
+@click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
+@click.option("--config", "path", type=PATH, help="List the revocations in the Redis of the gateways' YAML file.")
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="List the revocations in this Redis.")
 @_report_errors
 def show(token: str | None, key_file: Path | None, path: Path | None, url: str | None) -> None:

@@ -24,11 +24,10 @@ from ..tiers.config import DEFAULT_TIER
 from ..triton_server.encoder_runtime import EncoderOptions
 from ..triton_server.server_process import ServedModel, find_environment, write_repository
 from ..upstreams.triton.model_control import default_key_file, ensure_key
-from .process import refuse, until_stopped
+from .process import PATH, refuse, until_stopped
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
 _PORT = click.IntRange(0, 65535)
-_PATH = click.Path(path_type=Path)
 
 
 def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int | Literal["auto"]:
@@ -43,7 +42,7 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics, over HTTP.")
 @click.option(
     "--key-file",
-    type=_PATH,
+    type=PATH,
     default=default_key_file,
     show_default="~/.local/state/causeway-triton/key",
     help="Key of the model control, made if it is missing; gateways and workers read it as `triton_key_file`.",
@@ -58,11 +57,11 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     " `speech`, `pictures` and `files` are encoders of such parts.",
 )
 @click.option(
-    "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Folder searched for artifacts first; repeatable."
+    "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
 )
 @click.option(
     "--environment",
-    type=_PATH,
+    type=PATH,
     default=ENVIRONMENT,
     envvar="CAUSEWAY_TRITON_ENV",
     help="Folder of Triton's Python environment.",
