@@ -27,7 +27,7 @@ from ...clock import Clock
 from ...config.schema import OutboxWebhookConfig
 from ..record import OutboxWebhook
 from ..store import JobOutbox
-from ..tables.webhooks import receiver_of
+from ..tables.rows import receiver_of
 from .run import JobFeed
 
 log = logging.getLogger(__name__)

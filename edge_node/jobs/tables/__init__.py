@@ -2,6 +2,5 @@
 
 schema       its tables and queries, the row of a job, and rows that cannot be read
 rows         one job at a time: read, saved, ended, deleted, told of; everything counted
-webhooks     when receivers are told
 acceptance   room for a new job
 """
