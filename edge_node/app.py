@@ -56,7 +56,7 @@ from .http.inspection import Inspection
 from .http.request_reader import RequestReader
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
-from .modalities.entry import AudioEntry
+from .modalities import AudioEntry
 from .modalities.sound import find_program
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits

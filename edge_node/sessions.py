@@ -27,7 +27,7 @@ from .clock import Clock
 from .config.schema import RealtimeConfig
 from .http.api import new_decision_id
 from .http.request_reader import RequestReader, routing_hints
-from .modalities.entry import AudioEntry
+from .modalities import AudioEntry
 from .modalities.sound import NO_SPEECH
 from .serving.generation import RequestContext
 from .serving.service import Service

@@ -18,7 +18,7 @@ from ..files.store import DeviceFileStore
 from ..http.inspection import Reachability, Readiness
 from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry
-from ..modalities.entry import AudioEntry
+from ..modalities import AudioEntry
 from ..observability.metrics import Metrics
 from ..serving.admission import Admission
 from ..serving.generation import Records, SharedGenerations
