@@ -1,6 +1,6 @@
 """The uploaded files of a box: who owns them, how many there may be, and until when.
 
-A file of another owner does not exist for a client. Files expire by the box's own time (`box_time`): a wall clock
+A file of another owner does not exist for a client. Files expire by the box's own time (`BoxTime`): a wall clock
 that jumps deletes none and keeps none. The disk is one thread's, so a file is never read while it is being erased.
 """
 

@@ -75,6 +75,10 @@ _RAW = "A model without a calibrator is judged by its raw confidence, which says
 _CALIBRATED = "The confidence is calibrated for this pair: the probability that the large model is not better."
 _RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
+_FIXED_COLUMNS = ("route", "target", "reason", "first ms", "total ms")  # never truncated
+_GAP = 2
+_ANSWER_WIDTH = 36  # columns that question and answer need together, else no answers are shown
+_ROUTE_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 _GATEWAY = "# Written by `causeway-edge up`.\ntiers: {tiers}\n"
 _LARGE_MODELS = """\
 # A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
@@ -286,12 +290,6 @@ def render_table(rows: list[Row], width: int) -> Table:
     for row in cells:
         table.add_row(*row[: len(table.columns)])
     return table
-
-
-_FIXED_COLUMNS = ("route", "target", "reason", "first ms", "total ms")  # never truncated
-_GAP = 2
-_ANSWER_WIDTH = 36  # columns that question and answer need together, else no answers are shown
-_ROUTE_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 
 
 def _cells(row: Row) -> list[Text]:

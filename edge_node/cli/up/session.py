@@ -40,6 +40,9 @@ _GATEWAY_GRACE_S = 30.0
 _EDGE_EXTRA_S = 10.0  # beyond the edge's own drain time
 _LOADING = ("idle", "starting")  # engine states before ready
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
+_KEPT_RUNS = 5
+_PORTS_TRIED = 100
+_CHECKOUT = Path(__file__).parents[3]
 
 
 class UpOptions(msgspec.Struct, frozen=True):
@@ -256,11 +259,6 @@ class _UpSession:
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (flag, value)]
-
-
-_KEPT_RUNS = 5
-_PORTS_TRIED = 100
-_CHECKOUT = Path(__file__).parents[3]
 
 
 def find_programs() -> dict[str, list[str]]:
