@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAn
 from ..rollout.boxes import DeviceEvent
 from ..store.audit_chain import AuditRow, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
-from .rollout_output import boxes, bundle_name, counted, table
+from .rollout_output import boxes, bundle_name, counted, table, time_text
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
@@ -82,7 +81,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"for {boxes(uses)}, until {_time(made.expires)}", err=True)
+    click.echo(f"for {boxes(uses)}, until {time_text(made.expires)}", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:
@@ -116,7 +115,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     before = client.get(path, DeviceAnswer)
     _print_table((before,))
     if before.revoked is not None:
-        click.echo(f"{device} was revoked already, at {_time(before.revoked)}")
+        click.echo(f"{device} was revoked already, at {time_text(before.revoked)}")
         return
     click.echo(f"for good: within a minute the control plane and the cloud gateways refuse {device}")
     click.echo("it answers on from the bundle that it runs; to return, it leaves and joins anew under another name")
@@ -157,7 +156,7 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
         position = rows[-1].n
         if not verify:
             for row in rows:
-                click.echo(f"{row.n:>5}  {_time(row.at)}  {row.actor} {row.action}  {_what(row.what)}")
+                click.echo(f"{row.n:>5}  {time_text(row.at)}  {row.actor} {row.action}  {_what(row.what)}")
             continue
         fault = first_fault(rows, last)
         if fault:
@@ -184,7 +183,7 @@ def _row(device: DeviceAnswer) -> tuple[str, ...]:
     notes += [f"pinned to {bundle_name(device.pin)}"] if device.pin else []
     notes += [f"quarantined {', '.join(map(bundle_name, device.quarantined))}"] if device.quarantined else []
     notes += [f"{device.code}: {device.reason}"] if device.code else []
-    last_seen = _time(device.last_seen) if device.last_seen else "never"
+    last_seen = time_text(device.last_seen) if device.last_seen else "never"
     running = bundle_name(device.running)
     return device.id, device.cohort, device.site, device.state, running, last_seen, "; ".join(notes)
 
@@ -192,7 +191,7 @@ def _row(device: DeviceAnswer) -> tuple[str, ...]:
 def _event(event: DeviceEvent) -> tuple[str, ...]:
     why = f"{event.code}: {event.reason}" if event.code else ""
     wanted = f" -> {bundle_name(event.wanted)}" if event.wanted else ""
-    return _time(event.at), event.state, bundle_name(event.running) + wanted, why
+    return time_text(event.at), event.state, bundle_name(event.running) + wanted, why
 
 
 def _whole_id(client: FleetClient, bundle: str) -> str:
@@ -222,7 +221,3 @@ def _value(value: object) -> str:
             return bundle_name(value)
         return value if _PLAIN.fullmatch(value) else msgspec.json.encode(value).decode()
     return msgspec.json.encode(value).decode()
-
-
-def _time(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -109,6 +109,11 @@ def boxes(number: int) -> str:
     return counted(number, "box", "boxes")
 
 
+def time_text(at: float) -> str:
+    """Return a time in UTC; `at`: Unix seconds."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
 def bundle_name(bundle: str | None) -> str:
     """Return the first digits of a bundle's id, as the console shows it; None or "": what a box runs without one."""
     return bundle[:12] if bundle else FACTORY
@@ -190,8 +195,7 @@ def detail_lines(detail: Mapping[str, Any]) -> Iterator[str]:
     yield f"  boxes in the share: {', '.join(members) or 'none'}"
     yield from (f"  {line}" for line in _last_look(detail["looks"]))
     for event in detail["events"]:
-        at = datetime.fromtimestamp(event["at"], UTC)
-        yield f"  {at:%Y-%m-%d %H:%M:%S}Z {event['actor']} {event['action']} {event['reason']}".rstrip()
+        yield f"  {time_text(event['at'])} {event['actor']} {event['action']} {event['reason']}".rstrip()
 
 
 def _last_look(looks: list[dict[str, Any]]) -> Iterator[str]:
