@@ -52,7 +52,7 @@ class FolderSource:
 
 
 class DownloadBounds(msgspec.Struct, frozen=True):
-    """Of all blobs of an update together: the whole time, and the least rate after `grace_s` (of each blob)."""
+    """How long the files of an update may take together, and the least rate after `grace_s`: of each blob."""
 
     deadline_s: float = 6 * 3600.0
     grace_s: float = 30.0

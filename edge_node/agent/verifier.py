@@ -44,6 +44,7 @@ from router.bundle.refusals import (
 
 from .disk import Disk
 from .inspection import Looked, LookRequest
+from .source import DownloadBounds
 
 Fetch = Callable[[str], Iterator[bytes]]
 """Yields the file at a path. Raises FileNotFoundError if the source does not have it, OSError if it cannot tell."""
@@ -53,12 +54,8 @@ _FRESHNESS = ("timestamp", "snapshot")
 _CONFIG = UpdaterConfig(root_max_length=256 * 1024, snapshot_max_length=256 * 1024, targets_max_length=2 * 1024 * 1024)
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """How long one update may take, metadata and manifests together, and its least rate after `grace_s`."""
-
-    deadline_s: float = 120.0
-    grace_s: float = 10.0
-    least_bytes_per_s: float = 256.0
+BOUNDS = DownloadBounds(deadline_s=120.0, grace_s=10.0, least_bytes_per_s=256.0)
+"""Of one update's metadata and manifests together."""
 
 
 class UpdateVerifier:
@@ -80,13 +77,13 @@ class UpdateVerifier:
         root: bytes,
         fetch: Fetch,
         monotonic: Callable[[], float],
-        bounds: Bounds | None = None,
+        bounds: DownloadBounds = BOUNDS,
         *,
         not_before: float = 0.0,
     ) -> None:
         self._folder = folder
         self._not_before = datetime.fromtimestamp(not_before, UTC)
-        self._fetcher = _BoundedFetcher(fetch, monotonic, bounds or Bounds())
+        self._fetcher = _BoundedFetcher(fetch, monotonic, bounds)
         folder.mkdir(parents=True, exist_ok=True)
         with self._translated("root"):
             self._updater = Updater(
@@ -224,7 +221,7 @@ _REFUSALS: tuple[tuple[type[Exception], type[UpdateRefused]], ...] = (
 class _BoundedFetcher(FetcherInterface):
     """Bounds the time and the rate of all files together; python-tuf bounds the length of each."""
 
-    def __init__(self, fetch: Fetch, monotonic: Callable[[], float], bounds: Bounds) -> None:
+    def __init__(self, fetch: Fetch, monotonic: Callable[[], float], bounds: DownloadBounds) -> None:
         self._source = fetch
         self._monotonic = monotonic
         self._bounds = bounds

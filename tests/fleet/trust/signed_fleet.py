@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 from securesystemslib.signer import CryptoSigner
 
-from edge_node.agent.verifier import Bounds, Fetch, UpdateVerifier
+from edge_node.agent.source import DownloadBounds
+from edge_node.agent.verifier import BOUNDS, Fetch, UpdateVerifier
 from fleet.repository.folder import check_fleet
 from fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from fleet.trust.offline import RoleReport, sign_offline, signed_manifests
@@ -87,7 +88,7 @@ def served(folder: Path, replaced: dict[str, bytes] | None = None) -> Fetch:
     return fetch
 
 
-def verifier(state: Path, root: bytes, fetch: Fetch, bounds: Bounds | None = None) -> UpdateVerifier:
+def verifier(state: Path, root: bytes, fetch: Fetch, bounds: DownloadBounds = BOUNDS) -> UpdateVerifier:
     return UpdateVerifier(state, root, fetch, lambda: 0.0, bounds)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, TargetFile, Targets
 
-from edge_node.agent.verifier import Bounds, Fetch, UpdateVerifier
+from edge_node.agent.source import DownloadBounds
+from edge_node.agent.verifier import Fetch, UpdateVerifier
 from fleet.trust.online import publish_freshness
 from router.bundle.manifest import blob_of, encode_plan
 from router.bundle.refusals import UpdateRefused
@@ -282,8 +283,8 @@ def test_a_dead_source(fleet: SignedFleet, box: Box) -> None:
     assert refused(box(fetch=dead).refresh) == "update_unavailable"
 
 
-@pytest.mark.parametrize("bounds", [Bounds(deadline_s=60, least_bytes_per_s=0), Bounds(deadline_s=1e9, grace_s=10)])
-def test_a_drip(fleet: SignedFleet, tmp_path: Path, bounds: Bounds) -> None:
+@pytest.mark.parametrize("bounds", [DownloadBounds(60.0, 10.0, 0.0), DownloadBounds(1e9, 10.0, 256.0)])
+def test_a_drip(fleet: SignedFleet, tmp_path: Path, bounds: DownloadBounds) -> None:
     """20 bytes a second never leave a gap that a timeout of the connection would see."""
     fleet.release()
     clock = [0.0]
