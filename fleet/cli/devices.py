@@ -14,7 +14,7 @@ from router.numbers import seconds_of
 from router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
-from ..rollout.boxes import DeviceEvent
+from ..rollout.settings import DeviceEvent
 from ..store.audit_chain import AuditRow, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import boxes, bundle_name, counted, table, time_text

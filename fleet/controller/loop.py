@@ -22,9 +22,8 @@ from router.errors import CausewayError
 from router.serving.folders import write_atomically
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
-from ..rollout.boxes import MaintenanceWindow
 from ..rollout.rollout import Rollout
-from ..rollout.settings import RolloutState
+from ..rollout.settings import MaintenanceWindow, RolloutState
 from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import Device, cohort_devices

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from router.bundle.manifest import RolloutPlan, position
 from router.bundle.protocol import LATENCY_BOUNDS_S
 
-from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share
-from ..rollout.settings import RolloutEvent, RolloutSettings, RolloutState
+from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, RolloutSettings, RolloutState, is_silent
 from ..rollout.verdict import Observations, Verdict
 from ..store.devices import Device
 from ..store.rollouts import ReportedPlan

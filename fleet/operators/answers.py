@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from router.bundle.manifest import Name, Sha256
 
-from ..rollout.boxes import DeviceEvent
+from ..rollout.settings import DeviceEvent
 from ..store.audit_chain import AuditRow
 
 Reason = Annotated[str, Meta(max_length=500)]

@@ -18,8 +18,7 @@ from router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
-from ..rollout.boxes import DeviceEvent, is_silent
-from ..rollout.settings import RolloutEvent
+from ..rollout.settings import DeviceEvent, RolloutEvent, is_silent
 from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, audit_of, read_audit

@@ -17,8 +17,7 @@ from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem
 from router.numbers import seconds_of
 
-from ..rollout.boxes import MaintenanceWindow
-from ..rollout.settings import METRICS, MetricLimit, RolloutSettings, RolloutStage
+from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutSettings, RolloutStage
 
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import BoxState
 
-from ..rollout.boxes import DeviceEvent
+from ..rollout.settings import DeviceEvent
 from .database import among, as_list, one_of
 from .tables import device_events, devices
 

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..rollout.boxes import MaintenanceWindow
+from ..rollout.settings import MaintenanceWindow
 from .tables import devices, generations, revocations
 
 REVOCATIONS = "#revocations"

@@ -18,9 +18,15 @@ from fleet.controller.step import (
     paused_behind,
     step,
 )
-from fleet.rollout.boxes import MaintenanceWindow
 from fleet.rollout.rollout import Rollout, apply, plan_of
-from fleet.rollout.settings import MetricLimit, RolloutEvent, RolloutSettings, RolloutStage, RolloutState
+from fleet.rollout.settings import (
+    MaintenanceWindow,
+    MetricLimit,
+    RolloutEvent,
+    RolloutSettings,
+    RolloutStage,
+    RolloutState,
+)
 from fleet.rollout.verdict import Outcome
 from fleet.store.devices import Device
 from fleet.store.rollouts import ReportedPlan

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleet.rollout.boxes import MaintenanceWindow
+from fleet.rollout.settings import MaintenanceWindow
 from fleet.server.tokens import ReportKeys
 from fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
 from fleet.store.generations import CohortPace, advance, revoke

@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from fleet.rollout.boxes import DeviceEvent
+from fleet.rollout.settings import DeviceEvent
 from fleet.store.database import Store
 from fleet.store.devices import device_history, forget_old_events, write_reports
 from fleet.store.tables import metadata

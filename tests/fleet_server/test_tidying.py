@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.app import read_fleet_folder
-from fleet.rollout.boxes import DeviceEvent
+from fleet.rollout.settings import DeviceEvent
 from fleet.server.plane import ControlPlane
 from fleet.server.tokens import load_token_key
 from fleet.store.database import Store

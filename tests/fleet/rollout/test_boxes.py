@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.rollout.boxes import MaintenanceWindow, is_silent
+from fleet.rollout.settings import MaintenanceWindow, is_silent
 from fleet.server.messages import BootHistory
 from fleet.store.generations import CohortPace
 
