@@ -76,10 +76,9 @@ class ReportedPlan(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = [
-    rollouts.c[name]
-    for name in ("id", "cohort", "body_json", "version", "author", "created", "updated", "allow_leaving")
+    *(rollouts.c[name] for name in ("id", "cohort", "body_json", "version", "author", "created", "updated")),
+    *(rollouts.c[name] for name in ("allow_leaving", "without_replay", "acknowledged_json")),
 ]
-_COLUMNS += [rollouts.c.without_replay, rollouts.c.acknowledged_json]
 _NEWEST = (rollouts.c.created.desc(), rollouts.c.id)
 
 
