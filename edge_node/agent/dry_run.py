@@ -42,6 +42,9 @@ from .inspection import BundleReport, BundleRequest, ModelFile
 from .store import signal_manifest
 
 _REPLAYED_RECORDS = 500
+_CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
+_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, a picture's pixels
+_USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
 
 
 def examine(request: BundleRequest) -> BundleReport:
@@ -135,11 +138,6 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
 
 def _adapters(manifest: Manifest | None) -> tuple[str, ...] | None:
     return None if manifest is None else tuple(manifest.adapters)
-
-
-_CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
-_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, a picture's pixels
-_USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
 
 
 def check_fit(file: ModelFile, total_bytes: int) -> None:

@@ -20,6 +20,8 @@ from .disk import Disk
 
 CHUNK_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024
+IMPORT, WANTED = "import", "wanted"
+_AWAY_S = 60.0
 
 
 class Source(Protocol):
@@ -156,10 +158,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-IMPORT, WANTED = "import", "wanted"
-_AWAY_S = 60.0
 
 
 class SourceWithImport:

@@ -24,6 +24,12 @@ from .rollout_output import counted
 
 Checked = CheckedPolicy | CheckedFleet
 _STYLE = {"error": "bold red", "warning": "yellow"}
+_CAUSES: dict[Cause, str] = {
+    "leaves": "goes to the cloud",
+    "may_leave": "may go to the cloud, after a failure or a handoff",
+    "unknown": "may go to the cloud: hangs on {signals}, not recorded",
+}
+_SHORT_CAUSES: dict[Cause, str] = {"leaves": "surely", "may_leave": "perhaps, as a fallback", "unknown": "unknown"}
 
 
 class ProblemReport(msgspec.Struct, frozen=True):
@@ -99,15 +105,6 @@ def print_run(console: Console, run: CaseRun) -> None:
     if run.results:
         passed = sum(not result.differences for result in run.results)
         console.print(Text(f"{run.path}: {passed} of {len(run.results)} cases pass  ({run.policy})"), soft_wrap=True)
-
-
-_CAUSES: dict[Cause, str] = {
-    "leaves": "goes to the cloud",
-    "may_leave": "may go to the cloud, after a failure or a handoff",
-    "unknown": "may go to the cloud: hangs on {signals}, not recorded",
-}
-
-_SHORT_CAUSES: dict[Cause, str] = {"leaves": "surely", "may_leave": "perhaps, as a fallback", "unknown": "unknown"}
 
 
 class LeavingReport(LeavingRequest, frozen=True):

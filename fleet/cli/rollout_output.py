@@ -12,6 +12,19 @@ from router.bundle.manifest import WHOLE, Blob, BundleAdapter, BundleManifest, B
 
 from ..operators.answers import FleetAnswer, RolloutStatus
 
+FACTORY = "factory's files"
+_MEMBERS = {
+    "commit": "run it",
+    "trial": "try it",
+    "waiting": "wait to change",
+    "quarantine": "rolled it back",
+    "silent": "are silent",
+    "held": "are held",
+    "pinned": "are pinned",
+}
+"""Words for the states of members; another is a step on the way, by its own name."""
+_UNDONE = ("aborted", "reverting", "reverted")
+
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
     """Compare two bundles of a cohort, apart from the policy's text. Empty: they are the same.
@@ -97,9 +110,6 @@ def _settings(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
             yield f"settings.{key}: {'unset' if before is None else before} -> {'unset' if after is None else after}"
 
 
-FACTORY = "factory's files"
-
-
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun: `1 box`, `2 boxes`."""
     return f"{number} {one if number == 1 else many or one + 's'}"
@@ -127,19 +137,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-
-
-_MEMBERS = {
-    "commit": "run it",
-    "trial": "try it",
-    "waiting": "wait to change",
-    "quarantine": "rolled it back",
-    "silent": "are silent",
-    "held": "are held",
-    "pinned": "are pinned",
-}
-"""Words for the states of members; another is a step on the way, by its own name."""
-_UNDONE = ("aborted", "reverting", "reverted")
 
 
 def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[str]:

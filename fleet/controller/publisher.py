@@ -24,6 +24,8 @@ from ..trust.keys import ONLINE, Trust, load_signer, read_trust
 from ..trust.online import publish_online, published_plans, renewal_due, signed_bundles
 from ..trust.published import PublishedFolder
 
+REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
+
 
 class Publisher:
     """The published folder of one fleet, and the keys to change it.
@@ -114,9 +116,6 @@ def _without_lost_pins(plan: RolloutPlan, signed: frozenset[str]) -> RolloutPlan
         return plan
     pins = {device: bundle for device, bundle in plan.pins.items() if device not in lost}
     return msgspec.structs.replace(plan, pins=pins, holds=plan.holds | lost)
-
-
-REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
 
 class Plans:

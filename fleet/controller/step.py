@@ -28,6 +28,9 @@ _COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
 """(device, bundle or "") → requests, errors, degraded and the latency buckets since the look before."""
+S, E = RolloutState, RolloutEvent
+CHECKED = (S.LINT, S.REPLAY)
+UNPUBLISHED = (S.DRAFT, *CHECKED)
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -156,11 +159,6 @@ def _observations(
         rolled_back=rolled_back,
         pending=pending,
     )
-
-
-S, E = RolloutState, RolloutEvent
-CHECKED = (S.LINT, S.REPLAY)
-UNPUBLISHED = (S.DRAFT, *CHECKED)
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -24,6 +24,36 @@ STOP_S = 30.0
 _READY_POLL_S = 0.05
 CAUSEWAY_FLEET = (sys.executable, "-m", "fleet")
 CAUSEWAY_EDGE = (sys.executable, "-m", "edge_node")
+OFFLINE = ("anna", "ben", "carla")
+ONLINE = "server"
+COHORT = "kiosks"
+_SHORT = ("turn on the light", "what time is it", "play some jazz", "stop the music")
+_LONG = (
+    "set an alarm for seven tomorrow morning and another one for half past eight on saturday",
+    "remind me to call the dentist on monday at ten and to buy milk on the way home from work",
+)
+_REQUESTS_PER_S = 0.7  # of the application on one box
+_LONG_SHARE = 0.3
+_POLL_S = 1.0
+_STARTING = 4  # boxes that start at once
+_BOXES_OF_A_SITE = 4
+_ROLLOUT_S = 900.0
+_LATE_S = 60.0  # a rollout does not wait for a box that was silent; it follows later
+_ENDED = ("done", "reverted", "draft")
+ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
+"""How the rollout of each policy ends."""
+# Boxes on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
+_BOX = {
+    "server.port": 0,
+    "server.socket": "",
+    "engine.threads": 1,
+    "engine.sequences": 1,
+    "fleet.trial_s": "6s",
+    "fleet.trial_requests": 20,
+    "fleet.trial_max_s": "25s",
+    "fleet.telemetry_s": "3s",
+    "log": "info",
+}
 
 
 class ProgramFailed(Exception):
@@ -95,10 +125,6 @@ def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, 
         raise ProgramFailed(f"{' '.join(arguments[2:6])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
-
-OFFLINE = ("anna", "ben", "carla")
-ONLINE = "server"
-COHORT = "kiosks"
 
 _FLEET = """\
 version: 1
@@ -189,35 +215,6 @@ def write_policy(folder: Path, name: str) -> None:
     """Make one of `POLICIES` the cohort's policy."""
     text = _POLICY.format(name=name, routes=POLICIES[name])
     (folder / "policies" / "kiosk.yaml").write_text(text, encoding="utf-8")
-
-
-_SHORT = ("turn on the light", "what time is it", "play some jazz", "stop the music")
-_LONG = (
-    "set an alarm for seven tomorrow morning and another one for half past eight on saturday",
-    "remind me to call the dentist on monday at ten and to buy milk on the way home from work",
-)
-_REQUESTS_PER_S = 0.7  # of the application on one box
-_LONG_SHARE = 0.3
-_POLL_S = 1.0
-_STARTING = 4  # boxes that start at once
-_BOXES_OF_A_SITE = 4
-_ROLLOUT_S = 900.0
-_LATE_S = 60.0  # a rollout does not wait for a box that was silent; it follows later
-_ENDED = ("done", "reverted", "draft")
-ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
-"""How the rollout of each policy ends."""
-# Boxes on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
-_BOX = {
-    "server.port": 0,
-    "server.socket": "",
-    "engine.threads": 1,
-    "engine.sequences": 1,
-    "fleet.trial_s": "6s",
-    "fleet.trial_requests": 20,
-    "fleet.trial_max_s": "25s",
-    "fleet.telemetry_s": "3s",
-    "log": "info",
-}
 
 
 class Show:

@@ -39,6 +39,7 @@ SESSION_S = 12 * 3600.0
 BOOTSTRAP = "bootstrap"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _LEAST_TOKEN = 16  # characters
+_PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SignIn:
@@ -154,9 +155,6 @@ def load_bootstrap_token(path: Path) -> str:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
-
-
-_PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SessionRoutes:

@@ -27,6 +27,10 @@ _LONGEST_PAUSE_S = 360.0  # a parked poll of at most 300 s, after which a box re
 Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 Span = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h|d)$", title="a time such as 30s, 20m or 1d")]
 Clock = Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$", title='a time of day such as "22:30"')]
+FLEET_FILE = "fleet.yaml"
+Label = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$", title="a label of 1 to 63 letters, digits or . / _ -")
+]
 
 
 class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,13 +140,6 @@ def _seconds(span: str) -> float:
 def _minute(clock: str) -> int:
     hours, minutes = clock.split(":")
     return 60 * int(hours) + int(minutes)
-
-
-FLEET_FILE = "fleet.yaml"
-
-Label = Annotated[
-    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$", title="a label of 1 to 63 letters, digits or . / _ -")
-]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

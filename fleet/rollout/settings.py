@@ -14,6 +14,7 @@ import msgspec
 from router.bundle.manifest import WHOLE
 
 LATENCY = "latency"
+MINUTES_OF_DAY = 1440
 
 
 class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -220,9 +221,6 @@ def next_state(state: RolloutState, event: RolloutEvent) -> RolloutState:
         return LIFE[state][event]
     except KeyError:
         raise IllegalTransition(state, event) from None
-
-
-MINUTES_OF_DAY = 1440
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,6 +31,7 @@ from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
 """The worst half of all boxes, their worst quarter and so on: a small harm to all boxes, or a large one to a few."""
+ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 
 def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
@@ -147,9 +148,6 @@ def _variance(*arms: tuple[NDArray[np.int64], NDArray[np.int64]]) -> float:
     between = sum(events.size * of_a_box / float(requests.sum()) ** 2 for events, requests in arms)
     smoothed = [((events.sum() + 1) / (requests.sum() + 2), requests.sum()) for events, requests in arms]
     return max(between, sum(float(share * (1 - share) / requests) for share, requests in smoothed))
-
-
-ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 
 class Outcome(StrEnum):

@@ -29,6 +29,10 @@ from .tokens import ReportKeys
 
 _BOOTS = 16
 _ARRIVALS = 8
+FRESH_S = 300.0
+"""How far `sent` of a token request may be off."""
+_RETRY_S = 60.0
+Message = StatusReport | Telemetry | TokenRequest
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,12 +84,6 @@ def _noted(seqs: dict[str, int], boot: str, seq: int) -> dict[str, int]:
     """The newest boot is last; the oldest is forgotten."""
     kept = {name: value for name, value in seqs.items() if name != boot}
     return dict([*kept.items(), (boot, seq)][-_BOOTS:])
-
-
-FRESH_S = 300.0
-"""How far `sent` of a token request may be off."""
-_RETRY_S = 60.0
-Message = StatusReport | Telemetry | TokenRequest
 
 
 class SignedMessage(msgspec.Struct, frozen=True):

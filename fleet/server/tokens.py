@@ -27,6 +27,11 @@ from .refusals import SignatureInvalid, TokenExpired
 
 SKEW_S = 30.0
 """How long a token and its report key are accepted after their end."""
+TOKEN_S = 600.0
+TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
+_SCOPE = "chat jobs"
+_ALGORITHM = "EdDSA"
+_REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 
 class ReportKeys:
@@ -67,13 +72,6 @@ class ReportKeys:
     def _key(self, device: str, name: str) -> ReportKey:
         content = f"{name}\n{device}".encode(errors="replace")
         return ReportKey(id=name, key=hmac.digest(self._secret, content, "sha256").hex())
-
-
-TOKEN_S = 600.0
-TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
-_SCOPE = "chat jobs"
-_ALGORITHM = "EdDSA"
-_REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 
 class TokenKey:

@@ -40,6 +40,9 @@ from .refusals import DeviceRevoked
 IDLE_S = 75.0
 """How long a connection may stay open between two requests."""
 _JSON = {"Content-Type": "application/json"}
+CHECK_EVERY_S = 0.5
+_NOTHING = Generation()
+_log = logging.getLogger("causeway.fleet.wakes")
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
@@ -209,11 +212,6 @@ def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
     lines = {**headers, **length, "Date": formatdate(usegmt=True)}
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n" + "".join(f"{key}: {lines[key]}\r\n" for key in lines)
     return PollAnswer(f"{head}\r\n".encode() + body, f"{head}Connection: close\r\n\r\n".encode() + body)
-
-
-CHECK_EVERY_S = 0.5
-_NOTHING = Generation()
-_log = logging.getLogger("causeway.fleet.wakes")
 
 
 class Wakes:

@@ -57,6 +57,13 @@ _MIGRATION_LOCK, _LEADERSHIP_LOCK = 0x63617573, 0x63747264
 
 Still = Callable[[], Awaitable[None]]
 """Raises StoreUnavailable if the lock was lost with its connection."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Transaction = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+Work = Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Result | CausewayError]]]
+MOST_ITEMS = 500  # in a transaction
+MOST_WAITING = 20_000
+_log = logging.getLogger("causeway.fleet.store")
 
 
 class StoreUnavailable(CausewayError):
@@ -296,16 +303,6 @@ async def _file_lock(path: str) -> AsyncIterator[bool]:
             yield True
     finally:
         os.close(handle)
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-Transaction = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
-Work = Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Result | CausewayError]]]
-
-MOST_ITEMS = 500  # in a transaction
-MOST_WAITING = 20_000
-_log = logging.getLogger("causeway.fleet.store")
 
 
 class TooManyMessages(CausewayError):

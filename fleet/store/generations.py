@@ -18,6 +18,8 @@ from .tables import devices, generations, revocations
 
 REVOCATIONS = "#revocations"
 """The counter of revocations; no cohort has this name."""
+KEPT_S = 367 * 86400.0
+"""How long a revocation is listed: more than any gateway's `max_lifetime_s`."""
 
 
 class CohortPace(msgspec.Struct, frozen=True):
@@ -101,10 +103,6 @@ def _pace(text: str) -> CohortPace:
         return msgspec.json.decode(text, type=CohortPace)
     except (msgspec.DecodeError, ValueError):
         return CohortPace()
-
-
-KEPT_S = 367 * 86400.0
-"""How long a revocation is listed: more than any gateway's `max_lifetime_s`."""
 
 
 class Revocations(msgspec.Struct, frozen=True):

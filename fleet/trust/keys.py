@@ -26,6 +26,11 @@ from router.numbers import seconds_of
 from router.serving.folders import write_new
 
 PRIVATE, PUBLIC = ".pem", ".pub"
+TRUST_FILE = "trust.yaml"
+OFFLINE, ONLINE = ("root", "artifacts"), ("rollout", "snapshot", "timestamp")
+ROLES = (*OFFLINE, *ONLINE)
+Expiry = Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}[hd]$", title="a time such as 12h, 7d or 365d")]
+PublicKeys = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class KeyInvalid(ConfigError):
@@ -142,14 +147,6 @@ def _read_private(path: Path) -> bytes:
             return file.read(1 << 16)
     except OSError as error:
         raise KeyInvalid(f"cannot read the private key: {error.strerror}", where=str(path)) from error
-
-
-TRUST_FILE = "trust.yaml"
-OFFLINE, ONLINE = ("root", "artifacts"), ("rollout", "snapshot", "timestamp")
-ROLES = (*OFFLINE, *ONLINE)
-
-Expiry = Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}[hd]$", title="a time such as 12h, 7d or 365d")]
-PublicKeys = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class OfflineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
