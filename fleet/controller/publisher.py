@@ -28,7 +28,7 @@ REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
 
 class Publisher:
-    """The published folder of one fleet, and the keys to change it.
+    """The published folder of one fleet, and the keys to change it. One process writes at a time.
 
     Everything here reads or writes files: call it in a thread.
     """

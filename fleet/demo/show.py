@@ -61,7 +61,7 @@ class ProgramFailed(Exception):
 
 
 class Program:
-    """A program with a log file of its own, which prints a line that begins with `ready `."""
+    """A program as its users start it, with a log file of its own, which prints a line that begins with `ready `."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
@@ -175,7 +175,7 @@ POLICIES = {
     # It passes lint and its cases, but these boxes have no cloud: every longer prompt fails.
     "bad": "  - {name: long, when: request.prompt_tokens > 16, use: [large]}\n  - {name: on-device, use: [small]}",
 }
-"""Routes by the policy's name, in the order in which the demo rolls them out."""
+"""Routes by the policy's name, in the order in which the demo rolls them out; the last policy is bad."""
 
 
 class Pace(msgspec.Struct, frozen=True):

@@ -321,6 +321,8 @@ published/blobs/
 def new_fleet(folder: Path) -> tuple[Path, ...]:
     """Write the files of a new fleet and return their paths.
 
+    It has one cohort for every box, a policy that stays on the device, and its cases.
+
     Raises:
         FileExistsError: One of the files is there already; nothing was written.
         OSError: A file cannot be written.

@@ -36,7 +36,7 @@ Message = StatusReport | Telemetry | TokenRequest
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last boots of a device.
+    """The last boots of a device, by which replays, repeated telemetry and clones are found.
 
     Attributes:
         arrivals: The boot ids of its reports in order of arrival, repetitions left out, the last 8.

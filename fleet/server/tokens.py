@@ -37,6 +37,9 @@ _REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 class ReportKeys:
     """Issues report keys and checks messages.
 
+    A key is derived from this server's secret, the device and the time at which it ends, which is its id: no process
+    stores it, and a message of another device, or of a later time, has another key.
+
     Args:
         private: The key that signs the tokens. The secret is derived from it: processes that share it agree.
     """

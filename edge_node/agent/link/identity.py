@@ -248,6 +248,10 @@ def leave(state_dir: Path) -> None:
 def as_owner(state_dir: Path) -> Iterator[Path]:
     """Yield the path of `state_dir` to use meanwhile. No-op but for root, on another account's folder.
 
+    The daemon runs as an account of its own, and root joins or imports for it. What that account may write could be a
+    link to a file of root's: with the account's own rights, a command can only reach what the account could reach
+    anyway, and what it makes belongs to the account.
+
     The path goes through a file descriptor: systemd keeps the folders of its accounts below one that they cannot enter.
 
     Raises:
