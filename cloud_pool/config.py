@@ -29,11 +29,10 @@ from .degradation.config import DegradationConfig
 from .dispatch.config import LoadBalancingConfig
 from .dispatch.discovery import parse_endpoint_address
 from .http.config import MAX_PORT, GrpcConfig, OperatorConfig, ServerConfig
-from .parts.config import PartsConfig
 from .redis.config import RedisAddress, parse_redis, with_url
 from .storage.config import JobsConfig
 from .streams.config import StreamsConfig
-from .tiers.config import DEFAULT_TRITON, TierConfig
+from .tiers.config import DEFAULT_TRITON, PartsConfig, TierConfig
 
 
 class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ from router.types import Request, RoutingHints
 from router.web_origins import WebOrigins
 
 from ..core.request_context import AnswerHead, BodyMemory
-from ..parts.config import NO_SOUND
+from ..tiers.config import NO_SOUND
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission

@@ -30,7 +30,7 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
-from ..parts.config import NO_SOUND
+from ..tiers.config import NO_SOUND
 from .request_admission import RequestAdmission, RequestHeaders, read_headers
 from .request_runner import OnChunk, RequestRunner
 

@@ -23,10 +23,10 @@ from router.types import Modality
 from ..core.request_context import RequestContext
 from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
+from ..tiers.config import PartsConfig
 from ..tiers.tier import Tier, encoders_of
 from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply, SamplingParameters, read_reply
 from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest
-from .config import PartsConfig
 
 
 class EncoderTiers:

@@ -20,7 +20,7 @@ from router.types import AudioPart, Message, Modality, Request, RoutingHints, Tr
 
 from ..core.late import LateReading
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext
-from .config import PartsConfig
+from ..tiers.config import PartsConfig
 from .encoders import EncoderTiers
 
 HEADER = "x-causeway-modalities"

@@ -24,10 +24,9 @@ from cloud_pool.background import run_worker
 from cloud_pool.cli.main import main
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.parts.config import PartsConfig
 from cloud_pool.parts.request_parts import FORGETS, TenantMemories
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.config import PartsConfig, TierConfig
 from models.modalities.graph.branch import ReadPart
 from models.modalities.installed import is_installed
 from models.modalities.process.messages import Found

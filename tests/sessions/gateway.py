@@ -14,8 +14,7 @@ from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.app import App, build
 from cloud_pool.config import Config, GatewaySessionConfig
 from cloud_pool.http.config import GrpcConfig, ServerConfig
-from cloud_pool.parts.config import PartsConfig
-from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.config import PartsConfig, TierConfig
 from models.modalities.process.messages import WorkerSpec
 from tests.dispatch.replica import Replica
 
