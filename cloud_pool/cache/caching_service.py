@@ -156,7 +156,7 @@ class CachingService:
         self._tasks: TaskGroup | None = None
         self._generations: dict[GenerationKey, CoalescedGeneration] = {}
         self._leaders: dict[GenerationKey, GenerationLeader] = {}
-        self._following = 0
+        self.following = 0  # leaders on other gateways that this one follows now
         self._running = 0
         self._generation_ended = anyio.Event()
 
@@ -183,11 +183,6 @@ class CachingService:
     @property
     def leaders(self) -> tuple[GenerationLeader, ...]:
         return tuple(self._leaders.values())
-
-    @property
-    def following(self) -> int:
-        """Leaders on other gateways that this one follows now."""
-        return self._following
 
     def reply(
         self, context: RequestContext, on_first_token: OnFirstToken = lambda _: None
@@ -307,7 +302,7 @@ class CachingService:
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
         """None: Redis is unavailable."""
         span, outcome = generation.start_span("lookup"), "redis_unavailable"
-        may_follow = self._following < cache.config.max_followed
+        may_follow = self.following < cache.config.max_followed
         try:
             # Shielded: a request that leaves now must not leave a lease behind that this gateway does not know of.
             with anyio.CancelScope(shield=True):
@@ -321,14 +316,14 @@ class CachingService:
                 span.end(outcome=outcome)
 
     async def _follow(self, cache: SharedCache, generation: CoalescedGeneration, leader: RemoteLeader) -> None:
-        self._following += 1
+        self.following += 1
         span = generation.start_span("follow")
         try:
             await GenerationFollower(
                 cache.store, cache.metrics, generation, leader, poll_s=cache.config.lease_s / 3
             ).run()
         finally:
-            self._following -= 1
+            self.following -= 1
             if span is not None:
                 span.end(outcome="whole" if generation.finished else "broken")
 

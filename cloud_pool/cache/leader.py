@@ -49,18 +49,13 @@ class GenerationLeader:
         self._lease = lease
         self._interval_s = lease_s / 3
         self._wakeup = anyio.Event()
-        self._has_remote_followers = False
+        self.has_remote_followers = False  # whether another gateway has asked for this answer
         self._published = 0  # chunks
-
-    @property
-    def has_remote_followers(self) -> bool:
-        """Whether another gateway has asked for this answer."""
-        return self._has_remote_followers
 
     def on_remote_follower(self) -> None:
         """Another gateway waits for this answer: publish from now on."""
-        if not self._has_remote_followers:
-            self._has_remote_followers = True
+        if not self.has_remote_followers:
+            self.has_remote_followers = True
             self._generation.on_send = self._wake
             self._wake()
 
@@ -138,7 +133,7 @@ class GenerationLeader:
         value = self._codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
             self._metrics.fault("not_stored")
-        rest = self._unpublished() if self._has_remote_followers else b""
+        rest = self._unpublished() if self.has_remote_followers else b""
         if not await self._store.finish(lease, value or b"", rest):
             self._metrics.fault("lost_lease")
             return "lost_lease"
@@ -182,7 +177,7 @@ class GenerationLeader:
             await _ignore_unavailable(self._store.release(lease))
             return
         try:
-            if self._has_remote_followers and self._published < self._generation.length:
+            if self.has_remote_followers and self._published < self._generation.length:
                 interest = await self._publish(lease)
             elif due:
                 interest = await self._store.renew(lease)
