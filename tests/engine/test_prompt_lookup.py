@@ -106,6 +106,7 @@ class Stream:
     remaining = 1000
 
     def __init__(self, prompt: Sequence[int]) -> None:
+        self.forced: list[int] = []
         self.lookup: PromptLookup | None = PromptLookup(np.array(prompt, np.int32))
 
 

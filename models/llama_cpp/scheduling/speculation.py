@@ -80,12 +80,15 @@ class PromptLookup:
 
 
 class Drafting(Protocol):
-    """What the planner needs of a sequence."""
+    """What drafts need of a sequence."""
 
     lookup: PromptLookup | None
 
     @property
     def remaining(self) -> int: ...
+
+    @property
+    def forced(self) -> list[int]: ...
 
 
 class Draft(msgspec.Struct):
@@ -96,14 +99,7 @@ class Draft(msgspec.Struct):
     row: int = 0
 
 
-class Constrained(Protocol):
-    """What `forced_drafts` needs of a sequence."""
-
-    @property
-    def forced(self) -> list[int]: ...
-
-
-def forced_drafts(decoding: Sequence[Constrained], room: int) -> list[Draft]:
+def forced_drafts(decoding: Sequence[Drafting], room: int) -> list[Draft]:
     """Return the tokens that grammars force next: they are certain, so they save a step each (jump-forward)."""
     drafts: list[Draft] = []
     room = min(room, MAX_DRAFTS)
