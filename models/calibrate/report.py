@@ -1,22 +1,220 @@
-"""The report of a calibrated pair: figures and the policy line as Markdown, curves as SVG."""
+"""What a calibrated pair is worth on prompts that the fit did not see, and the report that says so.
+
+Figures: APGR, calibration error, thresholds. The report has them and the policy line as Markdown, curves as SVG.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from ..signals.pair import ModelIdentity, PairHandoff
-from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
-from .fit import Rows
-from .routing_curves import Array64, picture, routing_curves
+from ..signals.pair import LENGTH_INPUT, ModelIdentity, PairHandoff
+from .fit import Indices, Rows, Unseen
+from .routing_curves import Array64, apgr, calibration_error, picture, routing_curves
 
+BOOTSTRAPS = 400
+LEAST_ROWS = 20  # of a task, from which it is judged by itself
+_Z = 1.96
+
+PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confidence", "short prompts"
+
+
+Kept = NDArray[np.bool_]
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10
 _WIDTH = 120  # of a line of prose
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What the owner wants: `keep` that share of the large model's quality, or send `cloud_share` of the requests."""
+
+    keep: float | None = None
+    cloud_share: float | None = None
+
+
+class TaskReport(msgspec.Struct, frozen=True):
+    """The figures of one task, or of all prompts together. APGR is None where the large model is not better."""
+
+    name: str
+    rows: int
+    small: float
+    large: float
+    chance: float
+    recovered: Mapping[str, Interval | None]  # APGR by signal
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the small model is not measurably better than guessing."""
+        error = _Z * math.sqrt(self.chance * (1 - self.chance) / self.rows)
+        return self.chance > 0 and self.small <= self.chance + error
+
+    @property
+    def routable(self) -> bool:
+        """Whether a calibrated signal is better than random routing, as far as this many rows can tell."""
+        return any((found := self.recovered[name]) is not None and found.low > 0.5 for name in (PROMPT, BOTH))
+
+    @property
+    def verdict(self) -> str:
+        """What to do with these prompts."""
+        if self.recovered[BOTH] is None:
+            return "nothing to route: the large model is no better"
+        chance = f"the small model is no better than chance ({self.chance:.0%})" if self.at_chance else ""
+        if self.routable:
+            return "routable" + (f", although {chance}" if chance else "")
+        if self.rows < LEAST_ROWS:
+            return "too few rows to tell"
+        return "nothing to route on these prompts: " + (chance or "no signal is better than random")
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """What a threshold does: quality of the pair relative to the large model's, and the share that it answers."""
+
+    retained: Interval
+    cloud: Interval
+
+
+def evaluate_pair(rows: Rows, signals: Mapping[str, Array64], seed: int) -> list[TaskReport]:
+    """Return the figures of all prompts together (first) and of each task.
+
+    Args:
+        signals: as `signals_of` returns them.
+    """
+    tasks = np.array([row.task for row in rows.answers])
+    names = list(dict.fromkeys(tasks.tolist()))
+    parts = {"all prompts": np.arange(len(rows)), **{name: np.flatnonzero(tasks == name) for name in names}}
+    if len(names) == 1:
+        del parts[names[0]]
+    return [_task_report(name, rows, signals, part, seed) for name, part in parts.items()]
+
+
+def signals_of(rows: Rows, unseen: Unseen, stage: int, tokens: int) -> dict[str, Array64]:
+    """Return every signal that is compared, [rows] each, higher favours the device.
+
+    Args:
+        stage: index of the handoff's stage.
+        tokens: the number of tokens that it waits for.
+    """
+    scores = [row.confidences[min(tokens, len(row.confidences)) - 1].score for row in rows.answers]
+    return {
+        BOTH: unseen.stages[stage],
+        PROMPT: unseen.quality,
+        RAW: np.array(scores),
+        LENGTH: -rows.inputs[:, LENGTH_INPUT],
+    }
+
+
+def calibration_errors(rows: Rows, unseen: Unseen, stage: int) -> dict[str, float]:
+    """Return the expected calibration error of both signals over ten equal bins."""
+    return {
+        PROMPT: calibration_error(unseen.quality, rows.enough, rows.weights),
+        BOTH: calibration_error(unseen.stages[stage], rows.enough, rows.weights),
+    }
+
+
+def choose_threshold(
+    probabilities: Array64, small: Array64, large: Array64, target: Target, weights: Array64 | None = None
+) -> float:
+    """Return the probability below which a request goes to the large model.
+
+    The lowest threshold that keeps the target's share of the large model's quality, or that sends at most the target's
+    share of the requests.
+
+    Args:
+        probabilities: [rows], that the small model's answer is good enough.
+        small, large: [rows], the quality of both answers.
+        target: what the owner wants.
+        weights: [rows], how much each row counts; default: all the same.
+    """
+    shares = np.ones(len(small)) if weights is None else weights
+    order = np.argsort(-probabilities, kind="stable")
+    # With the first n rows on the device:
+    moved, gains = (np.concatenate([[0.0], np.cumsum(part[order])]) for part in (shares, shares * (small - large)))
+    counts = np.arange(len(order) + 1)
+    if target.cloud_share is not None:
+        allowed = moved >= (1 - target.cloud_share) * moved[-1] - 1e-9
+        most = int(counts[allowed].min())
+    else:
+        keep, whole = 1.0 if target.keep is None else target.keep, float(shares @ large)
+        most = int(counts[whole + gains >= keep * whole - 1e-9].max())
+    if most == 0:
+        return 1.0
+    if most == len(order):
+        return 0.0
+    return float(probabilities[order[most - 1]])
+
+
+def kept_on_device(rows: Rows, unseen: Unseen, stage: int | None, target: Target) -> Kept:
+    """Return which rows the target's threshold leaves on the device; each fold's is chosen on the others.
+
+    Args:
+        stage: index of the handoff's stage; None: by `edge.quality` alone.
+    """
+    kept = np.zeros(len(rows), bool)
+    for held, fitted in unseen.folds:
+        seen = rows[np.setdiff1d(np.arange(len(rows)), held)]
+        known = fitted.quality_unseen if stage is None else fitted.stages_unseen[stage]
+        predicted = unseen.quality if stage is None else unseen.stages[stage]
+        kept[held] = predicted[held] >= choose_threshold(known, seen.small, seen.large, target, seen.weights)
+    return kept
+
+
+def operate(rows: Rows, kept: Kept, seed: int) -> Operation:
+    """Return what it is worth to keep the rows on the device that `kept` [rows] names."""
+    weights, quality = rows.weights, np.where(kept, rows.small, rows.large)
+
+    def retained(part: Indices) -> float:
+        return float(weights[part] @ quality[part]) / max(float(weights[part] @ rows.large[part]), 1e-9)
+
+    def cloud(part: Indices) -> float:
+        return float(1 - np.average(kept[part], weights=weights[part]))
+
+    whole, draws = np.arange(len(rows)), _resamples(np.arange(len(rows)), seed)
+    return Operation(
+        _interval(retained(whole), [retained(part) for part in draws]),
+        _interval(cloud(whole), [cloud(part) for part in draws]),
+    )
+
+
+def _task_report(name: str, rows: Rows, signals: Mapping[str, Array64], part: Indices, seed: int) -> TaskReport:
+    draws, weights = _resamples(part, seed), rows.weights
+    recovered: dict[str, Interval | None] = {}
+    for signal, values in signals.items():
+        value, *drawn = (apgr(values[one], rows.small[one], rows.large[one], weights[one]) for one in (part, *draws))
+        known = [one for one in drawn if one is not None]
+        recovered[signal] = None if value is None or not known else _interval(value, known)
+    chances = [rows.answers[index].chance for index in part]
+    return TaskReport(
+        name,
+        len(part),
+        float(np.average(rows.small[part], weights=weights[part])),
+        float(np.average(rows.large[part], weights=weights[part])),
+        float(np.average(chances, weights=weights[part])) if all(chances) else 0.0,
+        recovered,
+    )
+
+
+def _resamples(part: Indices, seed: int) -> list[Indices]:
+    draw = np.random.default_rng(seed)
+    return [draw.choice(part, len(part)) for _ in range(BOOTSTRAPS)]
+
+
+def _interval(value: float, drawn: Sequence[float]) -> Interval:
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    return Interval(value, low, high)
 
 
 class FittedReport(msgspec.Struct, frozen=True):
@@ -131,11 +329,11 @@ def reliability(probabilities: Array64, truth: np.ndarray[tuple[int, ...], np.dt
 
 
 def _task_line(task: TaskReport) -> str:
-    recovered = " | ".join(_interval(task.recovered[name]) for name in (BOTH, PROMPT, RAW, LENGTH))
+    recovered = " | ".join(_printed(task.recovered[name]) for name in (BOTH, PROMPT, RAW, LENGTH))
     return f"| {task.name} | {task.rows} | {task.small:.1%} | {task.large:.1%} | {recovered} | {task.verdict} |"
 
 
-def _interval(found: Interval | None) -> str:
+def _printed(found: Interval | None) -> str:
     return "–" if found is None else f"{found.value:.3f} ({found.low:.2f} to {found.high:.2f})"
 
 

@@ -18,22 +18,25 @@ from ..signals.encoder import SentenceEncoder
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
 from .collect import Answerer, AnswerJudge, EndpointAnswerer, EngineAnswerer, collect
-from .evaluate import (
+from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
+from .label import LabelledAnswer, label
+from .prompts import AnswerLog, CalibrationPrompt, Pair
+from .report import (
     BOTH,
     PROMPT,
+    FittedReport,
     Operation,
+    PairReport,
     Target,
     calibration_errors,
     choose_threshold,
     evaluate_pair,
     kept_on_device,
+    markdown,
     operate,
     signals_of,
+    write_report,
 )
-from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
-from .label import LabelledAnswer, label
-from .prompts import AnswerLog, CalibrationPrompt, Pair
-from .report import FittedReport, PairReport, markdown, write_report
 from .routing_curves import Array64
 from .shadow import read_shadow_rows
 

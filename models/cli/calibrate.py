@@ -91,8 +91,8 @@ def calibrate(
     --from-shadow nothing is asked: the answers are those that a box compared under its policy's `shadow`. With
     --check the report is of signals that were published before, on prompts that their fit did not see.
     """
-    from ..calibrate.evaluate import Target
     from ..calibrate.prompts import AnswerLog, collection_order, read_prompts, read_sources
+    from ..calibrate.report import Target
     from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_from_shadow, calibrate_pair, check_pair
 
     if keep is not None and cloud_share is not None:

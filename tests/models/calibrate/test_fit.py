@@ -7,7 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from models.calibrate.evaluate import (
+from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
+from models.calibrate.label import label
+from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
+from models.calibrate.report import (
     BOTH,
     PROMPT,
     Target,
@@ -18,9 +21,6 @@ from models.calibrate.evaluate import (
     operate,
     signals_of,
 )
-from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
-from models.calibrate.label import label
-from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
 from models.calibrate.routing_curves import Array64, apgr
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
