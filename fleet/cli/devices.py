@@ -14,8 +14,7 @@ from router.numbers import seconds_of
 from router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
-from ..rollout.settings import DeviceEvent
-from ..store.audit_chain import AuditRow, first_fault
+from ..store.history import AuditRow, DeviceEvent, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import boxes, bundle_name, counted, table, time_text
 

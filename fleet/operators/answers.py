@@ -9,8 +9,7 @@ from msgspec import Meta
 
 from router.bundle.manifest import Name, Sha256
 
-from ..rollout.settings import DeviceEvent
-from ..store.audit_chain import AuditRow
+from ..store.history import AuditRow, DeviceEvent
 
 Reason = Annotated[str, Meta(max_length=500)]
 

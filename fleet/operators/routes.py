@@ -18,7 +18,7 @@ from router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
-from ..rollout.settings import DeviceEvent, RolloutEvent, is_silent
+from ..rollout.settings import RolloutEvent, is_silent
 from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, audit_of, read_audit
@@ -34,6 +34,7 @@ from ..store.devices import (
 )
 from ..store.enrolment import new_join_token
 from ..store.generations import revoke
+from ..store.history import DeviceEvent
 from ..store.rollouts import (
     LookRecord,
     RolloutChanged,

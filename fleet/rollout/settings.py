@@ -1,4 +1,4 @@
-"""What a rollout may do: the settings of its cohort, which `fleet.yaml` is checked for, and its life as a table.
+"""What a rollout may do: its cohort's settings and maintenance windows, which `fleet.yaml` has, and its life, a table.
 
 `small_fleet_advice` says before a rollout begins what its stages mean for a cohort of some size. What `LIFE` lacks is a
 transition that is refused. The commands read this module, so it needs no numpy.
@@ -258,15 +258,3 @@ def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> b
         silence_s: Of the settings.
     """
     return last_seen >= began - silence_s and now - last_seen > silence_s
-
-
-class DeviceEvent(msgspec.Struct, frozen=True):
-    """A change of state, bundle or code."""
-
-    at: float
-    state: str
-    running: str | None
-    wanted: str | None
-    rollout: str
-    code: str
-    reason: str

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.bundle.protocol import StatusReply, StatusReport, Telemetry, TelemetrySample, TokenRequest, signed_bytes
 from router.errors import CausewayError
 
-from ..rollout.settings import DeviceEvent
 from ..store.devices import CHANGING, Device, changing_at, lock_devices, write_reports
 from ..store.generations import CohortPace
+from ..store.history import DeviceEvent
 from ..store.telemetry import add_samples
 from .enrolment import verified
 from .refusals import DeviceRevoked, DeviceUnknown, RequestStale, SignatureInvalid, StatusReplayed, TokenRequestReplayed

@@ -11,7 +11,7 @@
     generations.py  counters by cohort that wake parked polls in every process; devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did
-    audit_chain.py  its hash chain, also for the command that verifies it
+    history.py      the hash chain of that log and the events of a device, also for commands: without SQLAlchemy
 
 Functions take the connection of the caller's transaction, so that several of them are one change.
 """

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .audit_chain import AuditRow, next_row
+from .history import AuditRow, next_row
 from .tables import audit
 
 _MOST_ROWS = 200  # that name a rollout

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import BoxState
 
-from ..rollout.settings import DeviceEvent
 from .database import among, as_list, one_of
+from .history import DeviceEvent
 from .tables import device_events, devices
 
 T = TypeVar("T")

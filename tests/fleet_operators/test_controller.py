@@ -16,10 +16,10 @@ from fleet.controller.checks import lint_bundle
 from fleet.controller.loop import Controller
 from fleet.rollout.settings import RolloutEvent
 from fleet.store.audit import read_audit
-from fleet.store.audit_chain import first_fault
 from fleet.store.database import Still, Store, StoreUnavailable
 from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
+from fleet.store.history import first_fault
 from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.manifest import WHOLE
 from router.types import Outcome

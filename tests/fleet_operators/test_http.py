@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fleet.app import ServeSettings, running
-from fleet.store.audit_chain import AuditRow, first_fault
+from fleet.store.history import AuditRow, first_fault
 from fleet.trust.offline import signed_manifests
 from router.bundle.manifest import bundle_id
 from router.errors import ConfigError

@@ -10,9 +10,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from fleet.rollout.settings import DeviceEvent
 from fleet.store.database import Store
 from fleet.store.devices import device_history, forget_old_events, write_reports
+from fleet.store.history import DeviceEvent
 from fleet.store.tables import metadata
 from tests.check.sources import ROOT
 

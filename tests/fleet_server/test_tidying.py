@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fleet.app import read_fleet_folder
-from fleet.rollout.settings import DeviceEvent
 from fleet.server.plane import ControlPlane
 from fleet.server.tokens import load_token_key
 from fleet.store.database import Store
 from fleet.store.devices import device_history, write_reports
+from fleet.store.history import DeviceEvent
 
 pytestmark = pytest.mark.slow
 DAY_S, HOUR_S = 86400.0, 3600.0

@@ -1,6 +1,7 @@
-"""The audit log's hash chain: each row's hash covers the row before, so no row can be changed or removed unnoticed.
+"""What is told of the past, without SQLAlchemy, as commands read it too: the audit log and the events of a device.
 
-Only the end can be cut off, which a hash that was noted elsewhere reveals.
+The log is a hash chain: each row's hash covers the row before, so no row can be changed or removed unnoticed. Only the
+end can be cut off, which a hash that was noted elsewhere reveals.
 """
 
 from __future__ import annotations
@@ -63,3 +64,15 @@ def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
 def _hash(n: int, at: float, actor: str, action: str, what: msgspec.Raw, previous: str) -> str:
     covered = (n, at, actor, action, bytes(what).decode(), previous)
     return hashlib.sha256(msgspec.json.encode(covered)).hexdigest()
+
+
+class DeviceEvent(msgspec.Struct, frozen=True):
+    """A change of state, bundle or code."""
+
+    at: float
+    state: str
+    running: str | None
+    wanted: str | None
+    rollout: str
+    code: str
+    reason: str
