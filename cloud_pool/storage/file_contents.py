@@ -77,9 +77,6 @@ class ContentStore(Protocol):
     async def delete(self, file: str) -> None:
         """Delete all parts of a file, also those of writers that died. Deleting nothing succeeds."""
 
-    async def close(self) -> None:
-        """Close the connections."""
-
 
 class RedisContent:
     """A ContentStore over the job store's connections, one hash per file. For small content: Redis keeps it in memory.
@@ -106,9 +103,6 @@ class RedisContent:
     async def delete(self, file: str) -> None:
         """Delete all parts."""
         await self._db.command("UNLINK", self._db.key("content", file))
-
-    async def close(self) -> None:
-        """The connections are the job store's."""
 
 
 class PathContent:
@@ -178,9 +172,6 @@ class PathContent:
 
         await _in_thread(remove)
 
-    async def close(self) -> None:
-        """Nothing is open."""
-
 
 async def _in_thread(work: Callable[[], T]) -> T:
     """Raises FileStoreUnavailable."""
@@ -239,9 +230,6 @@ class S3Content:
             await _call(remove())
         except FileNotFoundError as error:
             raise _unavailable(error) from error
-
-    async def close(self) -> None:
-        """The client closes with its last reference."""
 
 
 def _open(config: S3Config) -> S3Store:
@@ -309,7 +297,3 @@ class ContentStores:
         if store is None:
             raise FileStoreUnavailable(f"This file is in a store ({name}) that jobs.files does not name any more.")
         return store
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.current.close()

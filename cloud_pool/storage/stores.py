@@ -64,5 +64,4 @@ class JobStores(msgspec.Struct, frozen=True):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.contents.close()
         await self.database.close()

@@ -401,9 +401,6 @@ class FaultyContent:
     async def delete(self, file: str) -> None:
         await self._inner.delete(file) if not self.fails else self._fail()
 
-    async def close(self) -> None:
-        await self._inner.close()
-
     def _fail(self) -> None:
         raise FileStoreUnavailable("switched off")
 
