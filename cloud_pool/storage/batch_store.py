@@ -12,7 +12,7 @@ from router.jobs.submission import Endpoint
 
 from ..core.principal import NO_GRANTS, Grants
 from .config import BatchConfig
-from .encryption import NO_CIPHER, ContentCipher, result_place
+from .encryption import NO_CIPHER, ContentCipher
 from .file_store import FilePart, QuotaExceeded, too_many_files
 from .record import Window
 from .redis_client import (
@@ -269,7 +269,7 @@ class BatchStore:
     def _line_outcome(self, row: list[Reply], owner: str, job: str) -> LineOutcome:
         custom_id, state, error, stored = row
         try:
-            result = self._cipher.open(as_bytes(stored), *result_place(owner, job))
+            result = self._cipher.open(as_bytes(stored), "result", owner, job)
         except RecordUnreadable as fault:
             return LineOutcome(as_text(custom_id), JobState.FAILED, encode_job_error(fault))
         return LineOutcome(as_text(custom_id), JobState(as_text(state)) if state else None, as_bytes(error), result)

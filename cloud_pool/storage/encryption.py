@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -30,6 +30,7 @@ from router.serving.folders import write_atomically
 
 from .record import tenant_of
 
+ContentKind = Literal["request", "result", "text", "file"]
 MAGIC: Final = b"\x00CWJ1"
 WHERE: Final = "jobs.encryption_key_file"
 _NONCE_BYTES = 12
@@ -92,15 +93,20 @@ class ContentCipher:
             self._look(0.0)
         return key_id in self._ciphers
 
-    def seal(self, data: bytes, *place: str) -> bytes:
-        """Return what is stored. `place` is the value's kind, tenant and id."""
+    def seal(self, data: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
+        """Return what is stored.
+
+        Args:
+            owner: its tenant is part of the value's place
+            name: of the job or file, and of the part
+        """
         key_id = self.sealing_key
         if not key_id:
             return data
         head, nonce = MAGIC + bytes([len(key_id)]) + key_id.encode(), secrets.token_bytes(_NONCE_BYTES)
-        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, place))
+        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, kind, owner, *name))
 
-    def open(self, stored: bytes, *place: str) -> bytes:
+    def open(self, stored: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
         """Return what was sealed in the same place.
 
         Raises:
@@ -116,7 +122,7 @@ class ContentCipher:
             raise key_missing(key_id)
         nonce, rest = stored[nonce_at : nonce_at + _NONCE_BYTES], stored[nonce_at + _NONCE_BYTES :]
         try:
-            return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], place))
+            return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], kind, owner, *name))
         except (InvalidTag, ValueError):
             raise RecordUnreadable("sealed content was changed, or belongs to another record") from None
 
@@ -136,26 +142,6 @@ class ContentCipher:
             _log.error("the keys stay as they were: %s", error)
             return
         self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
-
-
-def request_place(owner: str, job: str) -> tuple[str, ...]:
-    """Return where a job's request is."""
-    return ("request", tenant_of(owner), job)
-
-
-def result_place(owner: str, job: str) -> tuple[str, ...]:
-    """Return where a job's result is."""
-    return ("result", tenant_of(owner), job)
-
-
-def text_place(owner: str, job: str, fence: int, start: int) -> tuple[str, ...]:
-    """Return where a part of the text of a job's run is."""
-    return ("text", tenant_of(owner), job, f"{fence}-{start}")
-
-
-def file_place(owner: str, file: str, part: str) -> tuple[str, ...]:
-    """Return where a part of a file is."""
-    return ("file", tenant_of(owner), file, part)
 
 
 def key_missing(*key_ids: str) -> ContentKeyMissing:
@@ -213,8 +199,9 @@ def _age(key: ContentKey) -> float:
     return key.seals_from
 
 
-def _bound(head: bytes, place: tuple[str, ...]) -> bytes:
-    return head + b"\0".join(part.encode() for part in place)
+def _bound(head: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
+    """Return what the tag covers beside the value: a value in another place does not open."""
+    return head + b"\0".join(part.encode() for part in (kind, tenant_of(owner), *name))
 
 
 def _version(path: Path | None) -> tuple[int, int, int]:

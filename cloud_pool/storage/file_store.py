@@ -20,7 +20,7 @@ from router.errors import JobStoreUnavailable, NotFound, RateLimited, RecordUnre
 from router.parts.uploads import PART_PURPOSES
 
 from .config import BatchConfig
-from .encryption import NO_CIPHER, ContentCipher, file_place
+from .encryption import NO_CIPHER, ContentCipher
 from .file_contents import ContentStores, FileContentLost, FileStoreUnavailable, FileTooLarge, StoreName
 from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 
@@ -175,7 +175,7 @@ class FileStore:
         """Return the bytes of a part. Raises FileContentLost."""
         stored = await self._contents.named(file.store).get(file.id, part.name)
         try:
-            return self._cipher.open(stored, *file_place(file.owner, file.id, part.name))
+            return self._cipher.open(stored, "file", file.owner, file.id, part.name)
         except RecordUnreadable as error:
             raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}.") from error
 
@@ -186,7 +186,7 @@ class FileStore:
 
     async def write_part(self, name: str, owner: str, part: str, data: bytes) -> None:
         """Write a part that no reader sees before it is listed."""
-        await self._contents.current.put(name, part, self._cipher.seal(data, *file_place(owner, name, part)))
+        await self._contents.current.put(name, part, self._cipher.seal(data, "file", owner, name, part))
 
     # --- records ---------------------------------------------------------------------------------------------------
 

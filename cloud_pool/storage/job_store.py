@@ -26,7 +26,7 @@ from router.types import Modality
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from .config import JobsConfig, OffPeakHours
-from .encryption import NO_CIPHER, ContentCipher, request_place, result_place
+from .encryption import NO_CIPHER, ContentCipher
 from .live_answers import LateAnswers, LiveTexts
 from .record import (
     LISTED_FIELDS,
@@ -160,7 +160,7 @@ class JobStore:
             "endpoint",
             job.endpoint,
             "body",
-            self._cipher.seal(job.body, *request_place(job.owner, job.id)),
+            self._cipher.seal(job.body, "request", job.owner, job.id),
         ]
         fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
         for name, value in optional.items():
@@ -233,7 +233,7 @@ class JobStore:
         Raises ContentKeyMissing or RecordUnreadable.
         """
         stored = as_bytes(await self._db.command("GET", self._db.key("result", job)))
-        return self._cipher.open(stored, *result_place(owner, job))
+        return self._cipher.open(stored, "result", owner, job)
 
     async def read_answer(self, job: str, owner: str) -> tuple[JobRecord, bytes]:
         """Return a job of `owner` and the body of its answer, of the same revision; empty if there is none.
@@ -256,7 +256,7 @@ class JobStore:
 
     def read_request(self, record: JobRecord) -> JobRecord:
         """Return a claimed record with its request as it was sent. Raises ContentKeyMissing or RecordUnreadable."""
-        body = self._cipher.open(record.body, *request_place(record.owner, record.id))
+        body = self._cipher.open(record.body, "request", record.owner, record.id)
         return msgspec.structs.replace(record, body=body)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
@@ -348,7 +348,7 @@ class JobStore:
 
     def seal_result(self, record: JobRecord, result: bytes) -> bytes:
         """Return an answer as it is stored."""
-        return self._cipher.seal(result, *result_place(record.owner, record.id))
+        return self._cipher.seal(result, "result", record.owner, record.id)
 
     async def succeed(
         self,

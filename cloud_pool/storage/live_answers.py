@@ -9,7 +9,7 @@ from router.jobs.job import RevisionDropped, encode_job_error
 from router.types import Modality
 
 from .config import JobsConfig
-from .encryption import ContentCipher, text_place
+from .encryption import ContentCipher
 from .record import ClaimedRevisions, LateAnswer, LiveText, RunBill, encode_bill, parse_record
 from .redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
 
@@ -34,7 +34,7 @@ class LiveTexts:
         """Append texts of running jobs. Returns how many characters of each run Redis has; -1: the job is another's."""
         flat: list[Argument] = []
         for each in texts:
-            sealed = self._cipher.seal(each.text.encode(), *text_place(each.owner, each.job, each.fence, each.start))
+            sealed = self._cipher.seal(each.text.encode(), "text", each.owner, each.job, f"{each.fence}-{each.start}")
             flat += [each.job, each.fence, each.start, each.end, sealed]
         return [as_int(stored) for stored in as_list(await self._db.run("append_text", _TEXT_TTL_MS, *flat))]
 
@@ -43,7 +43,7 @@ class LiveTexts:
         entry_id, fields = as_list(entry)
         fence, values = int(as_text(entry_id).partition("-")[0]), as_fields(fields)
         start = int(values["from"])
-        text = self._cipher.open(values["text"], *text_place(owner, job, fence, start))
+        text = self._cipher.open(values["text"], "text", owner, job, f"{fence}-{start}")
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
 
 

@@ -15,7 +15,7 @@ import pytest
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import FilesConfig, JobsConfig
-from cloud_pool.storage.encryption import MAGIC, ContentCipher, ContentKeyMissing, read_keys, rotate_keys
+from cloud_pool.storage.encryption import MAGIC, ContentCipher, ContentKeyMissing, ContentKind, read_keys, rotate_keys
 from cloud_pool.storage.file_contents import FileContentLost
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import LiveText, NewJob
@@ -33,7 +33,9 @@ from .scripted_worker import ANSWER, RunningWorker, ScriptedRunner
 
 OWNER = "acme/1"
 DAY_S = 86_400.0
-PLACE = ("request", "acme", "job_1")
+Place = tuple[ContentKind, str, str]
+PLACE: Place = ("request", "acme/kiosk", "job_1")
+OTHERS: tuple[Place, ...] = (("result", *PLACE[1:]), ("request", "rival/kiosk", "job_1"), (*PLACE[:2], "job_2"))
 MakeJob = Callable[..., NewJob]
 
 
@@ -67,7 +69,7 @@ def test_a_sealed_value_opens_in_its_own_place_only(key_file: Path, data: bytes)
     sealed = cipher.seal(data, *PLACE)
     assert sealed != cipher.seal(data, *PLACE), "each value has its own nonce"
     assert cipher.open(sealed, *PLACE) == data
-    for place in (("result", "acme", "job_1"), ("request", "rival", "job_1"), ("request", "acme", "job_2"), ()):
+    for place in OTHERS:
         with pytest.raises(RecordUnreadable):
             cipher.open(sealed, *place)
 
