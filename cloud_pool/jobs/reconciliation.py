@@ -14,7 +14,7 @@ import msgspec
 
 from ..accounts.audit import AuditRecord
 from ..storage.config import JobsConfig
-from ..storage.redis_client import RedisClient
+from ..storage.redis_client import RedisClient, as_int
 from .http.job_api import ACCEPTED, AcceptedKind
 
 _CHUNK = 500  # keys that Redis is asked for at a time
@@ -84,8 +84,8 @@ async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[P
     lost = []
     for start in range(0, len(recent), _CHUNK):
         chunk = recent[start : start + _CHUNK]
-        exist = await database.exist([database.key(record.route, record.id) for record in chunk])
-        lost += [record for record, is_there in zip(chunk, exist, strict=True) if not is_there]
+        exist = await database.commands([("EXISTS", database.key(record.route, record.id)) for record in chunk])
+        lost += [record for record, is_there in zip(chunk, exist, strict=True) if not as_int(is_there)]
     return Reconciliation(
         acknowledged=len(found.accepted),
         too_old=len(found.accepted) - len(recent),

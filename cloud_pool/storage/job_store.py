@@ -112,19 +112,10 @@ class JobStore:
         self.texts = LiveTexts(database, cipher)
         self.late = LateAnswers(database, config)
         self._off_peak = OffPeakHours(config.off_peak)
+        self._result_ttl_ms = int(config.result_ttl_s * 1000)
+        self._lease_ms = int(config.lease_s * 1000)
+        self._dead_letter_ttl_ms = int(config.dead_letter_ttl_s * 1000)
         self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
-
-    @property
-    def _result_ttl_ms(self) -> int:
-        return int(self._config.result_ttl_s * 1000)
-
-    @property
-    def _lease_ms(self) -> int:
-        return int(self._config.lease_s * 1000)
-
-    @property
-    def _dead_letter_ttl_ms(self) -> int:
-        return int(self._config.dead_letter_ttl_s * 1000)
 
     # --- callers ---------------------------------------------------------------------------------------------------
 

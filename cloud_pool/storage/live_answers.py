@@ -57,10 +57,7 @@ class LateAnswers:
     def __init__(self, database: RedisClient, config: JobsConfig) -> None:
         self._db = database
         self._config = config
-
-    @property
-    def _lease_ms(self) -> int:
-        return int(self._config.lease_s * 1000)
+        self._lease_ms = int(config.lease_s * 1000)
 
     async def revise(
         self,

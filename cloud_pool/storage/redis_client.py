@@ -240,10 +240,6 @@ class RedisClient:
         except (RedisError, OSError) as error:
             raise _translate(error) from error
 
-    async def exist(self, keys: Sequence[str]) -> list[bool]:
-        """Return whether each key exists. Raises JobStoreUnavailable."""
-        return [as_int(reply) > 0 for reply in await self.commands([("EXISTS", key) for key in keys])]
-
     @property
     def time(self) -> int:
         """What scripts get as the time, unix ms; negative: they ask Redis."""
