@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from router.errors import ConfigError, InvalidRequest
+from router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
 from router.jobs.webhooks import WebhookFormat
 from router.serving.config import Positive, Seconds
 
@@ -142,6 +142,12 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """No record of a job, batch or file lives longer after its acceptance."""
         longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
         return int(longest_s * 1000)
+
+    def retry_delay_s(self, error: CausewayError, attempts: int, chance: float) -> float:
+        """Return the time until a run that failed is repeated. `attempts`: at least 1; `chance`: uniform in [0, 1)."""
+        if isinstance(error, RateLimited) and error.retry_after_s is not None:
+            return min(error.retry_after_s, self.limit_retry_s)
+        return job_retry_delay_s(attempts, chance, base_s=self.backoff_s, max_s=self.backoff_max_s)
 
     def price_share(self, window: str) -> float:
         """Return the share of the tier's price that a job of this window costs."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
+from router.errors import CausewayError, DeadlineExceeded, InvalidRequest
 from router.jobs.cloud_event import CloudEvent
 from router.jobs.job import JobState
 from router.serving.request import read_tags
@@ -20,7 +20,7 @@ from ..core.principal import Grants, Principal
 from ..jobs.submission import JobSubmission, SubmissionParser
 from ..jobs.worker.execution import JobResult, classify_failure, execute
 from ..jobs.worker.runner import JobRunner, RunReceipt
-from ..storage.config import JobsConfig, job_retry_delay_s
+from ..storage.config import JobsConfig
 from ..storage.record import JobRecord, NewJob, RunBill
 from .config import StreamsConfig
 from .metrics import StreamMetrics
@@ -119,13 +119,8 @@ class MessageRunner:
             if counts:
                 await report(receipt.bill)
             receipt.close(accepted=counts)
-            delay_s = self._delay_s(result, attempts if counts else postponed)
+            delay_s = self._jobs.retry_delay_s(result, attempts if counts else postponed, self._rng())
             await anyio.sleep(max(0.0, min(delay_s, ends - self._clock())))
-
-    def _delay_s(self, error: CausewayError, attempts: int) -> float:
-        if isinstance(error, RateLimited) and error.retry_after_s is not None:
-            return min(error.retry_after_s, self._jobs.limit_retry_s)
-        return job_retry_delay_s(attempts, self._rng(), base_s=self._jobs.backoff_s, max_s=self._jobs.backoff_max_s)
 
     async def _run_once(
         self,

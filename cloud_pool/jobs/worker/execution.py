@@ -43,7 +43,7 @@ from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 from ...cache.caching_service import STATUS_HEADER
 from ...core.late import LateReading
 from ...core.request_context import AnswerHead
-from ...storage.config import JobsConfig, job_retry_delay_s
+from ...storage.config import JobsConfig
 from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, RunBill
@@ -301,10 +301,7 @@ class RunReports:
 
     def delay_s(self, error: CausewayError, attempts: int) -> float:
         """Return the time until a run that failed is repeated."""
-        config = self._config
-        if isinstance(error, RateLimited) and error.retry_after_s is not None:
-            return min(error.retry_after_s, config.limit_retry_s)
-        return job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
+        return self._config.retry_delay_s(error, attempts, self._rng())
 
     async def _report_once(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
         """Can be repeated. Raises JobStoreUnavailable."""
