@@ -30,7 +30,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
-from nats.js.client import JetStreamContext
 
 from router.errors import ConfigError
 
@@ -70,27 +69,27 @@ def _said(error: Exception) -> str:
     return f"NATS refuses: {reason}" if reason else f"NATS does not answer ({type(error).__name__})"
 
 
-class NatsConnection:
-    """One connection, which is opened again whenever it is lost. `generation` counts how often it was opened."""
+class _Subject:
+    """A subject over a connection of its own, which is opened again whenever it is lost."""
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        self.address = address
+        self._address = address
         self._login = login
-        self.generation = 0
+        self._generation = 0  # how often the connection was opened
         self._client: Client | None = None
         self._logged = ""
 
-    async def open(self) -> JetStreamContext:
-        """Connect, waiting for the broker as long as it takes."""
+    async def open(self) -> None:
+        """Connect, waiting for the broker as long as it takes. Raises ConfigError if no stream has the subject."""
         login, options = self._login, dict[str, Any]()
         if login.username:
             options |= {"user": login.username, "password": login.password()}
         elif login.password_file:
             options["token"] = login.password()
-        if self.address.tls:
+        if self._address.tls:
             options["tls"] = login.tls_context()
         self._client = await nats.connect(
-            [f"{'tls' if self.address.tls else 'nats'}://{host}" for host in self.address.hosts],
+            [f"{'tls' if self._address.tls else 'nats'}://{host}" for host in self._address.hosts],
             name="causeway",
             max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_S,
@@ -101,27 +100,31 @@ class NatsConnection:
             reconnected_cb=self._on_reconnected,
             **options,
         )
-        self.generation += 1
-        return self._client.jetstream(timeout=TIMEOUT_S)
+        self._generation += 1
+        self._context = self._client.jetstream(timeout=TIMEOUT_S)
+        self._stream = await self._stream_name()
 
     @property
     def client(self) -> Client:
         assert self._client is not None, "open() comes first"
         return self._client
 
-    async def stream_name(self, context: JetStreamContext) -> str:
+    async def _stream_name(self) -> str:
         """Return the stream that holds the topic, waiting for JetStream as long as it takes. Raises ConfigError."""
-        topic = self.address.topic
+        topic = self._address.topic
         while True:
             try:
                 async with translated():
-                    return await context.find_stream_name_by_subject(topic)
+                    return await self._context.find_stream_name_by_subject(topic)
             except BrokerUnavailable as error:
                 if isinstance(error.__cause__, nats.js.errors.NotFoundError):
-                    raise ConfigError(f"no JetStream stream has the subject {topic}", where=str(self.address)) from None
+                    raise ConfigError(
+                        f"no JetStream stream has the subject {topic}", where=str(self._address)
+                    ) from None
                 await anyio.sleep(RECONNECT_S)
 
     async def close(self) -> None:
+        """Disconnect."""
         if self._client is not None:
             with suppress(*FAULTS):
                 await self._client.close()
@@ -129,16 +132,16 @@ class NatsConnection:
     async def _on_error(self, error: Exception) -> None:
         fault = type(error).__name__
         if fault != self._logged:
-            _log.warning("waiting for NATS: %s does not answer (%s). %s", self.address, fault, TO_DO)
+            _log.warning("waiting for NATS: %s does not answer (%s). %s", self._address, fault, TO_DO)
         self._logged = fault
 
     async def _on_disconnected(self) -> None:
-        self.generation += 1
+        self._generation += 1
 
     async def _on_reconnected(self) -> None:
-        self.generation += 1
+        self._generation += 1
         self._logged = ""
-        _log.info("%s: connected again", self.address)
+        _log.info("%s: connected again", self._address)
 
 
 def incoming(message: Msg) -> IncomingMessage:
@@ -152,28 +155,22 @@ def incoming(message: Msg) -> IncomingMessage:
     )
 
 
-class JetStreamSource:
+class JetStreamSource(_Subject):
     """Messages of a subject; wildcards are allowed. Only the holder of the pipeline's lease may receive."""
 
     needs_lease = True
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> None:
-        self._connection = NatsConnection(address, login)
-        self._subject = address.topic
+        super().__init__(address, login)
         self._prefix = f"{name.replace('.', '_')}-"
         self._ack_wait_s = ack_wait_s
         self._session: _ConsumerSession | None = None
-
-    async def open(self) -> None:
-        """Connect. Raises ConfigError if no stream has the subject."""
-        self._context = await self._connection.open()
-        self._stream = await self._connection.stream_name(self._context)
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
         """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
         async with translated():
             session = self._session
-            if session is None or session.generation != self._connection.generation or session.lost:
+            if session is None or session.generation != self._generation or session.lost:
                 session = await self._begin_session()  # (1)
             return [incoming(found) for found in await session.take(most, wait_s, gather_s)]
 
@@ -181,14 +178,14 @@ class JetStreamSource:
         """Raises BrokerUnavailable."""
         assert isinstance(message.receipt, str)
         async with translated():
-            await self._connection.client.publish(message.receipt, Msg.Ack.Ack)
+            await self.client.publish(message.receipt, Msg.Ack.Ack)
 
     async def keep(self, messages: Sequence[IncomingMessage]) -> None:
         """Raises BrokerUnavailable."""
         async with translated():
             for message in messages:
                 assert isinstance(message.receipt, str)
-                await self._connection.client.publish(message.receipt, Msg.Ack.Progress)
+                await self.client.publish(message.receipt, Msg.Ack.Progress)
 
     async def forget(self) -> None:
         """Begin a new session with the next `receive`."""
@@ -209,10 +206,6 @@ class JetStreamSource:
                 return TopicLag((await self._context.stream_info(self._stream)).state.messages, 0)
             return TopicLag(last.num_pending or 0, last.num_ack_pending or 0)
 
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._connection.close()
-
     async def _begin_session(self) -> _ConsumerSession:
         if self._session is not None:
             await self._session.end()
@@ -221,19 +214,19 @@ class JetStreamSource:
         floor = max(map(_floor, old), default=0)
         config = ConsumerConfig(
             durable_name=f"{self._prefix}{secrets.token_hex(4)}",
-            filter_subject=self._subject,
+            filter_subject=self._address.topic,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE if floor else DeliverPolicy.ALL,
             opt_start_seq=floor + 1 if floor else None,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._ack_wait_s,
             max_ack_pending=_MAX_UNACKNOWLEDGED,
         )
-        generation = self._connection.generation
+        generation = self._generation
         made = await self._context.add_consumer(self._stream, config)
         for consumer in old:
             with suppress(nats.js.errors.NotFoundError):
                 await self._context.delete_consumer(self._stream, consumer.name)
-        self._session = await _ConsumerSession.begin(self._connection.client, self._stream, made.name, generation)
+        self._session = await _ConsumerSession.begin(self.client, self._stream, made.name, generation)
         return self._session
 
     async def _consumers(self) -> list[ConsumerInfo]:
@@ -326,20 +319,11 @@ def _floor(consumer: ConsumerInfo) -> int:
     return max(acknowledged or 0, (consumer.config.opt_start_seq or 1) - 1)
 
 
-class JetStreamHistory:
+class JetStreamHistory(_Subject):
     """What is in the streams of a subject; wildcards are allowed.
 
     It is read by a consumer that ends with the range: no pipeline's consumer is touched.
     """
-
-    def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        self._connection = NatsConnection(address, login)
-        self._subject = address.topic
-
-    async def open(self) -> None:
-        """Connect. Raises ConfigError if no stream has the subject."""
-        self._context = await self._connection.open()
-        self._stream = await self._connection.stream_name(self._context)
 
     async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
         """Yield the messages that are there now. Raises BrokerUnavailable."""
@@ -351,7 +335,7 @@ class JetStreamHistory:
             config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
             config.opt_start_seq = wanted.first
         async with translated():
-            subscription = await self._context.pull_subscribe(self._subject, stream=self._stream, config=config)
+            subscription = await self._context.pull_subscribe(self._address.topic, stream=self._stream, config=config)
             left = (await subscription.consumer_info()).num_pending or 0
         while left > 0:
             async with translated():
@@ -365,12 +349,8 @@ class JetStreamHistory:
         async with translated():
             await subscription.unsubscribe()
 
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._connection.close()
 
-
-class JetStreamSink:
+class JetStreamSink(_Subject):
     """A subject to publish to.
 
     Messages carry `Nats-Msg-Id`: a stream drops a second one within its duplicate window (2 minutes, unless
@@ -381,19 +361,17 @@ class JetStreamSink:
         """Raises ConfigError for a wildcard."""
         if any(part in ("*", ">") for part in address.topic.split(".")):
             raise ConfigError("a topic to publish to has no wildcards", where=str(address))
-        self._connection = NatsConnection(address, login)
-        self._subject = address.topic
+        super().__init__(address, login)
         self._last = 0  # sequence in the stream
 
     @property
     def max_bytes(self) -> int:
         """NATS's `max_payload`."""
-        return self._connection.client.max_payload
+        return self.client.max_payload
 
     async def open(self) -> None:
         """Connect. Raises ConfigError if no stream has the subject."""
-        self._context = await self._connection.open()
-        self._stream = await self._connection.stream_name(self._context)
+        await super().open()
         while True:
             try:
                 async with translated():
@@ -412,7 +390,7 @@ class JetStreamSink:
         async with translated():
             if repeated and message.id in await self._ids(int(position)):
                 return False
-            stored = await self._context.publish(self._subject, message.body, TIMEOUT_S, self._stream, headers)
+            stored = await self._context.publish(self._address.topic, message.body, TIMEOUT_S, self._stream, headers)
         self._last = max(self._last, stored.seq)
         return True
 
@@ -424,7 +402,7 @@ class JetStreamSink:
             headers_only=True,
             inactive_threshold=TIMEOUT_S,
         )
-        subscription = await self._context.pull_subscribe(self._subject, stream=self._stream, config=config)
+        subscription = await self._context.pull_subscribe(self._address.topic, stream=self._stream, config=config)
         left, ids = (await subscription.consumer_info()).num_pending or 0, list[str]()
         while left > 0:
             fetched = await subscription.fetch(min(left, PAGE), timeout=TIMEOUT_S)
@@ -432,7 +410,3 @@ class JetStreamSink:
             ids += [(message.headers or {}).get(MESSAGE_ID, "") for message in fetched]
         await subscription.unsubscribe()
         return ids
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._connection.close()
