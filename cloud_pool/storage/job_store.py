@@ -44,12 +44,17 @@ from .record import (
     encode_bill,
     parse_record,
 )
-from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest
+from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
 _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()
+_OPTIONAL = (
+    *("webhook", "batch", "line", "offset", "custom_id", "traceparent", "user", "not_before", "window"),
+    *("token_id", "token_issued"),
+)
+"""Fields of a NewJob that its record has only where they say something."""
 _MAX_WAIT_S = 2.0  # below the client's timeout
 _OPENINGS_S = 3600.0  # they are known for a week
 _CANCELLED = encode_job_error(JobCancelled("the job was cancelled before the part was read"))
@@ -131,29 +136,11 @@ class JobStore:
             QueueFull: the queue of its tier and priority is full, and its tenant has its share of it
             RateLimited: its tenant has too many unfinished jobs
         """
-        optional = {
-            "webhook": job.webhook,
-            "batch": job.batch,
-            "line": job.line or "",
-            "offset": job.offset or "",
-            "custom_id": job.custom_id,
-            "ttl": job.ttl_ms or "",
-            "tags": ",".join(job.tags),
-            "traceparent": job.traceparent,
-            "user": job.user,
-            "not_before": job.not_before or "",
-            "window": job.window,
-            "revise": job.revise_ms or "",
-            "token_id": job.token_id,
-            "token_issued": job.token_issued or "",
-        }
-        fields: list[str | bytes | int | float] = [
-            "endpoint",
-            job.endpoint,
-            "body",
-            self._cipher.seal(job.body, "request", job.owner, job.id),
-        ]
-        fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
+        sealed = self._cipher.seal(job.body, "request", job.owner, job.id)
+        fields: list[Argument] = ["endpoint", job.endpoint, "body", sealed, "cost", job_cost(job, limits)]
+        fields += ["max_attempts", self._config.max_attempts]
+        optional = {name: getattr(job, name) for name in _OPTIONAL}
+        optional |= {"tags": ",".join(job.tags), "revise": job.revise_ms, "ttl": job.ttl_ms}
         for name, value in optional.items():
             fields += [name, value] if value else []
         reply = await self._db.run(

@@ -219,7 +219,7 @@ class JobApi:
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
             route(r"/v1/jobs/([\w.-]{1,80})", GET=self._get, DELETE=self._cancel),
             route(r"/v1/jobs/([\w.-]{1,80})/events", GET=self._events),
-            route("/v1/webhooks/secret", GET=self._get_secret, POST=self._rotate_secret),
+            route("/v1/webhooks/secret", GET=self._secret, POST=self._secret),
             *more_routes,
         )
 
@@ -403,17 +403,12 @@ class JobApi:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
         return response
 
-    async def _get_secret(self, _: web.BaseRequest, principal: Principal, __: str) -> web.StreamResponse:
-        return _secrets_response(await self._outbox.signing_secrets(principal.owner))
-
-    async def _rotate_secret(self, _: web.BaseRequest, principal: Principal, __: str) -> web.StreamResponse:
-        return _secrets_response(await self._outbox.signing_secrets(principal.owner, rotate=True))
+    async def _secret(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+        rotate = request.method == hdrs.METH_POST
+        secrets = await self._outbox.signing_secrets(principal.owner, rotate=rotate)
+        body = WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
+        return json_response(body, headers={hdrs.CACHE_CONTROL: "no-store"})
 
 
 def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> web.Response:
     return json_response(job_view(record), 202, {"location": f"/v1/jobs/{record.id}", **headers})
-
-
-def _secrets_response(secrets: tuple[str, ...]) -> web.Response:
-    body = WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
-    return json_response(body, headers={hdrs.CACHE_CONTROL: "no-store"})
