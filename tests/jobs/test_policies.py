@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.jobs.worker.execution import classify_failure, is_tier_unavailable
-from cloud_pool.jobs.worker.slots import PRIORITY_WEIGHTS, WeightedRoundRobin
+from cloud_pool.jobs.worker.slots import TURNS, WorkerSlots
 from cloud_pool.storage.config import job_retry_delay_s
 from cloud_pool.storage.durability import durability_problems
 from cloud_pool.upstreams.triton.errors import StubProcessDied
@@ -77,9 +77,9 @@ def test_webhook_delays_follow_their_table_and_then_end(tried: int, chance: floa
 
 
 def test_priorities_follow_their_weights() -> None:
-    shares = WeightedRoundRobin()
+    slots = WorkerSlots("large", 1)
     for _ in range(3):
-        assert Counter(shares.next(sum(PRIORITY_WEIGHTS.values()))) == dict(PRIORITY_WEIGHTS)
+        assert Counter(slots.preferred(len(TURNS))) == {"interactive": 8, "standard": 3, "bulk": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle, islice
 from typing import Final, Protocol
 
 import anyio
 
-from ...admission import RANK, Priority
+from ...admission import Priority
 
-PRIORITY_WEIGHTS: Final[Mapping[Priority, int]] = {"interactive": 8, "standard": 3, "bulk": 1}
+_LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
+TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
+"""Which priority free slots prefer, in turn: 8 interactive, 3 standard, 1 bulk. So bulk jobs are slow but never starve.
+
+The order is that of nginx's smooth weighted round robin: upstream module, commit
+52327e0627f49dbda1e8db695e63a4b0af4448b1.
+"""
 _LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
 
 
@@ -27,28 +34,6 @@ class SharedLimit(Protocol):
         """Sequences that run or wait."""
 
 
-class WeightedRoundRobin:
-    """Which priority a free slot prefers: any 12 in a row hold 8 interactive, 3 standard and 1 bulk.
-
-    So bulk jobs are slow but never starve. Source: nginx's smooth weighted round robin, upstream module (commit
-    52327e0627f49dbda1e8db695e63a4b0af4448b1).
-    """
-
-    def __init__(self) -> None:
-        self._credits = dict.fromkeys(PRIORITY_WEIGHTS, 0)
-
-    def next(self, slots: int) -> tuple[Priority, ...]:
-        """Return the preferred priority of each slot. Slots of a priority without jobs go to the most urgent others."""
-        return tuple(self._next() for _ in range(slots))
-
-    def _next(self) -> Priority:
-        for priority, weight in PRIORITY_WEIGHTS.items():
-            self._credits[priority] += weight
-        chosen = max(self._credits, key=lambda priority: (self._credits[priority], -RANK[priority]))
-        self._credits[chosen] -= sum(PRIORITY_WEIGHTS.values())
-        return chosen
-
-
 class WorkerSlots:
     """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
 
@@ -57,7 +42,7 @@ class WorkerSlots:
         self._count = count
         self._shared_limit = shared_limit
         self._used = 0
-        self.priorities = WeightedRoundRobin()
+        self._turns = cycle(TURNS)
         self.tier_unavailable = False
         self._slot_released = anyio.Event()
         self.set_wants_more(True)  # until the first claim
@@ -74,6 +59,10 @@ class WorkerSlots:
         """Record whether more jobs may be queued than were claimed."""
         if self._shared_limit is not None:
             self._shared_limit.wants_more = more
+
+    def preferred(self, slots: int) -> tuple[Priority, ...]:
+        """Return the preferred priority of each slot. Slots of a priority without jobs go to the most urgent others."""
+        return tuple(islice(self._turns, slots))
 
     def acquire(self) -> None:
         """Take a slot."""

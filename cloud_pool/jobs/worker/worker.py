@@ -238,7 +238,7 @@ class Worker:
         claimed_at = time.time()
         # Shielded: jobs of a claim that is cut off would stay unclaimed until their lease ends.
         with anyio.CancelScope(shield=True):
-            priorities = slots.priorities.next(min(slots.free, _MAX_CLAIM))
+            priorities = slots.preferred(min(slots.free, _MAX_CLAIM))
             claimed = await self._store.claim(self.name, slots.tier, priorities)
             for record in claimed.records:
                 self._begin(slots, record, runs)
