@@ -61,12 +61,9 @@ async def translated() -> AsyncIterator[None]:
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLarge("NATS takes no message of this size: see `max_payload` of its configuration") from error
     except FAULTS as error:
-        raise BrokerUnavailable(_said(error), retry_after_s=1.0) from error
-
-
-def _said(error: Exception) -> str:
-    reason = error.description if isinstance(error, nats.js.errors.APIError) else None
-    return f"NATS refuses: {reason}" if reason else f"NATS does not answer ({type(error).__name__})"
+        reason = error.description if isinstance(error, nats.js.errors.APIError) else None
+        said = f"NATS refuses: {reason}" if reason else f"NATS does not answer ({type(error).__name__})"
+        raise BrokerUnavailable(said, retry_after_s=1.0) from error
 
 
 class _Subject:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -213,7 +213,7 @@ class GrpcFront:
 
     def _make_room(self, peer: str) -> bool:
         most = self._shares.held_by(peer)
-        victim = next(self._crowding(), None)
+        victim = next((one for one in self._idle if self._shares.crowds(one.peer)), None)
         if victim is None:
             victim = next((one for one in self._idle if self._shares.held_by(one.peer) >= most), None)
         if victim is None:
@@ -221,9 +221,6 @@ class GrpcFront:
         self.forget(victim)
         victim.close()
         return True
-
-    def _crowding(self) -> Iterator[_Client]:
-        return (one for one in self._idle if self._shares.crowds(one.peer))
 
 
 class GrpcServer:

@@ -162,7 +162,7 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
         raise ConfigError(f"{path}: two keys have the same id", where=WHERE)
     if not keys:
         raise ConfigError(f"{path} has no key: make one with `causeway-cloud keys rotate {path}`", where=WHERE)
-    return tuple(sorted(keys, key=_age))
+    return tuple(sorted(keys, key=lambda key: key.seals_from))
 
 
 def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
@@ -193,10 +193,6 @@ def _parse(line: str, where: str) -> ContentKey:
         reason = f"{where}: an id is of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
         raise ConfigError(reason, where=WHERE)
     return ContentKey(key_id, at.timestamp(), secret)
-
-
-def _age(key: ContentKey) -> float:
-    return key.seals_from
 
 
 def _bound(head: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:

@@ -158,7 +158,6 @@ class MessageRunner:
         return await execute(
             record,
             self._runner,
-            _report_nothing,
             left_s=min(self._jobs.attempt_timeout_s, ends - self._clock()),
             max_bytes=min(max_bytes, self._jobs.max_result_bytes),
             created=now // 1000,
@@ -193,7 +192,3 @@ def _refuse_job_fields(body: bytes) -> None:
         for name, reason in _JOB_ONLY.items():
             if bytes(fields.get(name, b"null")) != b"null":
                 raise InvalidRequest(f"A message has no `{name}`: {reason}.", param=name)
-
-
-async def _report_nothing(_progress: bytes) -> None:
-    """A message has no progress events."""

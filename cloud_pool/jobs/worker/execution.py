@@ -131,12 +131,12 @@ def job_run_of(
 async def execute(
     record: JobRecord,
     runner: JobRunner,
-    report_progress: ReportProgress,
     *,
     left_s: float,
     max_bytes: int,
     created: int,
     receipt: RunReceipt,
+    report_progress: ReportProgress | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     price_share: float = 1.0,
     late: LateReading | None = None,
@@ -148,6 +148,7 @@ async def execute(
         max_bytes: of the answer's body
         created: unix s, written into the answer
         receipt: gets what the run has cost
+        report_progress: gets a RunProgress as JSON, once a second at most
         on_text: gets each part of the text, of an answer that is a single text
         price_share: of the tier's price
         late: reads the request's parts; None: its answer is not revised
@@ -170,7 +171,7 @@ async def execute(
 async def _collect(
     runner: JobRunner,
     job_run: JobRun,
-    report_progress: ReportProgress,
+    report_progress: ReportProgress | None,
     on_text: Callable[[str], None],
 ) -> tuple[str, list[Chunk] | Embeddings]:
     cache, chunks, vectors = "", list[Chunk](), None
@@ -188,7 +189,7 @@ async def _collect(
             tokens += piece.tokens
             if has_one_text and piece.text:
                 on_text(piece.text)
-            if time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
+            if report_progress is not None and time.monotonic() - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = time.monotonic()
                 await report_progress(msgspec.json.encode(RunProgress(tokens)))
     return cache, chunks if vectors is None else vectors

@@ -271,7 +271,6 @@ class Revisions:
             return await execute(
                 record,
                 self._runner,
-                _no_progress,
                 left_s=left_s,
                 max_bytes=self._config.max_result_bytes,
                 created=(record.started or record.created) // 1000,
@@ -281,7 +280,3 @@ class Revisions:
             )
         finally:
             slots.release()
-
-
-async def _no_progress(_progress: bytes) -> None:
-    """The events tell of a revision when it is made."""

@@ -322,11 +322,11 @@ class Worker:
             result = await execute(
                 record,
                 self._runner,
-                report_progress,
                 left_s=max(left_s, 0.0),
                 max_bytes=self._config.max_result_bytes,
                 created=lease.claimed_ms // 1000,
                 receipt=receipt,
+                report_progress=report_progress,
                 on_text=on_text,
                 price_share=self._config.price_share(record.window),
                 late=lease.reading,
