@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -13,65 +14,50 @@ _QUEUE = ("tier", "priority")
 
 class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._runs = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._runs = counter(
             "causeway_jobs_runs",
             "Finished job runs, by outcome: succeeded, failed, expired, cancelled (its token is revoked), "
             "postponed (not started, retried later without losing an attempt), retried (failed, one attempt "
             "used), superseded (another worker owns the job now or the job was cancelled), released (returned to "
             "the queue by a draining worker), quarantined (the record cannot be read: a dead letter).",
             ("tier", "outcome"),
-            registry=registry,
         )
-        self._revisions = Counter(
+        self._revisions = counter(
             "causeway_jobs_revisions",
             "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
             "failed (the part could not be read, the run failed, or its workers were lost), no_room (too many answers "
             "wait for late parts), superseded (the job was cancelled or erased, or is another worker's now).",
             ("outcome",),
-            registry=registry,
         )
-        self._deliveries = Counter(
+        self._deliveries = counter(
             "causeway_jobs_webhook_deliveries",
             "Webhook deliveries attempted, by outcome: delivered, retried, failed (given up), disabled (410 Gone).",
             ("outcome",),
-            registry=registry,
         )
-        self._refused = Gauge(
-            "causeway_jobs_refused",
-            "1 while this gateway accepts no jobs: its log and the operators' /readyz say why.",
-            registry=registry,
+        self._refused = gauge(
+            "causeway_jobs_refused", "1 while this gateway accepts no jobs: its log and the operators' /readyz say why."
         )
-        self._queued = Gauge("causeway_jobs_queued", "Queued jobs, without parked ones.", _QUEUE, registry=registry)
-        self._running = Gauge("causeway_jobs_running", "Jobs claimed by a worker.", _QUEUE, registry=registry)
-        self._oldest = Gauge(
-            "causeway_jobs_oldest_queued_seconds",
-            "Age of the oldest queued job, without parked ones.",
-            _QUEUE,
-            registry=registry,
+        self._queued = gauge("causeway_jobs_queued", "Queued jobs, without parked ones.", _QUEUE)
+        self._running = gauge("causeway_jobs_running", "Jobs claimed by a worker.", _QUEUE)
+        self._oldest = gauge(
+            "causeway_jobs_oldest_queued_seconds", "Age of the oldest queued job, without parked ones.", _QUEUE
         )
-        self._awaiting_retry = Gauge(
-            "causeway_jobs_awaiting_retry", "Jobs that wait for their next attempt.", registry=registry
+        self._awaiting_retry = gauge("causeway_jobs_awaiting_retry", "Jobs that wait for their next attempt.")
+        self._parked = gauge(
+            "causeway_jobs_parked", "Queued jobs of tenants over a rate or budget: they wait for its reset."
         )
-        self._parked = Gauge(
-            "causeway_jobs_parked",
-            "Queued jobs of tenants over a rate or budget: they wait for its reset.",
-            registry=registry,
-        )
-        self._dead = Gauge("causeway_jobs_dead_letters", "Dead letters.", registry=registry)
-        self._file_bytes = Gauge(
-            "causeway_jobs_file_bytes", "Bytes of files of batches, by content store.", ("store",), registry=registry
-        )
-        self._pending = Gauge(
+        self._dead = gauge("causeway_jobs_dead_letters", "Dead letters.")
+        self._file_bytes = gauge("causeway_jobs_file_bytes", "Bytes of files of batches, by content store.", ("store",))
+        self._pending = gauge(
             "causeway_jobs_webhook_deliveries_pending",
             "Webhook deliveries that have not succeeded or failed for good yet.",
-            registry=registry,
         )
-        self._receivers = Gauge(
+        self._receivers = gauge(
             "causeway_jobs_webhook_receivers",
             "Webhook receivers with pending deliveries, by the state of their breaker: closed, open (a pause after"
             " failures in a row), half_open (one delivery at a time until one succeeds).",
             ("state",),
-            registry=registry,
         )
 
     def count_run(self, tier: str, outcome: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ..brokers.port import TopicLag
@@ -11,42 +13,35 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0
 
 class StreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._messages = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._messages = counter(
             "causeway_cloud_stream_messages",
             "Messages that are done, by outcome: answered, expired (told so), dead (a dead letter), duplicate (its "
             "outcome was published before).",
             ("outcome",),
-            registry=registry,
         )
-        self._retries = Counter(
+        self._retries = counter(
             "causeway_cloud_stream_retries",
             "Runs of messages that are repeated, by kind: failed (one attempt used) or postponed (not started).",
             ("kind",),
-            registry=registry,
         )
-        self._recovered = Counter(
+        self._recovered = counter(
             "causeway_cloud_stream_recovered",
             "Outcomes that an earlier process recorded and this one found in the topic, or published.",
-            registry=registry,
         )
-        self._lag = Gauge(
+        self._lag = gauge(
             "causeway_cloud_stream_lag",
             "Messages that are not acknowledged, those in progress included, of what this process receives; 0 while it "
             "stands by. Scale on the sum.",
-            registry=registry,
         )
-        self._in_flight = Gauge(
-            "causeway_cloud_stream_in_flight", "Messages that this process works on.", registry=registry
-        )
-        self._oldest = Gauge(
+        self._in_flight = gauge("causeway_cloud_stream_in_flight", "Messages that this process works on.")
+        self._oldest = gauge(
             "causeway_cloud_stream_oldest_seconds",
             "Time since the oldest message that this process works on was published.",
-            registry=registry,
         )
-        self._active = Gauge(
+        self._active = gauge(
             "causeway_cloud_stream_active",
             "1 while this process receives; 0 while it stands by or waits for its broker.",
-            registry=registry,
         )
         self._seconds = Histogram(
             "causeway_cloud_stream_seconds",
