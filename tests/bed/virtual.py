@@ -47,7 +47,7 @@ from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.dispatch.discovery import TierEndpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.pool import Pool
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.observability.metrics import EventLoopLag
 from cloud_pool.serving.service import Service
 from cloud_pool.tiers.config import TierConfig

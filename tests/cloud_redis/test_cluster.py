@@ -25,7 +25,7 @@ from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.erasure.erasure import CachedAnswers, TenantUsage
 from cloud_pool.erasure.receipt import ErasureSubject
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig

@@ -33,8 +33,8 @@ from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.jobs.http.job_api import JobCallers
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig, WebhookConfig

@@ -14,8 +14,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.background import WorkerRuntime
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.storage.config import JobsConfig
 from router.types import Chunk
 

@@ -23,8 +23,8 @@ from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfi
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore

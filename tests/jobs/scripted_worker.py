@@ -12,8 +12,8 @@ from cloud_pool.cache.caching_service import Billing
 from cloud_pool.core.late import LateReading
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore

@@ -22,8 +22,8 @@ from cloud_pool.batches.input_file import InputCheck, LineSplitter
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.storage.batch_store import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.storage.config import BatchConfig, JobsConfig
 from cloud_pool.storage.job_store import JobStore

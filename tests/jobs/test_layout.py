@@ -16,7 +16,7 @@ from cloud_pool.app import JobsGateway, build_accounts
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.config import Config
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
 from cloud_pool.storage.config import JobsConfig

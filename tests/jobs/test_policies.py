@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.jobs.worker.execution import classify_failure, is_tier_unavailable
-from cloud_pool.jobs.worker.slots import TURNS, WorkerSlots
+from cloud_pool.jobs.worker.execution import TURNS, WorkerSlots, classify_failure, is_tier_unavailable
 from cloud_pool.storage.config import job_retry_delay_s
 from cloud_pool.storage.durability import durability_problems
 from cloud_pool.upstreams.triton.errors import StubProcessDied

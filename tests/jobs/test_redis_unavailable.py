@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.cli.jobs import dlq
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.durability import DurabilityCheck
 from cloud_pool.storage.redis_client import RedisClient

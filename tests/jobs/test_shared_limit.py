@@ -9,8 +9,8 @@ import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.metrics import JobMetrics
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.app import JobsGateway
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob

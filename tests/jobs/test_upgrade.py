@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.app import JobsGateway
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.redis.keys import JOBS_LAYOUT
 from cloud_pool.storage.stores import JobStores
 from router.jobs.job import JobState

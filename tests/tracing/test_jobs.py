@@ -17,15 +17,15 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.http.job_api import JobCallers
+from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
-from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.tracing import Tracing
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from router.errors import CloudFailed
 from router.serving.config import TracingConfig
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
-from tests.jobs.conftest import clock as clock  # fixtures
+from tests.jobs.conftest import clock as clock
 from tests.jobs.conftest import config as config
 from tests.jobs.conftest import redis_server as redis_server
 from tests.jobs.gateway import identify, serving

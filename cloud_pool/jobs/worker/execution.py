@@ -1,7 +1,7 @@
 """One run of a claimed job: its stored request -> chunks -> the body of OpenAI's answer -> its report.
 
-A report goes to the job store under the fence of the run's lease. What a run that failed means for its job is decided
-here, too.
+A run takes a slot of its tier. Its report goes to the job store under the fence of its lease. What a run that failed
+means for its job is decided here, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Final, Literal, TypeVar
+from itertools import cycle, islice
+from typing import Final, Literal, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -40,6 +41,7 @@ from router.parts.reading import text_bytes
 from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
+from ...admission import Priority
 from ...cache.caching_service import STATUS_HEADER
 from ...core.late import LateReading
 from ...core.request_context import AnswerHead
@@ -323,3 +325,74 @@ class RunReports:
             park = isinstance(result, RateLimited) and result.retry_after_s is not None
             accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
         return action if accepted else "superseded"
+
+
+_LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
+TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
+"""Which priority free slots prefer, in turn: 8 interactive, 3 standard, 1 bulk. So bulk jobs are slow but never starve.
+
+The order is that of nginx's smooth weighted round robin: upstream module, commit
+52327e0627f49dbda1e8db695e63a4b0af4448b1.
+"""
+_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
+
+
+class SharedLimit(Protocol):
+    """This worker's part of a tier's permits: `admission.AdmissionController`."""
+
+    wants_more: bool
+
+    @property
+    def limit(self) -> int:
+        """Sequences that may run."""
+
+    @property
+    def demand(self) -> int:
+        """Sequences that run or wait."""
+
+
+class WorkerSlots:
+    """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
+
+    def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
+        self.tier = tier
+        self._count = count
+        self._shared_limit = shared_limit
+        self._used = 0
+        self._turns = cycle(TURNS)
+        self.tier_unavailable = False
+        self._slot_released = anyio.Event()
+        self.set_wants_more(True)  # until the first claim
+
+    @property
+    def free(self) -> int:
+        free = self._count - self._used
+        if self._shared_limit is None:
+            return free
+        # A job may be of several sequences, and it is not in admission from its first moment on.
+        return min(free, self._shared_limit.limit - max(self._used, self._shared_limit.demand))
+
+    def set_wants_more(self, more: bool) -> None:
+        """Record whether more jobs may be queued than were claimed."""
+        if self._shared_limit is not None:
+            self._shared_limit.wants_more = more
+
+    def preferred(self, slots: int) -> tuple[Priority, ...]:
+        """Return the preferred priority of each slot. Slots of a priority without jobs go to the most urgent others."""
+        return tuple(islice(self._turns, slots))
+
+    def acquire(self) -> None:
+        """Take a slot."""
+        self._used += 1
+
+    def release(self) -> None:
+        """Return a slot."""
+        self._used -= 1
+        self._slot_released.set()
+        self._slot_released = anyio.Event()
+
+    async def wait_for_slot(self) -> None:
+        """Wait until a slot is free."""
+        while self.free <= 0:
+            with anyio.move_on_after(_LIMIT_POLL_S):
+                await self._slot_released.wait()

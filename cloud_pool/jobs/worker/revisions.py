@@ -38,9 +38,8 @@ from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, LateAnswer
 from ..metrics import JobMetrics
-from .execution import JobLease, JobResult, RunReports, classify_failure, execute, job_run_of
+from .execution import JobLease, JobResult, RunReports, WorkerSlots, classify_failure, execute, job_run_of
 from .runner import JobRunner, RunReceipt
-from .slots import WorkerSlots
 
 _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.worker")

@@ -32,10 +32,9 @@ from ...storage.job_store import JobStore
 from ...storage.record import ExpiredJob, JobRecord, LiveText
 from ...storage.redis_client import JobStoreRefused
 from ..metrics import JobMetrics
-from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavailable
+from .execution import JobLease, JobResult, RunReports, WorkerSlots, execute, is_tier_unavailable
 from .revisions import Revisions
 from .runner import JobRunner, RunReceipt
-from .slots import WorkerSlots
 
 if TYPE_CHECKING:
     from ...observability.tracing import JobTrace
