@@ -76,6 +76,14 @@ _FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]
     "expired": "expire",
     "cancelled": "cancel",
 }
+_LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
+TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
+"""Which priority free slots prefer, in turn: 8 interactive, 3 standard, 1 bulk. So bulk jobs are slow but never starve.
+
+The order is that of nginx's smooth weighted round robin: upstream module, commit
+52327e0627f49dbda1e8db695e63a4b0af4448b1.
+"""
+_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
 
 
 class RunProgress(msgspec.Struct, frozen=True):
@@ -325,16 +333,6 @@ class RunReports:
             park = isinstance(result, RateLimited) and result.retry_after_s is not None
             accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
         return action if accepted else "superseded"
-
-
-_LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
-TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
-"""Which priority free slots prefer, in turn: 8 interactive, 3 standard, 1 bulk. So bulk jobs are slow but never starve.
-
-The order is that of nginx's smooth weighted round robin: upstream module, commit
-52327e0627f49dbda1e8db695e63a4b0af4448b1.
-"""
-_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
 
 
 class SharedLimit(Protocol):
