@@ -121,7 +121,6 @@ class _Subject:
                 await anyio.sleep(RECONNECT_S)
 
     async def close(self) -> None:
-        """Disconnect."""
         if self._client is not None:
             with suppress(*FAULTS):
                 await self._client.close()
@@ -153,7 +152,7 @@ def incoming(message: Msg) -> IncomingMessage:
 
 
 class JetStreamSource(_Subject):
-    """Messages of a subject; wildcards are allowed. Only the holder of the pipeline's lease may receive."""
+    """A MessageSource: a subject, with wildcards or without. Only the holder of the pipeline's lease may receive."""
 
     needs_lease = True
 
@@ -164,7 +163,6 @@ class JetStreamSource(_Subject):
         self._session: _ConsumerSession | None = None
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
-        """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
         async with translated():
             session = self._session
             if session is None or session.generation != self._generation or session.lost:
@@ -172,13 +170,11 @@ class JetStreamSource(_Subject):
             return [incoming(found) for found in await session.take(most, wait_s, gather_s)]
 
     async def acknowledge(self, message: IncomingMessage) -> None:
-        """Raises BrokerUnavailable."""
         assert isinstance(message.receipt, str)
         async with translated():
             await self.client.publish(message.receipt, Msg.Ack.Ack)
 
     async def keep(self, messages: Sequence[IncomingMessage]) -> None:
-        """Raises BrokerUnavailable."""
         async with translated():
             for message in messages:
                 assert isinstance(message.receipt, str)
@@ -195,7 +191,6 @@ class JetStreamSource(_Subject):
         return set()
 
     async def lag(self) -> TopicLag:
-        """Raises BrokerUnavailable."""
         async with translated():
             found = [one for one in await self._consumers() if _floor(one) or one.num_pending]
             last = max(found, key=_floor, default=None)
@@ -317,13 +312,12 @@ def _floor(consumer: ConsumerInfo) -> int:
 
 
 class JetStreamHistory(_Subject):
-    """What is in the streams of a subject; wildcards are allowed.
+    """A MessageHistory: what is in the streams of a subject; wildcards are allowed.
 
     It is read by a consumer that ends with the range: no pipeline's consumer is touched.
     """
 
     async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages that are there now. Raises BrokerUnavailable."""
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S)
         if wanted.since:
             config.deliver_policy = DeliverPolicy.BY_START_TIME
@@ -348,7 +342,7 @@ class JetStreamHistory(_Subject):
 
 
 class JetStreamSink(_Subject):
-    """A subject to publish to.
+    """A MessageSink: a subject to publish to.
 
     Messages carry `Nats-Msg-Id`: a stream drops a second one within its duplicate window (2 minutes, unless
     configured).
@@ -367,7 +361,6 @@ class JetStreamSink(_Subject):
         return self.client.max_payload
 
     async def open(self) -> None:
-        """Connect. Raises ConfigError if no stream has the subject."""
         await super().open()
         while True:
             try:
@@ -382,7 +375,6 @@ class JetStreamSink(_Subject):
         return str(self._last)
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
-        """Return when the stream has the message. Raises BrokerUnavailable or MessageTooLarge."""
         headers = {MESSAGE_ID: message.id, _CONTENT_TYPE: message.content_type}
         async with translated():
             if repeated and message.id in await self._ids(int(position)):

@@ -1,4 +1,4 @@
-"""The port between a pipeline and a broker. `tests/brokers` holds every adapter to what is written here."""
+"""The port between a pipeline and a broker. `tests/streams` holds every adapter to what is written here."""
 
 from __future__ import annotations
 

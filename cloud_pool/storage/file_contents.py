@@ -90,18 +90,15 @@ class RedisContent:
         self._db = database
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part."""
         await self._db.command("HSET", self._db.key("content", file), part, data)
 
     async def get(self, file: str, part: str) -> bytes:
-        """Return a part. Raises FileContentLost."""
         data = await self._db.command("HGET", self._db.key("content", file), part)
         if data is None:
             raise FileContentLost(f"Redis has no part {part} of {file} any more.")
         return as_bytes(data)
 
     async def delete(self, file: str) -> None:
-        """Delete all parts."""
         await self._db.command("UNLINK", self._db.key("content", file))
 
 
@@ -126,7 +123,6 @@ class PathContent:
             raise ConfigError(reason, where="jobs.files.path") from error
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part."""
 
         def write() -> None:
             (self._root / _MARKER).stat()
@@ -148,7 +144,6 @@ class PathContent:
         await _in_thread(write)
 
     async def get(self, file: str, part: str) -> bytes:
-        """Return a part. Raises FileContentLost."""
 
         def read() -> bytes | None:
             try:
@@ -163,7 +158,6 @@ class PathContent:
         return data
 
     async def delete(self, file: str) -> None:
-        """Delete all parts."""
 
         def remove() -> None:
             (self._root / _MARKER).stat()
@@ -199,14 +193,12 @@ class S3Content:
         self._store = _open(config)
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part."""
         try:
             await _call(self._store.put_async(f"{file}/{part}", data, use_multipart=False))
         except FileNotFoundError as error:
             raise _unavailable(error) from error  # there is no such bucket
 
     async def get(self, file: str, part: str) -> bytes:
-        """Return a part. Raises FileContentLost."""
 
         async def read() -> bytes:
             reply = await self._store.get_async(f"{file}/{part}")
@@ -220,7 +212,6 @@ class S3Content:
             raise FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.") from None
 
     async def delete(self, file: str) -> None:
-        """Delete all parts."""
 
         async def remove() -> None:
             async for objects in self._store.list(file):

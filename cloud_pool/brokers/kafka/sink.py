@@ -155,7 +155,7 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class KafkaSink:
-    """A topic to publish to. `name`: of the pipeline, for transactional ids."""
+    """A MessageSink: a topic to publish to. `name`: of the pipeline, for transactional ids."""
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin) -> None:
         """Raises ConfigError."""
@@ -167,11 +167,9 @@ class KafkaSink:
 
     @property
     def max_bytes(self) -> int:
-        """Of one message."""
         return MAX_BYTES
 
     async def open(self) -> None:
-        """Connect. Raises ConfigError if there is no such topic."""
         consumer = await started(lambda: AIOKafkaConsumer(**self._options), self._address)
         try:
             await require_topic(consumer, self._address)
@@ -249,7 +247,6 @@ class KafkaSink:
             await stop(reader)
 
     async def close(self) -> None:
-        """Disconnect."""
         await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
 
 

@@ -32,7 +32,7 @@ _STUCK_S = 30.0
 
 
 class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Messages of the partitions that the group assigns to this process.
+    """A MessageSource: messages of the partitions that the group assigns to this process.
 
     Args:
         name: of the group
@@ -87,7 +87,6 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         return self._opened
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
-        """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
         async with translated(wait_s + TIMEOUT_S):
             found = await self._poll(most, wait_s)
         ends = time.monotonic() + gather_s
@@ -107,7 +106,6 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         return found
 
     async def acknowledge(self, message: IncomingMessage) -> None:
-        """Raises BrokerUnavailable."""
         partition, offset = _place(message)
         if partition in self._offsets:
             self._offsets[partition].acknowledge(offset)
@@ -239,7 +237,7 @@ class ContiguousOffsets:
 
 
 class KafkaHistory:
-    """What is in the partitions of a topic."""
+    """A MessageHistory: what is in the partitions of a topic."""
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         """Raises ConfigError."""
@@ -248,7 +246,6 @@ class KafkaHistory:
         self._consumer: AIOKafkaConsumer | None = None
 
     async def open(self) -> None:
-        """Connect. Raises ConfigError if there is no such topic."""
         asking = await started(lambda: AIOKafkaConsumer(**self._options), self._address)
         try:
             await require_topic(asking, self._address)
@@ -304,6 +301,5 @@ class KafkaHistory:
         return {partition: end for partition, end in ends.items() if starts[partition] < end}
 
     async def close(self) -> None:
-        """Disconnect."""
         if self._consumer is not None:
             await stop(self._consumer)

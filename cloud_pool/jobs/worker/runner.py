@@ -166,10 +166,7 @@ class ServiceBackend:
             yield piece
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
-        """Return what reads the parts of a job whose answer may be revised, until `by` (monotonic s).
-
-        Returns None where there is nothing to read. Raises ModelNotFound.
-        """
+        """Raises ModelNotFound."""
         if self._parts is None or not has_parts(job_run.request, self._parts.kinds):
             return None
         return self._parts.read_late(self._context(job_run), by)
@@ -282,15 +279,12 @@ class MeteredRunner:
             raise TokenRevoked(f"The job did not run: {error.message}.") from None
 
     async def ready(self, tier: str) -> bool:
-        """Whether the tier answers."""
         return await self._backend.ready(tier)
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
-        """Return the late parts' reading, or None; see `JobRunner.read_late`."""
         return self._backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:
-        """Write the audit record of a job that expired while it was not running."""
         entry = self._open(job.id, _principal(job.owner), job.tier)
         entry.outcome = DeadlineExceeded.code
         entry.billable = False
