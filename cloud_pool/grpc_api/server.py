@@ -48,11 +48,10 @@ _CANCEL_S = 2.0  # for handlers that were cancelled
 class _Side(asyncio.Protocol):
     """Relays the bytes of one end of a connection to the other end, and keeps them until that end is there."""
 
-    def __init__(self, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.other: _Side | None = None
         self._early = bytearray()
-        self._on_lost = on_lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -88,7 +87,6 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost()
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
 
@@ -99,7 +97,7 @@ class _Side(asyncio.Protocol):
 
 class _Client(_Side):
     def __init__(self, front: GrpcFront) -> None:
-        super().__init__(self._lost)
+        super().__init__()
         self._front = front
         self.peer = ""
         self.inner = ""  # the address under which gRPC knows it, as `call.peer()` says it
@@ -112,8 +110,9 @@ class _Client(_Side):
         else:
             self.close()
 
-    def _lost(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._front.forget(self)
+        super().connection_lost(exc)
 
 
 class GrpcFront:
