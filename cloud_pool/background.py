@@ -29,8 +29,8 @@ from .config import Config
 from .http.operator import OperatorRoutes
 from .jobs.metrics import JobMetrics
 from .jobs.submission import SubmissionParser
+from .jobs.worker.execution import WorkerSlots
 from .jobs.worker.runner import JobRunner, MeteredRunner, ServiceBackend
-from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
 from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_tasks
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
