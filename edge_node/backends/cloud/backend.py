@@ -38,7 +38,7 @@ from router.errors import (
 from router.jobs.job import JobEvent
 from router.openai.embeddings import decode_embeddings
 from router.openai.upstream.decode import decode_answer
-from router.openai.upstream.request import encode_request
+from router.openai.upstream.wire import encode_request
 from router.trackers import Breaker
 from router.types import Chunk, CloudSignals, Embeddings
 

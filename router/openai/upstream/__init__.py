@@ -1,4 +1,1 @@
-"""OpenAI-compatible servers: the request that is sent to one (`request`), its answer in whatever dialect (`decode`).
-
-`wire` reads values and tool calls of an answer that servers spell differently.
-"""
+"""OpenAI-compatible servers: what is sent to one and the values of its answer (`wire`), and the answer (`decode`)."""

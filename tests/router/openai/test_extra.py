@@ -10,7 +10,7 @@ from router.openai.answer import AnswerEncoder
 from router.openai.cached_answer import coalesce
 from router.openai.chat import parse_chat
 from router.openai.request_body import merged_extra
-from router.openai.upstream.request import encode_request
+from router.openai.upstream.wire import encode_request
 from router.types import Chunk, Request, RoutingHints, ToolCallDelta
 
 MARK = {"cache_control": {"type": "ephemeral", "n": 1.5}}

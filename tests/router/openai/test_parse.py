@@ -14,7 +14,7 @@ from router.errors import InvalidJSON, InvalidRequest, MissingField, UnknownFiel
 from router.openai.chat import parse_chat
 from router.openai.completions import parse_completion
 from router.openai.embeddings import parse_embedding
-from router.openai.upstream.request import encode_request
+from router.openai.upstream.wire import encode_request
 from router.types import (
     AudioPart,
     FilePart,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from router.openai.chat import parse_chat
-from router.openai.upstream.request import encode_request
+from router.openai.upstream.wire import encode_request
 from router.types import Request, RoutingHints
 
 from .values import chat_requests, hints
