@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import msgspec
@@ -36,14 +36,6 @@ class AdmissionStats(msgspec.Struct, frozen=True):
     clients: int
 
 
-class _Bucket:
-    __slots__ = ("at", "tokens")
-
-    def __init__(self, tokens: float, at: float) -> None:
-        self.tokens = tokens
-        self.at = at
-
-
 class Admission:
     """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
 
@@ -54,7 +46,7 @@ class Admission:
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
         self._waiting = 0
         self._running = 0
@@ -95,29 +87,27 @@ class Admission:
         if rate is None:
             return
         burst = max(1.0, rate)
-        bucket = self._bucket(network_of(client), burst, now)
-        bucket.tokens = min(burst, bucket.tokens + max(0.0, now - bucket.at) * rate)
-        bucket.at = now
-        if bucket.tokens < 1.0:
-            wait_s = (1.0 - bucket.tokens) / rate if rate > 0.0 else _MAX_RETRY_S
+        client = network_of(client)
+        tokens, at = self._buckets.pop(client, (burst, now))
+        tokens = min(burst, tokens + max(0.0, now - at) * rate)
+        if len(self._buckets) >= MAX_CLIENTS:
+            self._buckets.popitem(last=False)
+        self._buckets[client] = (tokens - 1.0 if tokens >= 1.0 else tokens, now)
+        if tokens < 1.0:
+            wait_s = (1.0 - tokens) / rate if rate > 0.0 else _MAX_RETRY_S
             raise RateLimited(f"more than {rate:g} requests per second", retry_after_s=wait_s)
-        bucket.tokens -= 1.0
-
-    def _bucket(self, client: str, burst: float, now: float) -> _Bucket:
-        bucket = self._buckets.get(client)
-        if bucket is None:
-            if len(self._buckets) >= MAX_CLIENTS:
-                self._buckets.popitem(last=False)
-            bucket = self._buckets[client] = _Bucket(burst, now)
-        else:
-            self._buckets.move_to_end(client)
-        return bucket
 
     # --- permits -----------------------------------------------------------------------------------------------------
 
-    def permit(self, deadline: float, client: str = "") -> Permit:
-        """An async context manager that holds one permit; see `acquire`."""
-        return Permit(self, deadline, client)
+    @asynccontextmanager
+    async def permit(self, deadline: float, client: str = "") -> AsyncIterator[None]:
+        """Hold one permit: the right to run one generation. See `acquire`."""
+        await self.acquire(deadline, client)
+        started = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.release(asyncio.get_running_loop().time() - started)
 
     async def acquire(self, deadline: float, client: str = "") -> None:
         """Wait for a permit until `deadline`.
@@ -227,25 +217,6 @@ class Admission:
     def _retry_after_s(self) -> float:
         """The queue advances by one request every (average duration / concurrency) seconds."""
         return min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
-
-
-class Permit:
-    """The right to run one generation, for the duration of an `async with`."""
-
-    __slots__ = ("_admission", "_client", "_deadline", "_started")
-
-    def __init__(self, admission: Admission, deadline: float, client: str) -> None:
-        self._admission = admission
-        self._client = client
-        self._deadline = deadline
-        self._started = 0.0
-
-    async def __aenter__(self) -> None:
-        await self._admission.acquire(self._deadline, self._client)
-        self._started = asyncio.get_running_loop().time()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._admission.release(asyncio.get_running_loop().time() - self._started)
 
 
 def _expire(turn: asyncio.Future[None]) -> None:
