@@ -8,7 +8,8 @@ numbers; prometheus_client only encodes them at a scrape.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 from math import inf
 
@@ -20,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.serving.gauges import Gauge, GaugeCollector
-from router.types import AUTO, AttemptRecord, Kind, Outcome, Target, Usage
+from router.types import AUTO, AttemptRecord, Kind, Outcome, Request, Target, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -33,28 +34,6 @@ _GEN_AI_ERROR = (*_GEN_AI, "error_type")
 _REQUEST = ("route", "target", "status", "cache")
 _ATTEMPT = ("target", "state", "error")
 _TARGET = ("target",)
-
-
-class FinishedGeneration(msgspec.Struct, frozen=True):
-    """The result of one generation, counted once, however many requests shared it.
-
-    Attributes:
-        kind: The kind of request.
-        requested: The model name in the request.
-        attempts: All attempts, in order.
-        target: The target that answered; None if none did.
-        usage: The tokens of the answer.
-        usd: The cost of all attempts, US dollars.
-        degraded: Whether the answer is a fallback.
-    """
-
-    kind: Kind
-    requested: str
-    attempts: tuple[AttemptRecord, ...]
-    target: Target | None = None
-    usage: Usage = Usage()
-    usd: float = 0.0
-    degraded: bool = False
 
 
 class RequestCount(msgspec.Struct, frozen=True):
@@ -72,50 +51,48 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        make = _MetricFactory(self.registry)
-        self._requests = make.counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
-        self._request_s = make.histogram(
+        counter, histogram = partial(_Counter, self.registry), partial(_Histogram, self.registry)
+        self._requests = counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
+        self._request_s = histogram(
             "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _REQUEST_SECONDS
         )
-        self._rejected = make.counter(
+        self._rejected = counter(
             "causeway_edge_rejected_requests",
             "Requests for an answer that were rejected before routing, by error code.",
             ("code",),
         )
-        self._attempts = make.counter("causeway_edge_attempts", "Attempts, by target and result.", _ATTEMPT)
-        self._handoffs = make.counter(
+        self._attempts = counter("causeway_edge_attempts", "Attempts, by target and result.", _ATTEMPT)
+        self._handoffs = counter(
             "causeway_edge_handoffs", "Attempts handed off for low confidence, by target.", _TARGET
         )
-        self._fallbacks = make.counter(
+        self._fallbacks = counter(
             "causeway_edge_fallbacks", "Answers from a fallback attempt, by the target that answered.", _TARGET
         )
-        self._tokens = make.counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
-        self._cost = make.counter(
+        self._tokens = counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
+        self._cost = counter(
             "causeway_edge_cost_usd", "Cost of answers in US dollars, by target; shadow requests included.", _TARGET
         )
-        self._shadows = make.counter(
+        self._shadows = counter(
             "causeway_edge_shadow_requests",
             "Shadow requests by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
             ("target", "result"),
         )
-        self._semantic_checks = make.counter(
+        self._semantic_checks = counter(
             "causeway_edge_semantic_checks",
             "Semantic answers that were to be made anew and compared, by result (agreed, disagreed, failed).",
             ("result",),
         )
-        self._policy_loads = make.counter(
+        self._policy_loads = counter(
             "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
         )
-        self._ttft = make.histogram(
-            "gen_ai_server_time_to_first_token", "Seconds to the first token.", _GEN_AI, _SECONDS
-        )
-        self._tpot = make.histogram(
+        self._ttft = histogram("gen_ai_server_time_to_first_token", "Seconds to the first token.", _GEN_AI, _SECONDS)
+        self._tpot = histogram(
             "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _GEN_AI, _SECONDS
         )
-        self._duration = make.histogram(
+        self._duration = histogram(
             "gen_ai_server_request_duration", "Seconds of the attempt that answered.", _GEN_AI_ERROR, _SECONDS
         )
-        self._usage = make.histogram(
+        self._usage = histogram(
             "gen_ai_client_token_usage", "Tokens per request.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS
         )
         self._models: frozenset[str] = frozenset({AUTO})
@@ -177,24 +154,41 @@ class Metrics:
         degraded = sum(count for _, count in self._fallbacks.items())
         return Traffic(requests, errors, int(degraded), tuple(latency))
 
-    def generation_finished(self, generation: FinishedGeneration) -> None:
-        """Count a generation and its attempts, once for all requests that shared it."""
-        for attempt in generation.attempts:
+    def generation_finished(
+        self,
+        request: Request,
+        attempts: Sequence[AttemptRecord],
+        target: Target | None,
+        usage: Usage,
+        *,
+        usd: float,
+        degraded: bool,
+    ) -> None:
+        """Count a generation and its attempts, once for all requests that shared it.
+
+        Args:
+            request: the request.
+            attempts: all attempts, in order.
+            target: the target that answered; None if none did.
+            usage: the tokens of the answer.
+            usd: the cost of all attempts, US dollars.
+            degraded: whether the answer is a fallback.
+        """
+        for attempt in attempts:
             self._attempts.add((attempt.target, attempt.state, attempt.error))
             if attempt.state == "handed_off":
                 self._handoffs.add((attempt.target,))
-        if generation.target is None:
+        if target is None:
             return
-        if generation.degraded:
-            self._fallbacks.add((generation.target.name,))
-        if generation.usd > 0.0:
-            self._cost.add((generation.target.name,), generation.usd)
-        self._record_model(generation, generation.target, generation.attempts[-1])
+        if degraded:
+            self._fallbacks.add((target.name,))
+        if usd > 0.0:
+            self._cost.add((target.name,), usd)
+        self._record_model(request, target, attempts[-1], usage)
 
-    def _record_model(self, generation: FinishedGeneration, target: Target, attempt: AttemptRecord) -> None:
-        model = generation.requested if generation.requested in self._models else "other"
-        labels = (_OPERATIONS[generation.kind], model, target.model)
-        usage = generation.usage
+    def _record_model(self, request: Request, target: Target, attempt: AttemptRecord, usage: Usage) -> None:
+        model = request.model if request.model in self._models else "other"
+        labels = (_OPERATIONS[request.kind], model, target.model)
         for kind, count in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
             self._tokens.add((target.name, kind), count)
             self._usage.observe((*labels, kind), count)
@@ -210,19 +204,16 @@ class Metrics:
 class _Counter(Collector):
     """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
 
-    def __init__(self, name: str, help_text: str, labels: tuple[str, ...]) -> None:
-        self._description = (name, help_text, labels)
+    def __init__(self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
+        self._family = partial(CounterMetricFamily, name, help_text, labels=labels)
         self._sums: dict[tuple[str, ...], float] = {}
+        registry.register(self)
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         self._sums[labels] = self._sums.get(labels, 0.0) + amount
 
     def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
         return self._sums.items()
-
-    def _family(self) -> CounterMetricFamily:
-        name, help_text, labels = self._description
-        return CounterMetricFamily(name, help_text, labels=labels)
 
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
@@ -235,10 +226,18 @@ class _Counter(Collector):
 
 
 class _Histogram(Collector):
-    def __init__(self, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
-        self._description = (name, help_text, labels)
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        help_text: str,
+        labels: tuple[str, ...],
+        bounds: tuple[float, ...],
+    ) -> None:
+        self._family = partial(HistogramMetricFamily, name, help_text, labels=labels)
         self._bounds = bounds
         self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
+        registry.register(self)
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
         series = self._series.get(labels)
@@ -251,10 +250,6 @@ class _Histogram(Collector):
         """Return for each label values the count of each bucket, and the sum at the end."""
         return self._series.values()
 
-    def _family(self) -> HistogramMetricFamily:
-        name, help_text, labels = self._description
-        return HistogramMetricFamily(name, help_text, labels=labels)
-
     def describe(self) -> Iterable[Metric]:
         return (self._family(),)
 
@@ -264,21 +259,6 @@ class _Histogram(Collector):
         for labels, series in self._series.items():
             family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])
         return (family,)
-
-
-class _MetricFactory:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> _Counter:
-        counter = _Counter(name, help_text, labels)
-        self._registry.register(counter)
-        return counter
-
-    def histogram(self, name: str, help_text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> _Histogram:
-        histogram = _Histogram(name, help_text, labels, bounds)
-        self._registry.register(histogram)
-        return histogram
 
 
 class Traffic(msgspec.Struct, frozen=True):

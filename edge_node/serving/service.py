@@ -41,7 +41,6 @@ from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates
 
 from ..backends.backend import JobTerms
 from ..observability.logs import log_arrival, log_decision, log_outcome
-from ..observability.metrics import FinishedGeneration
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
@@ -462,15 +461,12 @@ class Service:
         if generation.semantic_check is not None:
             self._checks.charge(usd)
         self._records.metrics.generation_finished(
-            FinishedGeneration(
-                kind=generation.request.kind,
-                requested=generation.request.model,
-                attempts=generation.records(ended),
-                target=generation.target if generation.committed else None,
-                usage=generation.usage,
-                usd=usd,
-                degraded=generation.degraded,
-            )
+            generation.request,
+            generation.records(ended),
+            generation.target if generation.committed else None,
+            generation.usage,
+            usd=usd,
+            degraded=generation.degraded,
         )
 
     def _finish_request(self, context: RequestContext, ended: float) -> None:
