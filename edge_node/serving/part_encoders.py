@@ -165,8 +165,8 @@ class PartEncoders:
     async def _estimate_pictures(self, generation: Generation, signals: frozenset[str]) -> None:
         estimates = generation.estimates
         if IMAGE_PIXELS in signals and estimates.image_pixels is None:
-            pixels = await self.pixels(generation.request, generation.deadline)
-            estimates = msgspec.structs.replace(estimates, image_pixels=pixels)
+            sizes = await self._measured(generation, "image", self._branches["image"].pixels)
+            estimates = msgspec.structs.replace(estimates, image_pixels=None if sizes is None else sum(sizes))
         if PICTURES_TEXT in signals and estimates.pictures_text is None:
             found = await self._ask(generation, ("image",))
             estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
@@ -175,7 +175,8 @@ class PartEncoders:
     async def _estimate_sounds(self, generation: Generation, signals: frozenset[str]) -> None:
         estimates = generation.estimates
         if AUDIO_S in signals and estimates.audio_s is None:
-            seconds = await self.seconds(generation.request, generation.deadline)
+            lengths = await self._measured(generation, "audio", self._branches["audio"].seconds)
+            seconds = None if lengths is None else round(sum(lengths), 3)
             estimates = msgspec.structs.replace(estimates, audio_s=seconds)
         if not signals.isdisjoint((LANGUAGE, AUDIO_SPEECH)) and estimates.audio_speech is None:
             found = await self._ask(generation, ("audio",))
@@ -191,31 +192,20 @@ class PartEncoders:
             generation.facts = known
         return known
 
-    async def pixels(self, request: Request, deadline: float) -> int | None:
-        """Return the declared size of the request's pictures together; None if that is not known in time.
-
-        Raises:
-            InvalidRequest: a picture is invalid; the message names it.
-        """
-        sizes = await self._measured(request, "image", self._branches["image"].pixels, deadline)
-        return None if sizes is None else sum(sizes)
-
-    async def seconds(self, request: Request, deadline: float) -> float | None:
-        """Return the length of the request's sounds together; None if that is not known in time.
-
-        Raises:
-            InvalidRequest: a sound is invalid; the message names it.
-        """
-        lengths = await self._measured(request, "audio", self._branches["audio"].seconds, deadline)
-        return None if lengths is None else round(sum(lengths), 3)
-
     async def _measured(
-        self, request: Request, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]], deadline: float
+        self, generation: Generation, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]]
     ) -> list[_N] | None:
-        """Measure each part of this kind; None if one cannot be in time. Raises InvalidRequest."""
-        deadline = min(deadline, self._clock.monotonic() + self._branches[kind].timeout_s)
+        """Measure each part of this kind: the declared size of a picture in pixels, the length of a sound in seconds.
+
+        Returns:
+            None if one of them is not known in time.
+
+        Raises:
+            InvalidRequest: a part is invalid; the message names it.
+        """
+        deadline = min(generation.deadline, self._clock.monotonic() + self._branches[kind].timeout_s)
         measured: list[_N] = []
-        for part in find_parts(request, (kind,), self._config.max_parts):
+        for part in find_parts(generation.request, (kind,), self._config.max_parts):
             try:
                 measured.append(await measure(part.data, deadline))
             except Refusal as refusal:
