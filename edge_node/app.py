@@ -34,10 +34,9 @@ from .console.routes import Console, read_state
 from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
 from .daemon.lifecycle import App, StopRequest, SystemdNotifier
 from .daemon.optional_parts import (
+    Manifests,
     boot_bundle,
-    cache_scope,
     connect_fleet,
-    make_agent,
     make_audio,
     make_engine_factory,
     make_jobs,
@@ -45,9 +44,6 @@ from .daemon.optional_parts import (
     make_part_encoders,
     make_shadow,
     make_tracer,
-    model_adapters,
-    model_temperatures,
-    weights_of,
 )
 from .files.api import FileApi, FileInliner
 from .files.store import DeviceFileStore
@@ -140,7 +136,7 @@ def build(
     engines = None
     if config.engine.enabled:
         make_engine = make_engine or make_engine_factory(config.engine, model_dirs, state_dir)
-        engines = EnginePool(make_engine, weights_of(model_dirs))
+        engines = EnginePool(make_engine, Manifests(model_dirs).weights)
     part_encoders = make_part_encoders(config, model_dirs, clock, encoders, speech_detector)
     backends = _build_backends(device, engines, part_encoders, credentials)
     serving = _build_serving(device, backends)
@@ -158,9 +154,17 @@ def build(
     )
     device.metrics.watch(partial(read_gauges, parts))
     stop = StopRequest()
-    agent = make_agent(
-        booted, fleet, connection, parts, config=config, factory=factory, model_dirs=model_dirs, restart=stop.restart
-    )
+    agent = None
+    if booted is not None and (fleet is not None or connection is not None):
+        from .daemon.fleet import make_agent
+
+        agent = make_agent(
+            *(booted, fleet, connection, parts),
+            config=config.fleet,
+            factory=factory,
+            model_dirs=model_dirs,
+            restart=stop.restart,
+        )
     return App(config, parts, _build_api(device, parts, agent), SystemdNotifier(environ), agent, stop)
 
 
@@ -189,6 +193,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     """Construct the service and what it keeps, under a policy that the start loads."""
     config, clock, model_dirs, metrics = device.config, device.clock, device.model_dirs, device.metrics
     engines, learned, part_encoders = backends.engines, backends.learned, backends.encoders
+    manifests = Manifests(model_dirs)
     admission = Admission(AdmissionLimits())
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
@@ -243,7 +248,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         limits = policy.limits
         admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
         metrics.set_targets(target.name for target in policy.offered)
-        service.use(policy, cache_scope(config.engine, model_dirs))
+        service.use(policy, manifests.cache_scope(config.engine))
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
@@ -258,8 +263,8 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         clock=clock,
         on_activate=activate,
         on_load=metrics.policy_loaded,
-        model_temperature=model_temperatures(model_dirs),
-        model_adapters=model_adapters(model_dirs),
+        model_temperature=manifests.temperature,
+        model_adapters=manifests.adapters,
     )
     return Serving(
         admission=admission,

@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -33,6 +34,7 @@ from router.types import Message, Request, Sampling, Target, TextPart
 from .. import daemon_version
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
+from ..agent.journal import Booted
 from ..agent.link.connection import AgentReport, FleetConnection, open_link
 from ..agent.link.control_plane import carries_secrets
 from ..agent.link.tokens import TokenKeeper
@@ -43,6 +45,7 @@ from ..clock import Clock
 from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
 from ..observability.metrics import BoxCondition, Traffic
 from ..storage.policies import DEFAULT_POLICY
+from ..storage.state_folder import FLEET_FOLDER
 from .components import Components
 
 log = logging.getLogger(__name__)
@@ -75,7 +78,40 @@ def connect(
         return None, problem
 
 
-def link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
+def make_agent(
+    booted: Booted,
+    link: FleetLink | None,
+    connection: FleetConnection | None,
+    parts: Components,
+    *,
+    config: FleetConfig,
+    factory: Config,
+    model_dirs: list[Path],
+    restart: Callable[[], None],
+) -> Agent:
+    """Return the agent of a box in a fleet, whose connection reports its state and wakes it.
+
+    Args:
+        link: given by a test, in place of the connection.
+        factory: the configuration without a bundle.
+    """
+    if link is None:
+        assert connection is not None
+        link = _link_of(connection, config)
+    settings = {} if booted.bundle is None else booted.bundle.manifest.settings
+    agent = Agent(
+        folder=Path(factory.state_dir) / FLEET_FOLDER,
+        booted=booted,
+        link=link,
+        host=BundleHost(parts, factory, settings, model_dirs, restart),
+        clock=parts.clock,
+    )
+    if connection is not None:
+        connection.follow(partial(_agent_report, agent), agent.wake)
+    return agent
+
+
+def _link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
     """Return the parts of the connection that the agent uses."""
     trial = TrialSettings(
         least_s=config.trial_s, least_requests=config.trial_requests, longest_s=max(config.trial_s, config.trial_max_s)
@@ -89,12 +125,7 @@ def link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
     )
 
 
-def follow(connection: FleetConnection, agent: Agent) -> None:
-    """Let the connection report the agent's state and wake it."""
-    connection.follow(lambda: agent_report(agent), agent.wake)
-
-
-def agent_report(agent: Agent) -> AgentReport:
+def _agent_report(agent: Agent) -> AgentReport:
     row = agent.row
     return AgentReport(
         state=agent.state,

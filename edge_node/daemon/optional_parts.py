@@ -1,8 +1,6 @@
 """What only some boxes have: an engine, encoders, jobs, sound, shadow requests, a broker, traces, a fleet.
 
-Each function imports what it makes, so that a box without it needs neither its packages nor its memory. What the
-manifests of this box's models say is read at each use, because a fleet's bundle may bring other models: `model_dirs`
-are the folders that are searched before the models that ship.
+Each function imports what it makes, so that a box without it needs neither its packages nor its memory.
 """
 
 from __future__ import annotations
@@ -13,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact, list_artifacts
 from models.modalities.installed import find_encoders, find_speech_detector
 from router.errors import ConfigError
-from router.policy.compiled import ModelAdapters, ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import Modality, Transcripts
 
@@ -30,13 +27,11 @@ from ..jobs.entry import JobEntry, JobParts
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..signals.estimators import LearnedEstimators
-from ..storage.state_folder import StateFolderLock
+from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
     from models.modalities.process.messages import WorkerSpec
 
-    from ..agent.agent import Agent
-    from ..agent.host import FleetLink
     from ..agent.journal import Booted
     from ..agent.link.connection import FleetConnection
     from ..backends.cloud.connection import Credentials
@@ -46,9 +41,7 @@ if TYPE_CHECKING:
     from ..serving.part_encoders import PartEncoders
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
-    from .components import Backends, Components, Serving
-
-FLEET_FOLDER = "fleet"  # in the state folder
+    from .components import Backends, Serving
 
 
 def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[Booted | None, Config]:
@@ -78,43 +71,6 @@ def connect_fleet(
 
     connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
     return connection, problem, credentials(connection, config.cloud)
-
-
-def make_agent(
-    booted: Booted | None,
-    link: FleetLink | None,
-    connection: FleetConnection | None,
-    parts: Components,
-    *,
-    config: Config,
-    factory: Config,
-    model_dirs: list[Path],
-    restart: Callable[[], None],
-) -> Agent | None:
-    """Return the agent of a box in a fleet.
-
-    Args:
-        link: given by a test, in place of the connection.
-        factory: the configuration without a bundle.
-    """
-    if booted is None or (link is None and connection is None):
-        return None
-    from ..agent.agent import Agent
-    from .fleet import BundleHost, follow, link_of
-
-    link = link_of(connection, config.fleet) if link is None and connection is not None else link
-    assert link is not None
-    settings = {} if booted.bundle is None else booted.bundle.manifest.settings
-    agent = Agent(
-        folder=Path(factory.state_dir) / FLEET_FOLDER,
-        booted=booted,
-        link=link,
-        host=BundleHost(parts, factory, settings, model_dirs, restart),
-        clock=parts.clock,
-    )
-    if connection is not None:
-        follow(connection, agent)
-    return agent
 
 
 def make_engine_factory(
@@ -165,7 +121,7 @@ def make_part_encoders(
         found,
         config.modalities,
         clock,
-        transcripts_of(model_dirs),
+        Manifests(model_dirs).transcripts,
         lambda model: find_projector(model, model_dirs) if config.engine.enabled else None,
         detector,
     )
@@ -227,7 +183,7 @@ def make_shadow(
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
 
-    return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, weights_of(model_dirs))
+    return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, Manifests(model_dirs).weights)
 
 
 def make_mqtt_bridge(config: Config, jobs: JobEntry, service: Service, metrics: Metrics) -> MqttBridge | None:
@@ -253,66 +209,51 @@ def make_tracer(config: Config) -> RequestTracer | None:
     return RequestTracer(config.tracing)
 
 
-def cache_scope(config: EngineConfig, model_dirs: Sequence[Path]) -> bytes:
-    """Return model hashes and settings: other weights, another grammar or KV type may give other answers."""
-    try:
-        artifacts = list_artifacts(model_dirs)
-    except ArtifactError:
-        return b""  # the engine reports it
-    grammar = "calls" if config.restrict_tool_arguments else ""
-    return (
-        "\n".join(
+class Manifests:
+    """Reads the manifests of this box's models at each use, because a fleet's bundle may bring other models.
+
+    What is missing is reported by the engine.
+
+    Args:
+        model_dirs: the folders that are searched before the models that ship.
+    """
+
+    def __init__(self, model_dirs: Sequence[Path]) -> None:
+        self._model_dirs = model_dirs
+
+    def cache_scope(self, config: EngineConfig) -> bytes:
+        """Return model hashes and settings: other weights, another grammar or KV type may give other answers."""
+        try:
+            artifacts = list_artifacts(self._model_dirs)
+        except ArtifactError:
+            return b""
+        grammar = "calls" if config.restrict_tool_arguments else ""
+        models = [
             f"{artifact.name} {artifact.version} {grammar if artifact.manifest.answers == 'calls' else ''}"
             for artifact in artifacts
-        ).encode()
-        + config.kv_type.encode()
-    )
+        ]
+        return "\n".join(models).encode() + config.kv_type.encode()
 
+    def temperature(self, model: str) -> float | None:
+        """Return a model's temperature, 1 (what the engine uses) if its manifest names none; None without the model."""
+        if (artifact := self._find(model)) is None:
+            return None
+        return OPENAI_TEMPERATURE if artifact.manifest.temperature is None else artifact.manifest.temperature
 
-def model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
-    """Return the function from a model to its temperature; 1 (what the engine uses) for a manifest that names none."""
+    def transcripts(self, model: str) -> Transcripts:
+        """Return the form in which a model reads transcripts."""
+        return "written" if (artifact := self._find(model)) is None else artifact.manifest.transcripts
 
-    def temperature(model: str) -> float | None:
+    def adapters(self, model: str) -> Sequence[str] | None:
+        """Return the names of a model's adapters; None without the model."""
+        return None if (artifact := self._find(model)) is None else tuple(artifact.manifest.adapters)
+
+    def weights(self, model: str) -> str:
+        """Return the hash of a model's weights and what belongs to them; "" without the model."""
+        return "" if (artifact := self._find(model)) is None else artifact.version
+
+    def _find(self, model: str) -> Artifact | None:
         try:
-            manifest = find_artifact(model, model_dirs).manifest
-        except ArtifactError:
-            return None  # the engine reports it
-        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
-
-    return temperature
-
-
-def transcripts_of(model_dirs: Sequence[Path]) -> Callable[[str], Transcripts]:
-    """Return the function from a model to the form in which it reads transcripts."""
-
-    def transcripts(model: str) -> Transcripts:
-        try:
-            return find_artifact(model, model_dirs).manifest.transcripts
-        except ArtifactError:
-            return "written"
-
-    return transcripts
-
-
-def model_adapters(model_dirs: Sequence[Path]) -> ModelAdapters:
-    """Return the function from a model to the names of its adapters; None for a model that is not there."""
-
-    def adapters(model: str) -> Sequence[str] | None:
-        try:
-            return tuple(find_artifact(model, model_dirs).manifest.adapters)
+            return find_artifact(model, self._model_dirs)
         except ArtifactError:
             return None
-
-    return adapters
-
-
-def weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
-    """Return the function from a model to the hash of its weights and what belongs to them; "" if it is not there."""
-
-    def weights(model: str) -> str:
-        try:
-            return find_artifact(model, model_dirs).version
-        except ArtifactError:
-            return ""
-
-    return weights

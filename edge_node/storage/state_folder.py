@@ -21,6 +21,7 @@ from router.serving.folders import close_to_others, is_shared
 log = logging.getLogger(__name__)
 
 FILE = "lock"
+FLEET_FOLDER = "fleet"
 
 
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")

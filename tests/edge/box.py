@@ -26,7 +26,7 @@ from edge_node.config.schema import (
     RealtimeConfig,
     ServerConfig,
 )
-from edge_node.daemon.optional_parts import FLEET_FOLDER
+from edge_node.storage.state_folder import FLEET_FOLDER
 from models.modalities.process.messages import WorkerSpec
 from router.serving.config import TracingConfig
 from router.types import DecisionRecord, Modality
