@@ -1,3 +1,1 @@
-"""The daemon's configuration: `schema` (the keys and what they mean), `loader` (file < environment < flag), and
-`layers`, which merges them.
-"""
+"""The daemon's configuration: `schema` (the keys and what they mean), `loader` (file < environment < flag)."""

@@ -3,21 +3,38 @@
 The key ``server.port`` is `port:` under `server:` in the file, ``CAUSEWAY_SERVER__PORT`` in the environment and
 ``--set server.port=…`` on the command line. Durations may be written ``500ms``, ``30s``, ``10m``, ``7d``; sizes
 ``64MiB``, ``1GB``. A relative path in the file is relative to the file, elsewhere to the working directory.
+
+A layer is a flat map from a dotted key (``server.port``) to a `Setting`, which records where the value was written.
+The keys, their types and their limits are read from the structs of `schema`; a value that does not fit is rejected with
+the path of its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import inspect
 
+from router.documents import strict_yaml
 from router.errors import ConfigError
+from router.numbers import bytes_of, seconds_of
 
-from .layers import Layer, Setting, build, leaves_of, read_environ, read_flags, read_list, read_yaml, variable_of
 from .schema import CloudConfig, Config
 
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_PATTERN = re.compile("matching regex '(.*)'")
+_FORMATS = {  # what the patterns of the schema stand for
+    "^[0-9a-f]{64}$": "64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them",
+    "^([a-z]{2,3})?$": "a code of ISO 639-1, such as en",
+}
+T = TypeVar("T", bound=msgspec.Struct)
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
@@ -26,6 +43,296 @@ _PATHS = (
     "jobs.webhooks.ca_file",
     *("mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
 )
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """The type of one key: the annotation with its limits, and msgspec's description of it."""
+
+    annotation: object
+    kind: inspect.Type
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value as written. `is_text`: it is a string (environment, ``--set``) to be parsed as the key's type."""
+
+    value: object
+    where: str  # "edge.yaml:3", "$CAUSEWAY_LOG", "command line"
+    is_text: bool = False
+    base: Path = Path()  # the folder that a relative path is relative to
+
+
+Leaves = Mapping[str, Leaf]
+Layer = Mapping[str, Setting]
+
+
+def coerce(setting: Setting, leaf: Leaf, key: str) -> object:
+    """Return the value as the key's type. A duration may be written ``10m``, a size ``64MiB``.
+
+    Raises:
+        ConfigError: Names the expected type, the value, and where it was written.
+    """
+    value = setting.value
+    if isinstance(value, str):
+        value = _read_text(value, leaf.kind, key, is_text=setting.is_text)
+    try:
+        result: object = msgspec.convert(value, leaf.annotation)
+    except msgspec.ValidationError as error:
+        reason, inside, path = str(error).partition(" - at `$")
+        message = f"must be {_expected(leaf.kind, key)}, not {_display(setting.value, key)}"
+        if inside:  # a list: what is wrong is one of its values, which may be a secret
+            message = _in_words(reason)
+        raise ConfigError(message, where=f"{setting.where}: {key}{path.rstrip('`')}") from error
+    if isinstance(result, float) and not math.isfinite(result):
+        raise ConfigError(f"must be {_expected(leaf.kind, key)}, not {result}", where=f"{setting.where}: {key}")
+    return result
+
+
+def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> object:
+    """Parse the text as this type. Returns the text itself if it cannot be parsed; the conversion then rejects it."""
+    if isinstance(kind, (inspect.StrType, inspect.LiteralType)):
+        return text
+    if isinstance(kind, inspect.FloatType) and key.endswith("_s") and (seconds := seconds_of(text)) is not None:
+        return seconds
+    if isinstance(kind, inspect.IntType) and key.endswith("_bytes") and (size := bytes_of(text)) is not None:
+        return size
+    return _read_plain(text, kind) if is_text else text
+
+
+def plain_value(tree: strict_yaml.Tree) -> object:
+    """Convert a part of a YAML document to plain values.
+
+    YAML's dates and base-60 numbers stay text, which is right for keys that expect text.
+    """
+    if isinstance(tree, strict_yaml.Mapping):
+        return {key.text: plain_value(value) for key, value in zip(tree.keys, tree.values, strict=True)}
+    if isinstance(tree, strict_yaml.Sequence):
+        return [plain_value(item) for item in tree.items]
+    if tree.kind == "null":
+        return None
+    if tree.kind == "bool":
+        return tree.text.lower() in ("true", "yes", "on")
+    try:
+        if tree.kind == "int":
+            return int(tree.text.replace("_", ""))
+        if tree.kind == "float":
+            return float(tree.text.replace("_", ""))
+    except ValueError:
+        return tree.text
+    return tree.text
+
+
+def read_list(text: str) -> object:
+    """Return the items of a YAML list, or of ``a,b``; the text itself if it is a malformed YAML list."""
+    if not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return plain_value(strict_yaml.read_yaml(text, ""))
+    except strict_yaml.YamlError:
+        return text
+
+
+def _read_plain(text: str, kind: inspect.Type) -> object:
+    if isinstance(kind, inspect.BoolType):
+        return _BOOLEANS.get(text.strip().lower(), text)
+    if isinstance(kind, inspect.VarTupleType):
+        return read_list(text)
+    if isinstance(kind, inspect.UnionType):  # of a number and words
+        return next((value for one in kind.types if (value := _read_plain(text, one)) != text), text)
+    if isinstance(kind, inspect.LiteralType):
+        return text
+    try:
+        return int(text) if isinstance(kind, inspect.IntType) else float(text)
+    except ValueError:
+        return text
+
+
+def _expected(kind: inspect.Type, key: str) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_expected(one, key) for one in kind.types)
+    if isinstance(kind, inspect.LiteralType):
+        return f"one of {', '.join(str(value) for value in kind.values)}"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.StrType):
+        return _FORMATS.get(kind.pattern or "", "a string")
+    if isinstance(kind, inspect.VarTupleType):
+        return f"a list of {'mappings' if isinstance(kind.item_type, inspect.StructType) else 'strings'}"
+    if isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        return _number(kind, key) + _limits(kind)
+    raise AssertionError(f"{key}: no description for {kind!r}")
+
+
+def _number(kind: inspect.IntType | inspect.FloatType, key: str) -> str:
+    if key.endswith("_bytes"):
+        return "a size in bytes (1048576, 64MiB, 1GB)"
+    if key.endswith("_s"):
+        return "a duration in seconds (30, 500ms, 10m, 7d)"
+    return "an integer" if isinstance(kind, inspect.IntType) else "a number"
+
+
+def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
+    limits = []
+    if kind.ge is not None:
+        limits.append(f"at least {kind.ge}")
+    if kind.gt is not None:
+        limits.append(f"more than {kind.gt}")
+    if kind.le is not None:
+        limits.append(f"at most {kind.le}")
+    return f", {' and '.join(limits)}" if limits else ""
+
+
+def _display(value: object, key: str) -> str:
+    """Format the value for an error message: secrets are hidden, long values truncated."""
+    if key.endswith(("api_key", "keys")):
+        return f"the given {type(value).__name__}"
+    if value is None:
+        return "empty (set a value or remove the key)"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _in_words(reason: str) -> str:
+    """Return msgspec's reason, with what a pattern stands for."""
+    pattern = _PATTERN.search(reason)
+    return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason
+
+
+def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
+    """Return every dotted key of `struct` and its type. A nested struct is a section, not a key."""
+    found: dict[str, Leaf] = {}
+    for name, annotation in get_type_hints(struct, include_extras=True).items():
+        kind = inspect.type_info(annotation)
+        if isinstance(kind, inspect.StructType):
+            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(kind.cls).items()}
+        else:
+            found[name] = Leaf(annotation, kind)
+    return found
+
+
+# --- the layers ------------------------------------------------------------------------------------------------------
+
+
+def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict[str, Setting]:
+    """Read the settings of a YAML document.
+
+    Args:
+        text: The document.
+        file: Its path, for error messages.
+        leaves: The known keys.
+        base: The folder that relative paths are relative to.
+
+    Raises:
+        ConfigError: Invalid YAML, or an unknown or duplicate key; names file, line and key.
+    """
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        return {}  # only comments
+    try:
+        tree = strict_yaml.read_yaml(text, file)
+    except strict_yaml.YamlError as error:
+        raise ConfigError(error.problem.message, where=str(error.problem.location)) from error
+    found: dict[str, Setting] = {}
+    _walk(tree, leaves, base, found)
+    return found
+
+
+def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
+    if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
+        return  # a section with only commented-out keys
+    if not isinstance(tree, strict_yaml.Mapping):
+        raise ConfigError("must be a mapping of keys", where=str(tree.location))
+    for name, value in zip(tree.keys, tree.values, strict=True):
+        key = name.location.path
+        where = str(msgspec.structs.replace(name.location, path=""))
+        if key in leaves:
+            found[key] = Setting(plain_value(value), where, base=base)
+        elif any(leaf.startswith(f"{key}.") for leaf in leaves):
+            _walk(value, leaves, base, found)
+        else:
+            raise unknown_key(key, where, leaves)
+
+
+def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:
+    """Read settings from variables: ``server.port`` is ``CAUSEWAY_SERVER__PORT`` if `prefix` is ``CAUSEWAY_``.
+
+    Other variables with the prefix are ignored, because the SDK and the gateway have their own.
+
+    Raises:
+        ConfigError: A variable names an unknown key in a known section, or closely resembles a known variable.
+    """
+    names = {variable_of(leaf, prefix): leaf for leaf in leaves}
+    sections = {leaf.split(".")[0] for leaf in leaves if "." in leaf}
+    found: dict[str, Setting] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(prefix):
+            continue
+        if variable in names:
+            found[names[variable]] = Setting(text, f"${variable}", is_text=True)
+            continue
+        key = variable.removeprefix(prefix).lower().replace("__", ".")
+        if key.split(".")[0] in sections and "." in key:
+            raise unknown_key(key, f"${variable}", leaves)
+        if difflib.get_close_matches(variable, names, n=1, cutoff=0.9):
+            raise unknown_key(key, f"${variable}", leaves)
+    return found
+
+
+def variable_of(key: str, prefix: str) -> str:
+    """Return the environment variable of a dotted key."""
+    return prefix + key.upper().replace(".", "__")
+
+
+def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting]:
+    """Read settings by dotted key from command-line flags; None means that the flag was not set.
+
+    Raises:
+        ConfigError: An unknown key.
+    """
+    found: dict[str, Setting] = {}
+    for key, value in flags.items():
+        if key not in leaves:
+            raise unknown_key(key, "command line", leaves)
+        if value is not None:
+            found[key] = Setting(value, "command line", is_text=isinstance(value, str))
+    return found
+
+
+def unknown_key(key: str, where: str, leaves: Leaves) -> ConfigError:
+    """Return the error for an unknown key, with the closest known key or the keys of the section."""
+    prefix, _, name = key.rpartition(".")
+    section = f"{prefix}." if prefix else ""
+    names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
+    in_other_sections = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
+    near = (
+        difflib.get_close_matches(name, names, n=1) or in_other_sections or difflib.get_close_matches(key, leaves, n=1)
+    )
+    if near:
+        hint = f"did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"
+    else:
+        hint = f"known keys: {', '.join(names or sorted({leaf.split('.')[0] for leaf in leaves}))}"
+    return ConfigError(f"unknown key; {hint}", where=f"{where}: {key}")
+
+
+# --- the struct ------------------------------------------------------------------------------------------------------
+
+
+def build(struct: type[T], layers: Iterable[Layer]) -> T:
+    """Build the struct; later layers take precedence.
+
+    Raises:
+        ConfigError: A value does not fit its key; names the key and where it was written.
+    """
+    leaves = leaves_of(struct)
+    merged: dict[str, Setting] = {}
+    for layer in layers:
+        merged.update(layer)
+    tree: dict[str, object] = {}
+    for key, setting in merged.items():
+        *sections, name = key.split(".")
+        parent = tree
+        for section in sections:
+            parent = parent.setdefault(section, {})  # type: ignore[assignment]  # the parent of a leaf is a section
+        parent[name] = coerce(setting, leaves[key], key)
+    return msgspec.convert(tree, struct)
 
 
 def config_keys() -> list[str]:

@@ -22,8 +22,7 @@ from causeway_train.cli.commands import main as causeway_train
 from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
-from edge_node.config.layers import leaves_of
-from edge_node.config.loader import config_keys
+from edge_node.config.loader import config_keys, leaves_of
 from edge_node.config.schema import MEANING, Config
 from edge_node.http.request_reader import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.layers import build, leaves_of, read_yaml
-from edge_node.config.loader import PREFIX, config_keys, config_variable, load_config
+from edge_node.config.loader import PREFIX, build, config_keys, config_variable, leaves_of, load_config, read_yaml
 from edge_node.config.schema import MEANING, Config
 from router.errors import ConfigError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import inspect
 
-from edge_node.config.layers import leaves_of
-from edge_node.config.loader import config_keys
+from edge_node.config.loader import config_keys, leaves_of
 from edge_node.config.schema import Config
 from router.bundle.settings import SETTINGS, check_setting, read_setting
 
