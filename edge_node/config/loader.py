@@ -12,11 +12,12 @@ the path of its key.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,7 +35,6 @@ _FORMATS = {  # what the patterns of the schema stand for
     "^[0-9a-f]{64}$": "64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them",
     "^([a-z]{2,3})?$": "a code of ISO 639-1, such as en",
 }
-T = TypeVar("T", bound=msgspec.Struct)
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
@@ -61,7 +61,6 @@ class Setting(msgspec.Struct, frozen=True):
     base: Path = Path()  # the folder that a relative path is relative to
 
 
-Leaves = Mapping[str, Leaf]
 Layer = Mapping[str, Setting]
 
 
@@ -197,7 +196,8 @@ def _in_words(reason: str) -> str:
     return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason
 
 
-def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
+@functools.cache
+def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, Leaf]:
     """Return every dotted key of `struct` and its type. A nested struct is a section, not a key."""
     found: dict[str, Leaf] = {}
     for name, annotation in get_type_hints(struct, include_extras=True).items():
@@ -212,13 +212,12 @@ def leaves_of(struct: type[msgspec.Struct]) -> dict[str, Leaf]:
 # --- the layers ------------------------------------------------------------------------------------------------------
 
 
-def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict[str, Setting]:
+def read_yaml(text: str, file: str, base: Path = Path()) -> dict[str, Setting]:
     """Read the settings of a YAML document.
 
     Args:
         text: The document.
         file: Its path, for error messages.
-        leaves: The known keys.
         base: The folder that relative paths are relative to.
 
     Raises:
@@ -231,11 +230,12 @@ def read_yaml(text: str, file: str, leaves: Leaves, base: Path = Path()) -> dict
     except strict_yaml.YamlError as error:
         raise ConfigError(error.problem.message, where=str(error.problem.location)) from error
     found: dict[str, Setting] = {}
-    _walk(tree, leaves, base, found)
+    _walk(tree, base, found)
     return found
 
 
-def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, Setting]) -> None:
+def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None:
+    leaves = leaves_of(Config)
     if isinstance(tree, strict_yaml.Scalar) and tree.kind == "null" and tree.location.path:
         return  # a section with only commented-out keys
     if not isinstance(tree, strict_yaml.Mapping):
@@ -246,42 +246,37 @@ def _walk(tree: strict_yaml.Tree, leaves: Leaves, base: Path, found: dict[str, S
         if key in leaves:
             found[key] = Setting(plain_value(value), where, base=base)
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):
-            _walk(value, leaves, base, found)
+            _walk(value, base, found)
         else:
-            raise unknown_key(key, where, leaves)
+            raise unknown_key(key, where)
 
 
-def read_environ(environ: Mapping[str, str], prefix: str, leaves: Leaves) -> dict[str, Setting]:
-    """Read settings from variables: ``server.port`` is ``CAUSEWAY_SERVER__PORT`` if `prefix` is ``CAUSEWAY_``.
+def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Read settings from variables, see `config_variable`.
 
     Other variables with the prefix are ignored, because the SDK and the gateway have their own.
 
     Raises:
         ConfigError: A variable names an unknown key in a known section, or closely resembles a known variable.
     """
-    names = {variable_of(leaf, prefix): leaf for leaf in leaves}
-    sections = {leaf.split(".")[0] for leaf in leaves if "." in leaf}
+    names = {config_variable(key): key for key in config_keys()}
+    sections = {key.split(".")[0] for key in config_keys() if "." in key}
     found: dict[str, Setting] = {}
     for variable, text in environ.items():
-        if not variable.startswith(prefix):
+        if not variable.startswith(PREFIX):
             continue
         if variable in names:
             found[names[variable]] = Setting(text, f"${variable}", is_text=True)
             continue
-        key = variable.removeprefix(prefix).lower().replace("__", ".")
+        key = variable.removeprefix(PREFIX).lower().replace("__", ".")
         if key.split(".")[0] in sections and "." in key:
-            raise unknown_key(key, f"${variable}", leaves)
+            raise unknown_key(key, f"${variable}")
         if difflib.get_close_matches(variable, names, n=1, cutoff=0.9):
-            raise unknown_key(key, f"${variable}", leaves)
+            raise unknown_key(key, f"${variable}")
     return found
 
 
-def variable_of(key: str, prefix: str) -> str:
-    """Return the environment variable of a dotted key."""
-    return prefix + key.upper().replace(".", "__")
-
-
-def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting]:
+def read_flags(flags: Mapping[str, object]) -> dict[str, Setting]:
     """Read settings by dotted key from command-line flags; None means that the flag was not set.
 
     Raises:
@@ -289,15 +284,16 @@ def read_flags(flags: Mapping[str, object], leaves: Leaves) -> dict[str, Setting
     """
     found: dict[str, Setting] = {}
     for key, value in flags.items():
-        if key not in leaves:
-            raise unknown_key(key, "command line", leaves)
+        if key not in leaves_of(Config):
+            raise unknown_key(key, "command line")
         if value is not None:
             found[key] = Setting(value, "command line", is_text=isinstance(value, str))
     return found
 
 
-def unknown_key(key: str, where: str, leaves: Leaves) -> ConfigError:
+def unknown_key(key: str, where: str) -> ConfigError:
     """Return the error for an unknown key, with the closest known key or the keys of the section."""
+    leaves = leaves_of(Config)
     prefix, _, name = key.rpartition(".")
     section = f"{prefix}." if prefix else ""
     names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
@@ -312,27 +308,20 @@ def unknown_key(key: str, where: str, leaves: Leaves) -> ConfigError:
     return ConfigError(f"unknown key; {hint}", where=f"{where}: {key}")
 
 
-# --- the struct ------------------------------------------------------------------------------------------------------
-
-
-def build(struct: type[T], layers: Iterable[Layer]) -> T:
-    """Build the struct; later layers take precedence.
+def build(layer: Layer) -> Config:
+    """Build the configuration.
 
     Raises:
         ConfigError: A value does not fit its key; names the key and where it was written.
     """
-    leaves = leaves_of(struct)
-    merged: dict[str, Setting] = {}
-    for layer in layers:
-        merged.update(layer)
     tree: dict[str, object] = {}
-    for key, setting in merged.items():
+    for key, setting in layer.items():
         *sections, name = key.split(".")
         parent = tree
         for section in sections:
             parent = parent.setdefault(section, {})  # type: ignore[assignment]  # the parent of a leaf is a section
-        parent[name] = coerce(setting, leaves[key], key)
-    return msgspec.convert(tree, struct)
+        parent[name] = coerce(setting, leaves_of(Config)[key], key)
+    return msgspec.convert(tree, Config)
 
 
 def config_keys() -> list[str]:
@@ -342,7 +331,7 @@ def config_keys() -> list[str]:
 
 def config_variable(key: str) -> str:
     """Return the environment variable of a key: ``server.port`` is ``CAUSEWAY_SERVER__PORT``."""
-    return variable_of(key, PREFIX)
+    return PREFIX + key.upper().replace(".", "__")
 
 
 def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
@@ -359,15 +348,14 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
     Raises:
         ConfigError: Names the file and line, the variable or the flag, and the key.
     """
-    leaves = leaves_of(Config)
     layers: list[Layer] = [
-        read_yaml(_read(path, "config file"), str(path), leaves, path.absolute().parent) if path else {},
-        read_environ(environ, PREFIX, leaves),
-        read_flags(flags, leaves),
+        read_yaml(_read(path, "config file"), str(path), path.absolute().parent) if path else {},
+        read_environ(environ),
+        read_flags(flags),
     ]
     merged = _merge_secrets([_resolve_paths(layer) for layer in layers])
     _check_url(merged.get("cloud.url"))
-    config = build(Config, [merged])
+    config = build(merged)
     return msgspec.structs.replace(
         config,
         state_dir=config.state_dir or _default_state_dir(environ),
