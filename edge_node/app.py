@@ -47,9 +47,8 @@ from .daemon.optional_parts import (
 )
 from .files.api import FileApi, FileInliner
 from .files.store import DeviceFileStore
-from .http.api import Api
+from .http.api import Api, RequestReader
 from .http.inspection import Inspection
-from .http.request_reader import RequestReader
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
 from .modalities import AudioEntry

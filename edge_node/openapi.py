@@ -46,8 +46,8 @@ from . import daemon_version
 from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
 from .files.store import FileFolderUnavailable, StorageFull
+from .http.api import REQUEST_HEADERS
 from .http.inspection import Readiness
-from .http.request_reader import REQUEST_HEADERS
 from .jobs.api import EdgeJobList
 from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .serving.generation import Status

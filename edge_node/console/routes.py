@@ -28,8 +28,8 @@ from router.serving.responses import JSON
 from router.types import Snapshot
 
 from ..daemon.components import Components
+from ..http.api import RequestReader
 from ..http.inspection import Readiness
-from ..http.request_reader import RequestReader
 from ..observability.metrics import RequestCount
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore

@@ -15,8 +15,8 @@ from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..files.store import DeviceFileStore
+from ..http.api import RequestReader
 from ..http.inspection import Reachability, Readiness
-from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry
 from ..modalities import AudioEntry
 from ..observability.metrics import Metrics

@@ -21,8 +21,7 @@ from .. import daemon_version
 from ..backends.engine.engines import Engine
 from ..clock import Clock
 from ..config.schema import Config, EngineConfig, OutboxConfig
-from ..http.api import new_decision_id
-from ..http.request_reader import RequestReader
+from ..http.api import RequestReader, new_decision_id
 from ..jobs.entry import JobEntry, JobParts
 from ..observability.metrics import Metrics
 from ..serving.service import Service

@@ -17,7 +17,7 @@ from router.serving.request import TAGS, Handler, check_upload, read_upload, sen
 from router.serving.responses import json_response
 from router.types import RoutingHints
 
-from ..http.request_reader import RequestReader, Room, routing_hints
+from ..http.api import RequestReader, Room, routing_hints
 from .folder import DeviceFile
 from .store import DeviceFileStore
 

@@ -31,7 +31,7 @@ from ..serving.generation import Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
-from .request_reader import Caller, RequestReader
+from .api import Caller, RequestReader
 
 _encoder = msgspec.json.Encoder()
 

@@ -38,7 +38,7 @@ from router.trackers import FairShare, network_of
 from router.types import RoutingHints
 
 from ..config.schema import OutboxConfig
-from ..http.request_reader import RequestReader, routing_hints
+from ..http.api import RequestReader, routing_hints
 from ..serving.service import Service
 from . import PATH
 from .events import OutboxEventReader, Position, read_last_id

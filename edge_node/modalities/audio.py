@@ -70,7 +70,7 @@ from router.types import (
 )
 
 from ..clock import Clock
-from ..http.request_reader import RequestReader, routing_hints
+from ..http.api import RequestReader, routing_hints
 from ..serving.admission import Admission
 from ..serving.generation import Records, Status, policy_label
 from ..signals.collector import SignalCollector

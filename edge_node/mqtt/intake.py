@@ -26,7 +26,7 @@ from router.serving.logs import redacted
 from router.serving.request import PRIORITY, read_choice
 
 from ..config.schema import MqttConfig, MqttTopicConfig
-from ..http.request_reader import Caller, routing_hints
+from ..http.api import Caller, routing_hints
 from ..jobs.api import HandedIn
 from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo

@@ -1,6 +1,6 @@
 """One request, hop by hop, always forward. Start reading here: this is the table of hops.
 
-    bytes → Request      `http.api`, `http.request_reader`: parse and validate once
+    bytes → Request      `http.api`: parse and validate once
     admission            `admission`: a rate limit per client; a bounded queue in front of bounded concurrency
     cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
                          that means the same; `generation`: identical requests in progress share one answer

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import web
 
 from edge_node.daemon import lifecycle
-from edge_node.http import request_reader
+from edge_node.http import api
 from router.serving import responses
 from tests.bed.figures import table
 from tests.tool import run_tool
@@ -45,7 +45,7 @@ def _without_header_cache() -> None:
 
 def _without_body_memo() -> None:
     """A body that came before is parsed again."""
-    vars(request_reader)["_SHORT_BYTES"] = -1
+    vars(api)["_SHORT_BYTES"] = -1
 
 
 def _without_ready_response() -> None:

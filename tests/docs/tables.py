@@ -24,7 +24,7 @@ from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
 from edge_node.config.loader import config_keys, leaves_of
 from edge_node.config.schema import MEANING, Config
-from edge_node.http.request_reader import REQUEST_HEADERS
+from edge_node.http.api import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS
 from fleet.repository.fleet_file import RolloutDoc
 from fleet.server import refusals as message_refusals

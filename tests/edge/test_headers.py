@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.http.request_reader import REQUEST_HEADERS
+from edge_node.http.api import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS
 
 from .box import running

@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 from aiohttp import ClientSession, web
 
 from edge_node.config.schema import ServerConfig
-from edge_node.http.request_reader import ParsedRequest, RequestReader
+from edge_node.http.api import ParsedRequest, RequestReader
 
 from .test_server import BODY, JSON
 

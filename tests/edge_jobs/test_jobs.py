@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from edge_node.config.schema import OutboxConfig, ServerConfig
-from edge_node.http.request_reader import RequestReader
+from edge_node.http.api import RequestReader
 from edge_node.jobs.api import HandedIn, JobIntake
 from router.types import RoutingHints
 from tests.waiting import until
