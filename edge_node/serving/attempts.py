@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import msgspec
@@ -37,15 +37,13 @@ from router.errors import (
 from router.policy.signals import modalities
 from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, Piece, Reply
-from router.types import Chunk, Location, Request, Target
+from router.types import AttemptPlan, Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
 from .generation import Generation, policy_label
 
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens
-
-    from .part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +64,12 @@ class Timeouts(msgspec.Struct, frozen=True):
 ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None, float | None], Chunk]
 
 
+class Preparation(Protocol):
+    """Turns parts of a request into what the target of an attempt takes; see `PartEncoders.prepare`."""
+
+    async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
+
+
 class AttemptRunner:
     """Runs attempts on backends.
 
@@ -80,7 +84,7 @@ class AttemptRunner:
         backends: Mapping[Location, Backend],
         timeouts: Mapping[Location, Timeouts],
         calibrate: ConfidenceCalibrator | None = None,
-        encoders: PartEncoders | None = None,
+        encoders: Preparation | None = None,
     ) -> None:
         self._backends = backends
         self._timeouts = timeouts
