@@ -54,10 +54,9 @@ from .jobs.entry import JobEntry
 from .modalities import AudioEntry
 from .modalities.sound import find_program
 from .observability.metrics import Metrics
-from .serving.admission import Admission, AdmissionLimits
-from .serving.attempts import AttemptRunner, Timeouts
 from .serving.costly_signals import CostlySignals
-from .serving.generation import Records, SharedGenerations
+from .serving.generation import AttemptRunner, Timeouts
+from .serving.requests import Admission, AdmissionLimits, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
 from .sessions import DeviceSessions, SessionAudio

@@ -50,7 +50,7 @@ from .http.api import REQUEST_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import EdgeJobList
 from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
-from .serving.generation import Status
+from .serving.requests import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT
 

@@ -28,7 +28,7 @@ from ..config.schema import RealtimeConfig
 from ..http.api import RequestReader, new_decision_id, routing_hints
 from ..modalities.entry import AudioEntry
 from ..modalities.sound import NO_SPEECH
-from ..serving.generation import RequestContext
+from ..serving.requests import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 from .clock import Clock
@@ -36,7 +36,7 @@ from .config.schema import RealtimeConfig
 from .http.api import RequestReader, new_decision_id, routing_hints
 from .modalities import AudioEntry
 from .modalities.sound import NO_SPEECH
-from .serving.generation import RequestContext
+from .serving.requests import RequestContext
 from .serving.service import Service
 from .storage.policies import PolicyStore
 

@@ -20,8 +20,7 @@ from ..http.inspection import Reachability, Readiness
 from ..jobs.entry import JobEntry
 from ..modalities import AudioEntry
 from ..observability.metrics import Metrics
-from ..serving.admission import Admission
-from ..serving.generation import Records, SharedGenerations
+from ..serving.requests import Admission, Records, SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
 from ..sessions import DeviceClient

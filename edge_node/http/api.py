@@ -60,7 +60,8 @@ from router.trackers import MAX_CLIENTS, FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
-from ..serving.generation import Records, RequestContext, policy_label
+from ..serving.generation import policy_label
+from ..serving.requests import Records, RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 

@@ -27,7 +27,7 @@ from router.types import AUTO, Route
 
 from ..clock import Clock
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from ..serving.generation import Status
+from ..serving.requests import Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore

@@ -71,8 +71,8 @@ from router.types import (
 
 from ..clock import Clock
 from ..http.api import RequestReader, routing_hints
-from ..serving.admission import Admission
-from ..serving.generation import Records, Status, policy_label
+from ..serving.generation import policy_label
+from ..serving.requests import Admission, Records, Status
 from ..signals.collector import SignalCollector
 from .sound import NO_SPEECH, PCM_HZ, SpokenText
 from .speaker import NothingToSpeak, Speaker

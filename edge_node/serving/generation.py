@@ -1,52 +1,58 @@
-"""The making of one answer (`Generation`), one client's request for it, and its sharing between identical requests.
+"""One answer in the making: its state (`Generation`), and the run of its attempts (`AttemptRunner`): Decision → Chunks.
 
-The `RequestContext` passes every piece on to the reply and notes numbers and names as they pass, never content. When
-the request ends, `finish` turns them into the one Outcome.
+The order, the hold-back for a handoff and the rule for the next attempt are pure (`router.decision.attempts`); this
+module awaits, and bounds every wait:
 
-A shared generation runs in a task of its own, which belongs to no request: every subscriber, the one that started it
-included, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
+1. first token and complete answer each have the target's own timeout; after it the next target may answer
+2. everything ends at the request's deadline; after it no target is tried
+3. closing an abandoned backend stream takes at most `_CLOSE_S`
+
+A request, or a part of one, that is bound to the device never reaches a cloud backend, whatever the decision says.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.abc
 import msgspec
 
-from router.decision.attempts import AttemptSequence
-from router.decision.decide import RequestMemo, features_of
+from router.decision.abilities import no_route
+from router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
 from router.errors import (
+    BackendError,
+    BreakerOpen,
     CausewayError,
     ClientGone,
     CloudFailed,
     CloudRefused,
-    Draining,
+    CloudTimeout,
+    DeadlineExceeded,
+    EngineTimeout,
+    EngineUnavailable,
     InvalidRequest,
+    NoRoute,
+    TargetNotConfigured,
 )
-from router.openai.cached_answer import CachedAnswer
 from router.policy.compiled import Policy
-from router.policy.signals import COSTLY, concerned
+from router.policy.signals import COSTLY, modalities
 from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
-from router.tool_calls.schema import with_own_ids
+from router.serving.reply import AnswerHead, Piece, Reply
 from router.types import (
+    AttemptPlan,
     AttemptRecord,
     AudioPart,
     CachePlan,
-    CacheStatus,
     Chunk,
     Confidence,
     Decision,
-    DecisionRecord,
     Estimates,
+    Location,
     Message,
-    Outcome,
     PartRecord,
     Request,
     Snapshot,
@@ -55,15 +61,12 @@ from router.types import (
     Usage,
 )
 
-from ..backends.backend import JobTerms, UpstreamInfo
-from ..clock import Clock
-from ..observability.metrics import Metrics
+from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
 from ..storage.cache import CacheHit
-from ..storage.decisions import DecisionStore
-from ..storage.spend import SpendStore
 
 if TYPE_CHECKING:
     from models.constraints.json_schema import HeldRequest
+    from models.llama_cpp.protocol import SoftTokens
     from models.modalities.graph.facts import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText
 
@@ -71,8 +74,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Status = Literal["ok", "error", "cancelled", "rejected"]
-BUFFER_BYTES = 1 << 20
 _CHARACTERS_PER_TOKEN = 4  # of English text, where no model has counted
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
@@ -80,6 +81,12 @@ _CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
 # Of every request at first; they never change.
 _NOT_ASKED = CachePlan(bypass="refused before the cache was asked")
 _NO_ESTIMATES, _NO_USAGE = Estimates(), Usage()
+_CLOSE_S = 2.0
+_GRACE_S = 0.05  # backends enforce their own timeouts and report the phase; this is the backstop
+_TIMER_STEP_S = 0.005  # timers may fire this much early
+# A backend request, a chunk of its answer, `edge.quality` if known, the confidence of the transcript if the request was
+# spoken → the chunk with its confidence as a probability.
+ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None, float | None], Chunk]
 
 
 class SemanticCheck(msgspec.Struct, frozen=True):
@@ -302,305 +309,255 @@ def policy_label(policy: Policy) -> str:
     return f"{policy.name}@{policy.revision}"
 
 
-# --- one client's request ---------------------------------------------------------------------------------------------
+class Timeouts(msgspec.Struct, frozen=True):
+    """Seconds that a target may take where the policy sets no timeout; None: until the request's deadline."""
+
+    first_token_s: float | None = None
+    whole_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Records:
-    """Where the outcomes of requests go, and the clock that dates them."""
+class Preparation(Protocol):
+    """Turns parts of a request into what the target of an attempt takes; see `PartEncoders.prepare`."""
 
-    decisions: DecisionStore
-    spend: SpendStore
-    metrics: Metrics
-    clock: Clock
+    async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
 
 
-class RequestContext:
-    """Created by the HTTP API for each request; `generation` is set by the service.
+class AttemptRunner:
+    """Runs attempts on backends.
 
     Args:
-        request: the parsed request.
-        reply: the response to the client.
-        id: of the decision, also the `x-request-id`.
-        arrived: monotonic seconds.
-        traceparent: W3C trace context of the client, "" for none.
-        trace: the spans of this request, None when tracing is off.
-        memo: what was derived from an equal request.
-        job: set if the request is a job, which may wait and is not answered by a lesser target.
+        calibrate: None: a handoff compares the confidence that the engine reports.
+        encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this box has
+            none.
     """
-
-    generation: Generation  # this request's own, until the request joins a shared one
 
     def __init__(
         self,
-        request: Request,
-        reply: ReplayingReply,
-        *,
-        id: str,  # noqa: A002
-        arrived: float,
-        traceparent: str = "",
-        trace: RequestTrace | None = None,
-        memo: RequestMemo | None = None,
-        job: JobTerms | None = None,
+        backends: Mapping[Location, Backend],
+        timeouts: Mapping[Location, Timeouts],
+        calibrate: ConfidenceCalibrator | None = None,
+        encoders: Preparation | None = None,
     ) -> None:
-        self.request = request
-        self.job = job
-        self.reply = reply
-        self.id = id
-        self.arrived = arrived
-        self.traceparent = traceparent
-        self.trace = trace
-        self.memo = memo or RequestMemo()
-        self.deadline = arrived
-        self.head: AnswerHead | None = None
-        self.error: CausewayError | None = None
-        self.shared = False  # another request's generation answers
-        self._usage = _NO_USAGE
-        self._finish_reason = ""
-        self._hit: CacheHit | None = None  # what was replayed
+        self._backends = backends
+        self._timeouts = timeouts
+        self._calibrate = calibrate
+        self._encoders = encoders
 
-    @property
-    def committed(self) -> bool:
-        return self.head is not None
+    async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
+        """Return when `reply` has the complete answer. Raises CausewayError: the error for the client."""
+        assert generation.sequence is not None
+        assert generation.decision is not None
+        if generation.semantic_check is not None:
+            _refuse_skipped(generation)
+        while (attempt := generation.sequence.next_attempt()) is not None:
+            try:
+                await self._run_attempt(generation, attempt, reply)
+                return
+            except asyncio.CancelledError:
+                _fail(attempt, ClientGone("the client disconnected"))
+                raise
+            except Exception as failure:
+                error = _as_causeway_error(failure, attempt.plan.target)
+                _fail(attempt, error)
+                gives_up = generation.semantic_check is not None and attempt.failed
+                if gives_up or generation.sequence.next_step(error) == "raise":
+                    raise final_error(generation.sequence.attempts, error) from failure
+        raise no_route(generation.decision)
 
-    @property
-    def cache(self) -> CacheStatus:
-        if self.head is not None:
-            return self.head.cache
-        if self.shared:
-            return "coalesced"
-        return "bypass" if self.generation.cache_key is None else "miss"
+    async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
+        target = attempt.plan.target
+        assert generation.decision is not None
+        if generation.decision.on_device and target.at != "edge":
+            raise NoRoute(f"this request may not leave the device, and {target.name} is in the cloud")
+        backend = self._backends.get(target.at)
+        if backend is None:
+            raise _no_backend(target)
+        request = generation.request
+        soft: tuple[SoftTokens, ...] = ()
+        if (attempt.plan.facts or attempt.plan.soft) and self._encoders is not None:
+            request, soft = await self._encoders.prepare(generation, attempt.plan)
+        if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
+            raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
+        now = _now()
+        attempt.start(now)
+        deadline, first_token_by = self._deadlines(generation, attempt, now)
+        call = BackendRequest(
+            id=generation.id,
+            request=with_temperature(request, target),
+            target=target,
+            deadline=deadline,
+            first_token_by=first_token_by,
+            confidence_tokens=attempt.plan.handoff.after_tokens if attempt.plan.handoff is not None else 0,
+            traceparent=generation.outgoing_traceparent,
+            policy=policy_label(generation.policy),
+            cacheable=generation.cache_key is not None,
+            durable=not generation.on_device,
+            report_upstream=generation.set_upstream,
+            report_loosened=generation.set_held,
+            job=generation.job,
+            soft=soft,
+        )
+        generation.upstream = generation.held = None
+        try:
+            if generation.request.kind == "embedding":
+                await _embed(generation, attempt, backend, call, reply)
+            else:
+                stream = self._stream(generation, attempt, backend, call, reply)
+                # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
+                await (asyncio.create_task(stream) if generation.request.stream else stream)
+        except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
+            raise _timeout_error(generation, attempt, error) from error
 
-    def follow(self, generation: Generation, *, shared: bool = False) -> None:
-        """Take the answer from `generation`. `shared`: another request started it."""
-        self.generation = generation
-        self.shared = shared
-
-    # --- Reply -------------------------------------------------------------------------------------------------------
-
-    async def commit(self, head: AnswerHead) -> None:
-        own_head = head.id == self.id and head.cache == self.cache
-        self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
-        await self.reply.commit(self.head)
-
-    def send(self, piece: Piece) -> Awaitable[None] | None:
-        if piece.usage is not None:
-            self._usage = piece.usage
-        if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:
-            self._finish_reason = piece.finish_reason
-        if self.shared and isinstance(piece, Chunk):
-            piece = with_own_ids(piece, self.id)
-        return self.reply.send(piece)
-
-    async def replay(
-        self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None
+    async def _stream(
+        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply[AnswerHead]
     ) -> None:
-        """Answer from the cache.
-
-        Args:
-            stale: the error because of which an expired answer is served.
-            check: the error because of which an answer is served that should have been made anew.
-        """
-        answer, self._hit = hit.answer, hit
-        fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
-        reason = "cache"
-        for kind, error in (("stale", stale), ("check", check)):
-            reason = reason if error is None else f"{kind}: {error.code}"
-        self.head = AnswerHead(
-            id=self.id,
-            policy=policy_label(self.generation.policy),
-            route="cache",
-            target=answer.target,
-            model=answer.model,
-            reason=reason,
-            cache=fresh if stale is None else "stale",
-            degraded=stale is not None,
-        )
-        body = answer.body
-        self._usage = body.usage
-        if isinstance(body, CachedAnswer):
-            self._finish_reason = body.choices[0].finish_reason or ""
-            body = body.with_own_ids(self.id)
-        await self.reply.replay(self.head, body)
-
-    # --- outcome -----------------------------------------------------------------------------------------------------
-
-    def finish(self, now: float, unix_s: float) -> DecisionRecord:
-        """The record of this request with its one Outcome. `now`: when it ended, monotonic seconds."""
-        generation, memo = self.generation, self.memo
-        if memo.features is None:
-            memo.features = features_of(self.request)
-        return DecisionRecord(
-            id=self.id,
-            created=unix_s,
-            request=memo.features,
-            estimates=generation.estimates,
-            unrecorded=concerned(generation.unrecorded, memo.features.modalities),
-            snapshot=generation.snapshot,
-            decision=generation.decision,
-            outcome=self._outcome(now),
-            parts=generation.parts,
-            shadow="" if self.shared else generation.shadow,
-        )
-
-    def _outcome(self, now: float) -> Outcome:
-        head, error = self.head, self.error
-        total_ms = (now - self.arrived) * 1000.0
-        return Outcome(
-            status=self._status(),
-            http_status=200 if head is not None and error is None else self._http_status(),
-            route="none" if head is None else head.route,
-            target="" if head is None else head.target,
-            model="" if head is None else head.model,
-            reason=self.generation.reason if head is None else head.reason,
-            cache=self.cache,
-            cache_reason=self.generation.cache_plan.bypass if self.cache == "bypass" else "",
-            cache_age_s=None if self._hit is None else self._hit.age_s,
-            similarity=None if self._hit is None else self._hit.similarity,
-            degraded=head is not None and head.degraded,
-            attempts=self.generation.records(now),
-            ttft_ms=self._ttft_ms(total_ms),
-            total_ms=total_ms,
-            usage=self._usage,
-            finish_reason=self._finish_reason if error is None else "",
-            usd=0.0 if self.shared else self.generation.usd(),
-            estimated=not self.shared and self.generation.estimated,
-            error="" if error is None else error.code,
-        )
-
-    def _status(self) -> Status:
-        if self.error is None:
-            return "ok"
-        if isinstance(self.error, ClientGone):
-            return "cancelled"
-        attempted = self.generation.sequence is not None and self.generation.sequence.attempts
-        refused = self.error.status < 500 or isinstance(self.error, Draining)
-        return "rejected" if refused and not attempted else "error"
-
-    def _http_status(self) -> int:
-        assert self.error is not None
-        return 200 if self.head is not None and self.request.stream else self.error.status
-
-    def _ttft_ms(self, total_ms: float) -> float | None:
-        """From arrival to the first token; for a cached answer, which arrives all at once, to its end."""
-        if self.head is None:
-            return None
-        if self.head.route == "cache" or self.generation.sequence is None:
-            return total_ms
-        last = self.generation.records(self.arrived)[-1]
-        if last.ttft_ms is None:
-            return None
-        earlier_ms = (self.generation.arrived - self.arrived) * 1000.0  # < 0: the generation was already running
-        return max(0.0, earlier_ms + last.started_ms + last.ttft_ms)
-
-
-# --- single-flight ---------------------------------------------------------------------------------------------------
-
-
-class Subscriber(AnswerReader):
-    """One reader's position in a shared generation."""
-
-    def __init__(self, shared: SharedGeneration) -> None:
-        super().__init__(joined=shared.was_joined)
-        self.shared = shared
-
-    async def next(self, deadline: float) -> Piece | None:
-        """Return the next piece, None after the last.
-
-        Raises:
-            CausewayError: the generation failed; DeadlineExceeded may also be this subscriber's own deadline
-                (monotonic seconds).
-        """
-        return await self.shared.read(self, deadline)
-
-
-class SharedGeneration(SharedAnswer[Piece, Subscriber]):
-    """A generation with its buffered answer: the `Reply` of the attempts, and the source of all subscribers."""
-
-    def __init__(self, generation: Generation, buffer_bytes: int = BUFFER_BYTES) -> None:
-        super().__init__(buffer_bytes)
-        self.generation = generation
-        self.head: AnswerHead | None = None
-        self.scope = anyio.CancelScope()
-
-    @property
-    def joinable(self) -> bool:
-        return self.whole and not self.finished and not self.abandoned
-
-    async def commit(self, head: AnswerHead) -> None:
-        self.head = head
-
-    def join(self) -> Subscriber:
-        return self.add(Subscriber(self))
-
-    def leave(self, subscriber: Subscriber) -> None:
-        super().leave(subscriber)
-        if not self.subscribers:
-            self.abandoned = True
-            self.scope.cancel()
-
-
-Produce = Callable[[SharedGeneration], Awaitable[None]]
-
-
-class SharedGenerations:
-    """The shared generations in progress, by key."""
-
-    def __init__(self) -> None:
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._by_key: dict[bytes, SharedGeneration] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    @property
-    def subscribers(self) -> int:
-        """Of all generations together."""
-        return sum(len(shared.subscribers) for shared in self._by_key.values())
-
-    def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Run generations as children of `tasks`."""
-        self._tasks = tasks
-
-    @contextmanager
-    def join(self, key: bytes, generation: Generation, produce: Produce) -> Iterator[tuple[Subscriber, bool]]:
-        """Subscribe to the generation of `key`; start it with `produce` unless one can be joined.
-
-        Yields the subscriber, and whether it started the generation. An error that `produce` raises reaches every
-        subscriber. The generation is cancelled when its last subscriber leaves.
-        """
-        if self._tasks is None:
-            raise Draining("this server has not started")
-        shared = self._by_key.get(key)
-        started = shared is None or not shared.joinable
-        if shared is None or started:
-            shared = self._by_key[key] = SharedGeneration(generation)
-            self._tasks.start_soon(self._run, key, shared, produce)
-        subscriber = shared.join()
+        """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the reply."""
+        chunks = backend.generate(call)
+        first, ended = True, False
+        now = asyncio.get_running_loop().time
         try:
-            yield subscriber, started
-        finally:
-            shared.leave(subscriber)
-
-    async def _run(self, key: bytes, shared: SharedGeneration, produce: Produce) -> None:
-        error: CausewayError | None = None
-        ended = False
-        try:
-            with shared.scope:
-                error = await _outcome(shared, produce)
+            async with asyncio.timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as timeout:
+                async for chunk in chunks:
+                    if first:
+                        first = False
+                        if generation.semantic_check is not None:
+                            _refuse_degraded(generation)
+                        timeout.reschedule(call.deadline + _GRACE_S)
+                    if chunk.confidence is not None and self._calibrate is not None:
+                        generation.raw_confidence = chunk.confidence
+                        quality, spoken = generation.estimates.quality, generation.transcript_confidence
+                        chunk = self._calibrate(call, chunk, quality, spoken)  # noqa: PLW2901
+                    for piece in attempt.receive(chunk, now()):
+                        if not generation.committed:
+                            await _commit(generation, reply)
+                        if (slow := _send(generation, piece, reply)) is not None:
+                            await slow
                 ended = True
+        except ClientGone:
+            raise
+        except Exception as failure:
+            if not attempt.whole:
+                raise
+            # Nothing that happens to the target's connection now may turn a finished answer into an error.
+            log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
         finally:
-            if self._by_key.get(key) is shared:
-                del self._by_key[key]
-            shared.finish(error if ended else Draining("this server stopped while the answer was being generated"))
+            if not ended:
+                await close_chunks(chunks)
+        await _deliver(generation, attempt.finish(now()), reply)
+
+    def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
+        """Deadlines of the complete answer and of its first token."""
+        target = attempt.plan.target
+        if generation.job is not None and target.at == "cloud":
+            return generation.deadline, generation.deadline  # it waits in the cloud's queue
+        defaults = self._timeouts.get(target.at, Timeouts())
+        whole_s = defaults.whole_s if target.timeout_s is None else target.timeout_s
+        first_s = defaults.first_token_s if target.first_token_timeout_s is None else target.first_token_timeout_s
+        last = generation.deadline if generation.request.stream else generation.first_byte_by
+        deadline = last if whole_s is None else min(last, now + whole_s)
+        if first_s is None or not _streams_from_target(generation, attempt):
+            return deadline, min(deadline, generation.first_byte_by)
+        return deadline, min(deadline, generation.first_byte_by, now + first_s)
 
 
-async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError | None:
-    try:
-        await produce(shared)
-    except CausewayError as error:
+async def _embed(
+    generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply[AnswerHead]
+) -> None:
+    async with asyncio.timeout_at(call.deadline + _GRACE_S):
+        embeddings = await backend.embed(call)
+        attempt.complete(_now())
+        await _deliver(generation, (embeddings,), reply)
+
+
+async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply[AnswerHead]) -> None:
+    for piece in pieces:
+        if not generation.committed:
+            await _commit(generation, reply)
+        if (slow := _send(generation, piece, reply)) is not None:
+            await slow
+
+
+async def _commit(generation: Generation, reply: Reply[AnswerHead]) -> None:
+    generation.committed = True
+    await reply.commit(generation.head())
+
+
+def _send(generation: Generation, piece: Piece, reply: Reply[AnswerHead]) -> Awaitable[None] | None:
+    if piece.usage is not None:
+        generation.usage = piece.usage
+    return reply.send(piece)
+
+
+async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:
+    """(3) Stop the target's work."""
+    close = getattr(chunks, "aclose", None)
+    if close is None:
+        return
+    with anyio.CancelScope(deadline=_now() + _CLOSE_S, shield=True):
+        await close()
+
+
+def with_temperature(request: Request, target: Target) -> Request:
+    """Return the request with the target's temperature, if the client sets none."""
+    sampling = request.sampling
+    if sampling.temperature is not None or target.temperature is None or request.kind == "embedding":
+        return request
+    sampling = msgspec.structs.replace(sampling, temperature=target.temperature)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def _streams_from_target(generation: Generation, attempt: Attempt) -> bool:
+    """Whether the first token arrives before the complete answer."""
+    return generation.request.stream or attempt.plan.handoff is not None or attempt.plan.target.at == "edge"
+
+
+def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -> CausewayError:
+    """(2) takes precedence over (1): with no time left another target is pointless."""
+    target = attempt.plan.target
+    if _now() >= generation.deadline - _TIMER_STEP_S:
+        return DeadlineExceeded(f"the deadline passed while {target.name} was answering")
+    if isinstance(error, CloudTimeout):
         return error
-    except Exception as error:
-        log.error("a generation failed unexpectedly: %s", redacted(error))
-        return CausewayError("internal error")
-    return None
+    timeout = EngineTimeout if target.at == "edge" else CloudTimeout
+    if attempt.tokens == 0:
+        return timeout(f"{target.name} sent no first token before its timeout", phase="first_token")
+    return timeout(f"{target.name} did not finish before its timeout", phase="stream")
+
+
+def _no_backend(target: Target) -> BackendError:
+    key = "engine.enabled is false" if target.at == "edge" else "cloud.url is not set"
+    return TargetNotConfigured(f"{target.name}: {key} on this box", phase="connect")
+
+
+def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:
+    """Any other exception is a backend failure too. Its message may quote the request and is dropped."""
+    if isinstance(failure, CausewayError):
+        return failure
+    log.error("%s failed unexpectedly: %s", target.name, redacted(failure))
+    return BackendError(f"{target.name} failed unexpectedly ({type(failure).__name__})")
+
+
+def _fail(attempt: Attempt, error: CausewayError) -> None:
+    # The attempt may be done already: the client can disconnect while its last piece is being sent.
+    if attempt.state is not AttemptState.DONE:
+        attempt.fail(error, _now())
+
+
+def _refuse_skipped(generation: Generation) -> None:
+    """Raise BackendError if a check's first choice is down and was skipped: only a degraded answer could be made."""
+    decision = generation.decision
+    if decision is None or not decision.skipped_target:
+        return
+    target = next(plan.target for plan in decision.attempts if plan.target.name == decision.skipped_target)
+    down = EngineUnavailable if target.at == "edge" else BreakerOpen
+    raise down(f"{target.name} is down, and a degraded answer is no check", phase="connect")
+
+
+def _refuse_degraded(generation: Generation) -> None:
+    """Raise BackendError if a check's new answer, of which no byte was sent, is degraded, as the cached one is not."""
+    if generation.degraded:
+        raise BackendError("the answer is degraded, and the cached one is not")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,12 +1,12 @@
 """One request, hop by hop, always forward. Start reading here: this is the table of hops.
 
     bytes → Request      `http.api`: parse and validate once
-    admission            `admission`: a rate limit per client; a bounded queue in front of bounded concurrency
+    admission            `requests`: a rate limit per client; a bounded queue in front of bounded concurrency
     cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
-                         that means the same; `generation`: identical requests in progress share one answer
+                         that means the same; `requests`: identical requests in progress share one answer
     Request → Decision   `router.decision.decide`: pure; `costly_signals`: what it reads, where the policy names it
-    Decision → Chunks    `attempts`: run targets in order; after the first byte no other target may answer
-    Chunks → Outcome     `generation`: exactly one per request: metrics, trace, decision record
+    Decision → Chunks    `generation`: run targets in order; after the first byte no other target may answer
+    Chunks → Outcome     `requests`: exactly one per request: metrics, trace, decision record
 
 A cache hit needs no permit: it does not queue behind the work that it saves. The files that one streamed answer of the
 device passes, in order, are listed in router/README.md.
@@ -44,18 +44,9 @@ from ..observability.logs import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
-from .admission import Admission
-from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
-from .generation import (
-    Generation,
-    Records,
-    RequestContext,
-    SemanticCheck,
-    SharedGeneration,
-    SharedGenerations,
-    Subscriber,
-)
+from .generation import AttemptRunner, Generation, SemanticCheck
+from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber
 
 if TYPE_CHECKING:
     from .shadow import Shadows

@@ -45,9 +45,8 @@ from ..signals.semantic import SemanticAnswers
 from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import StoredAnswer
 from ..storage.spend import SpendStore
-from .admission import Admission
-from .attempts import close_chunks, with_temperature
-from .generation import Generation, SemanticCheck, policy_label
+from .generation import Generation, SemanticCheck, close_chunks, policy_label, with_temperature
+from .requests import Admission
 
 if TYPE_CHECKING:
     from ..signals.shadow import ShadowObserver

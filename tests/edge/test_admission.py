@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.admission import Admission, AdmissionLimits
+from edge_node.serving.requests import Admission, AdmissionLimits
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
 from router.trackers import MAX_CLIENTS
 from tests.waiting import until

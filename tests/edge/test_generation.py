@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.generation import BUFFER_BYTES, Generation, SharedGeneration, SharedGenerations, Subscriber
+from edge_node.serving.generation import Generation
+from edge_node.serving.requests import BUFFER_BYTES, SharedGeneration, SharedGenerations, Subscriber
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded
 from router.policy.compiled import parse_policy
 from router.serving.reply import AnswerHead

@@ -21,7 +21,8 @@ from edge_node.jobs.tables import schema
 from edge_node.jobs.tables.acceptance import OutboxAcceptance
 from edge_node.jobs.tables.rows import OutboxRows
 from edge_node.jobs.tables.schema import SCHEMA
-from edge_node.serving.generation import Generation, RequestContext
+from edge_node.serving.generation import Generation
+from edge_node.serving.requests import RequestContext
 from edge_node.serving.service import Service
 from router.errors import CloudFailed, NotFound
 from router.jobs.job import JobEvent

@@ -33,7 +33,7 @@ from router.types import Chunk, Embeddings, Request, RoutingHints
 from ...backends.backend import JobTerms
 from ...clock import BoxTime, Clock
 from ...config.schema import OutboxConfig
-from ...serving.generation import RequestContext
+from ...serving.requests import RequestContext
 from ...serving.service import Service
 from ..record import Claimed, JobAnswer, Lane
 

@@ -1,0 +1,576 @@
+"""One client's request: its admission, its context until the one Outcome, and the generation that it may share.
+
+Admission is a rate limit per client, and a bounded queue in front of bounded concurrency. The rate limit applies before
+the cache lookup. A permit (concurrency) is needed only for a generation: a cache hit does not queue behind the work
+that it saves. A permit is released however its request ends. Clients that wait take turns, each with its own requests
+in their order. In a full queue the youngest request of the client with the most waiting makes room for that of another
+client: a flood queues behind itself.
+
+The `RequestContext` passes every piece on to the reply and notes numbers and names as they pass, never content. When
+the request ends, `finish` turns them into the one Outcome.
+
+A shared generation runs in a task of its own, which belongs to no request: every subscriber, the one that started it
+included, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+from router.decision.decide import RequestMemo, features_of
+from router.errors import (
+    CausewayError,
+    ClientGone,
+    DeadlineExceeded,
+    Draining,
+    QueueFull,
+    RateLimited,
+)
+from router.openai.cached_answer import CachedAnswer
+from router.policy.signals import concerned
+from router.serving.logs import redacted
+from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
+from router.tool_calls.schema import with_own_ids
+from router.trackers import MAX_CLIENTS, network_of
+from router.types import (
+    CacheStatus,
+    Chunk,
+    DecisionRecord,
+    Outcome,
+    Request,
+    Usage,
+)
+
+from ..backends.backend import JobTerms
+from ..clock import Clock
+from ..observability.metrics import Metrics
+from ..storage.cache import CacheHit
+from ..storage.decisions import DecisionStore
+from ..storage.spend import SpendStore
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTrace
+
+from .generation import Generation, policy_label
+
+log = logging.getLogger(__name__)
+
+Status = Literal["ok", "error", "cancelled", "rejected"]
+BUFFER_BYTES = 1 << 20
+_NO_USAGE = Usage()
+_SMOOTHING = 0.2  # weight of the newest duration in the moving average
+_MAX_RETRY_S = 60.0
+
+
+class AdmissionLimits(msgspec.Struct, frozen=True):
+    concurrent: int = 16
+    queue: int = 64
+    per_client_rps: float | None = None  # None: no limit
+
+
+class AdmissionStats(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+    clients: int
+
+
+class Admission:
+    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
+
+    Attributes:
+        draining: new requests are refused.
+        ending: a request that is cancelled now is cancelled by the daemon, not by its client.
+    """
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
+        self._waiting = 0
+        self._running = 0
+        self._spare: set[anyio.CancelScope] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._average_held_s = 1.0
+        self.draining = False
+        self.ending = False
+
+    def set_limits(self, limits: AdmissionLimits) -> None:
+        """Apply new limits. Running requests continue; queued ones start where there is room now."""
+        self._limits = limits
+        self._start_waiting()
+
+    def drain(self) -> None:
+        """Refuse new requests; running and queued ones finish."""
+        self.draining = True
+
+    def end(self) -> None:
+        """Refuse new requests; those in progress are about to be cancelled."""
+        self.draining = self.ending = True
+
+    def stats(self) -> AdmissionStats:
+        return AdmissionStats(self._running, self._waiting, len(self._buckets))
+
+    # --- rate --------------------------------------------------------------------------------------------------------
+
+    def admit(self, client: str, now: float) -> None:
+        """Charge one request to `client`.
+
+        Raises:
+            RateLimited: with the time until the next token.
+            Draining: this server is shutting down.
+        """
+        if self.draining:
+            raise Draining("this server is shutting down", retry_after_s=1.0)
+        rate = self._limits.per_client_rps
+        if rate is None:
+            return
+        burst = max(1.0, rate)
+        client = network_of(client)
+        tokens, at = self._buckets.pop(client, (burst, now))
+        tokens = min(burst, tokens + max(0.0, now - at) * rate)
+        if len(self._buckets) >= MAX_CLIENTS:
+            self._buckets.popitem(last=False)
+        self._buckets[client] = (tokens - 1.0 if tokens >= 1.0 else tokens, now)
+        if tokens < 1.0:
+            wait_s = (1.0 - tokens) / rate if rate > 0.0 else _MAX_RETRY_S
+            raise RateLimited(f"more than {rate:g} requests per second", retry_after_s=wait_s)
+
+    # --- permits -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def permit(self, deadline: float, client: str = "") -> AsyncIterator[None]:
+        """Hold one permit: the right to run one generation. See `acquire`."""
+        await self.acquire(deadline, client)
+        started = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            self.release(asyncio.get_running_loop().time() - started)
+
+    async def acquire(self, deadline: float, client: str = "") -> None:
+        """Wait for a permit until `deadline`.
+
+        Raises:
+            QueueFull: at once, or when another client's request took its place; with an estimate of when to retry.
+            DeadlineExceeded: while queued.
+        """
+        for scope in self._spare:
+            scope.cancel()
+        if self._running < self._limits.concurrent and not self._waiting:
+            self._running += 1
+            return
+        client = network_of(client)
+        if self._waiting >= self._limits.queue and not self._displace_for(client):
+            raise self._full()
+        await self._wait(deadline, client)
+
+    def release(self, held_s: float) -> None:
+        """Release a permit that was held for `held_s` seconds."""
+        self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
+        self._release()
+
+    async def _wait(self, deadline: float, client: str) -> None:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_at(deadline, _expire, turn)
+        self._queues.setdefault(client, deque()).append(turn)
+        self._waiting += 1
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._release()  # granted in the same step as the cancellation
+            elif turn in self._queues.get(client, ()):
+                self._queues[client].remove(turn)
+                self._forget_turn(client)
+            raise
+        finally:
+            timer.cancel()
+
+    def _displace_for(self, client: str) -> bool:
+        """Let the youngest request of the client with the most waiting make room, if another client has more."""
+        if not self._queues:
+            return False
+        most = max(self._queues, key=lambda name: len(self._queues[name]))
+        if len(self._queues[most]) <= len(self._queues.get(client, ())) + 1:
+            return False
+        turn = self._queues[most].pop()
+        self._forget_turn(most)
+        if not turn.done():
+            turn.set_exception(self._full())
+        return True
+
+    def _forget_turn(self, client: str) -> None:
+        self._waiting -= 1
+        if not self._queues[client]:
+            del self._queues[client]
+
+    def _full(self) -> QueueFull:
+        full = f"{self._running} requests running and {self._waiting} queued"
+        return QueueFull(full, retry_after_s=self._retry_after_s())
+
+    # --- work in idle time -----------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request could start now."""
+        return self._running < self._limits.concurrent and not self._waiting
+
+    async def idle(self) -> None:
+        """Wait until no request runs or waits."""
+        while self._running or self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(turn)
+            await turn
+
+    @contextmanager
+    def spare(self) -> Iterator[None]:
+        """Work that needs no permit, and is cancelled as soon as a request wants one."""
+        with anyio.CancelScope() as scope:
+            self._spare.add(scope)
+            try:
+                yield
+            finally:
+                self._spare.discard(scope)
+
+    def _release(self) -> None:
+        self._running -= 1
+        self._start_waiting()
+        if self._idle and not self._running:
+            turns, self._idle = self._idle, []
+            for turn in turns:
+                if not turn.done():
+                    turn.set_result(None)
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._running < self._limits.concurrent:
+            client = next(iter(self._queues))
+            turn = self._queues[client].popleft()
+            self._queues.move_to_end(client)
+            self._forget_turn(client)
+            if not turn.done():
+                self._running += 1
+                turn.set_result(None)
+
+    def _retry_after_s(self) -> float:
+        """The queue advances by one request every (average duration / concurrency) seconds."""
+        return min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
+
+
+def _expire(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_exception(DeadlineExceeded("the deadline passed while the request was queued"))
+
+
+# --- one client's request ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the outcomes of requests go, and the clock that dates them."""
+
+    decisions: DecisionStore
+    spend: SpendStore
+    metrics: Metrics
+    clock: Clock
+
+
+class RequestContext:
+    """Created by the HTTP API for each request; `generation` is set by the service.
+
+    Args:
+        request: the parsed request.
+        reply: the response to the client.
+        id: of the decision, also the `x-request-id`.
+        arrived: monotonic seconds.
+        traceparent: W3C trace context of the client, "" for none.
+        trace: the spans of this request, None when tracing is off.
+        memo: what was derived from an equal request.
+        job: set if the request is a job, which may wait and is not answered by a lesser target.
+    """
+
+    generation: Generation  # this request's own, until the request joins a shared one
+
+    def __init__(
+        self,
+        request: Request,
+        reply: ReplayingReply,
+        *,
+        id: str,  # noqa: A002
+        arrived: float,
+        traceparent: str = "",
+        trace: RequestTrace | None = None,
+        memo: RequestMemo | None = None,
+        job: JobTerms | None = None,
+    ) -> None:
+        self.request = request
+        self.job = job
+        self.reply = reply
+        self.id = id
+        self.arrived = arrived
+        self.traceparent = traceparent
+        self.trace = trace
+        self.memo = memo or RequestMemo()
+        self.deadline = arrived
+        self.head: AnswerHead | None = None
+        self.error: CausewayError | None = None
+        self.shared = False  # another request's generation answers
+        self._usage = _NO_USAGE
+        self._finish_reason = ""
+        self._hit: CacheHit | None = None  # what was replayed
+
+    @property
+    def committed(self) -> bool:
+        return self.head is not None
+
+    @property
+    def cache(self) -> CacheStatus:
+        if self.head is not None:
+            return self.head.cache
+        if self.shared:
+            return "coalesced"
+        return "bypass" if self.generation.cache_key is None else "miss"
+
+    def follow(self, generation: Generation, *, shared: bool = False) -> None:
+        """Take the answer from `generation`. `shared`: another request started it."""
+        self.generation = generation
+        self.shared = shared
+
+    # --- Reply -------------------------------------------------------------------------------------------------------
+
+    async def commit(self, head: AnswerHead) -> None:
+        own_head = head.id == self.id and head.cache == self.cache
+        self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
+        await self.reply.commit(self.head)
+
+    def send(self, piece: Piece) -> Awaitable[None] | None:
+        if piece.usage is not None:
+            self._usage = piece.usage
+        if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:
+            self._finish_reason = piece.finish_reason
+        if self.shared and isinstance(piece, Chunk):
+            piece = with_own_ids(piece, self.id)
+        return self.reply.send(piece)
+
+    async def replay(
+        self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None
+    ) -> None:
+        """Answer from the cache.
+
+        Args:
+            stale: the error because of which an expired answer is served.
+            check: the error because of which an answer is served that should have been made anew.
+        """
+        answer, self._hit = hit.answer, hit
+        fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
+        reason = "cache"
+        for kind, error in (("stale", stale), ("check", check)):
+            reason = reason if error is None else f"{kind}: {error.code}"
+        self.head = AnswerHead(
+            id=self.id,
+            policy=policy_label(self.generation.policy),
+            route="cache",
+            target=answer.target,
+            model=answer.model,
+            reason=reason,
+            cache=fresh if stale is None else "stale",
+            degraded=stale is not None,
+        )
+        body = answer.body
+        self._usage = body.usage
+        if isinstance(body, CachedAnswer):
+            self._finish_reason = body.choices[0].finish_reason or ""
+            body = body.with_own_ids(self.id)
+        await self.reply.replay(self.head, body)
+
+    # --- outcome -----------------------------------------------------------------------------------------------------
+
+    def finish(self, now: float, unix_s: float) -> DecisionRecord:
+        """The record of this request with its one Outcome. `now`: when it ended, monotonic seconds."""
+        generation, memo = self.generation, self.memo
+        if memo.features is None:
+            memo.features = features_of(self.request)
+        return DecisionRecord(
+            id=self.id,
+            created=unix_s,
+            request=memo.features,
+            estimates=generation.estimates,
+            unrecorded=concerned(generation.unrecorded, memo.features.modalities),
+            snapshot=generation.snapshot,
+            decision=generation.decision,
+            outcome=self._outcome(now),
+            parts=generation.parts,
+            shadow="" if self.shared else generation.shadow,
+        )
+
+    def _outcome(self, now: float) -> Outcome:
+        head, error = self.head, self.error
+        total_ms = (now - self.arrived) * 1000.0
+        return Outcome(
+            status=self._status(),
+            http_status=200 if head is not None and error is None else self._http_status(),
+            route="none" if head is None else head.route,
+            target="" if head is None else head.target,
+            model="" if head is None else head.model,
+            reason=self.generation.reason if head is None else head.reason,
+            cache=self.cache,
+            cache_reason=self.generation.cache_plan.bypass if self.cache == "bypass" else "",
+            cache_age_s=None if self._hit is None else self._hit.age_s,
+            similarity=None if self._hit is None else self._hit.similarity,
+            degraded=head is not None and head.degraded,
+            attempts=self.generation.records(now),
+            ttft_ms=self._ttft_ms(total_ms),
+            total_ms=total_ms,
+            usage=self._usage,
+            finish_reason=self._finish_reason if error is None else "",
+            usd=0.0 if self.shared else self.generation.usd(),
+            estimated=not self.shared and self.generation.estimated,
+            error="" if error is None else error.code,
+        )
+
+    def _status(self) -> Status:
+        if self.error is None:
+            return "ok"
+        if isinstance(self.error, ClientGone):
+            return "cancelled"
+        attempted = self.generation.sequence is not None and self.generation.sequence.attempts
+        refused = self.error.status < 500 or isinstance(self.error, Draining)
+        return "rejected" if refused and not attempted else "error"
+
+    def _http_status(self) -> int:
+        assert self.error is not None
+        return 200 if self.head is not None and self.request.stream else self.error.status
+
+    def _ttft_ms(self, total_ms: float) -> float | None:
+        """From arrival to the first token; for a cached answer, which arrives all at once, to its end."""
+        if self.head is None:
+            return None
+        if self.head.route == "cache" or self.generation.sequence is None:
+            return total_ms
+        last = self.generation.records(self.arrived)[-1]
+        if last.ttft_ms is None:
+            return None
+        earlier_ms = (self.generation.arrived - self.arrived) * 1000.0  # < 0: the generation was already running
+        return max(0.0, earlier_ms + last.started_ms + last.ttft_ms)
+
+
+# --- single-flight ---------------------------------------------------------------------------------------------------
+
+
+class Subscriber(AnswerReader):
+    """One reader's position in a shared generation."""
+
+    def __init__(self, shared: SharedGeneration) -> None:
+        super().__init__(joined=shared.was_joined)
+        self.shared = shared
+
+    async def next(self, deadline: float) -> Piece | None:
+        """Return the next piece, None after the last.
+
+        Raises:
+            CausewayError: the generation failed; DeadlineExceeded may also be this subscriber's own deadline
+                (monotonic seconds).
+        """
+        return await self.shared.read(self, deadline)
+
+
+class SharedGeneration(SharedAnswer[Piece, Subscriber]):
+    """A generation with its buffered answer: the `Reply` of the attempts, and the source of all subscribers."""
+
+    def __init__(self, generation: Generation, buffer_bytes: int = BUFFER_BYTES) -> None:
+        super().__init__(buffer_bytes)
+        self.generation = generation
+        self.head: AnswerHead | None = None
+        self.scope = anyio.CancelScope()
+
+    @property
+    def joinable(self) -> bool:
+        return self.whole and not self.finished and not self.abandoned
+
+    async def commit(self, head: AnswerHead) -> None:
+        self.head = head
+
+    def join(self) -> Subscriber:
+        return self.add(Subscriber(self))
+
+    def leave(self, subscriber: Subscriber) -> None:
+        super().leave(subscriber)
+        if not self.subscribers:
+            self.abandoned = True
+            self.scope.cancel()
+
+
+Produce = Callable[[SharedGeneration], Awaitable[None]]
+
+
+class SharedGenerations:
+    """The shared generations in progress, by key."""
+
+    def __init__(self) -> None:
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._by_key: dict[bytes, SharedGeneration] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def subscribers(self) -> int:
+        """Of all generations together."""
+        return sum(len(shared.subscribers) for shared in self._by_key.values())
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Run generations as children of `tasks`."""
+        self._tasks = tasks
+
+    @contextmanager
+    def join(self, key: bytes, generation: Generation, produce: Produce) -> Iterator[tuple[Subscriber, bool]]:
+        """Subscribe to the generation of `key`; start it with `produce` unless one can be joined.
+
+        Yields the subscriber, and whether it started the generation. An error that `produce` raises reaches every
+        subscriber. The generation is cancelled when its last subscriber leaves.
+        """
+        if self._tasks is None:
+            raise Draining("this server has not started")
+        shared = self._by_key.get(key)
+        started = shared is None or not shared.joinable
+        if shared is None or started:
+            shared = self._by_key[key] = SharedGeneration(generation)
+            self._tasks.start_soon(self._run, key, shared, produce)
+        subscriber = shared.join()
+        try:
+            yield subscriber, started
+        finally:
+            shared.leave(subscriber)
+
+    async def _run(self, key: bytes, shared: SharedGeneration, produce: Produce) -> None:
+        error: CausewayError | None = None
+        ended = False
+        try:
+            with shared.scope:
+                error = await _outcome(shared, produce)
+                ended = True
+        finally:
+            if self._by_key.get(key) is shared:
+                del self._by_key[key]
+            shared.finish(error if ended else Draining("this server stopped while the answer was being generated"))
+
+
+async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError | None:
+    try:
+        await produce(shared)
+    except CausewayError as error:
+        return error
+    except Exception as error:
+        log.error("a generation failed unexpectedly: %s", redacted(error))
+        return CausewayError("internal error")
+    return None
