@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,31 +23,18 @@ from router.types import (
     Modality,
     NowSignals,
     Snapshot,
-    SpendSignals,
 )
 
 from ..clock import Clock
 
+if TYPE_CHECKING:
+    from ..backends.cloud.backend import CloudBackend
+    from ..backends.engine.engines import EnginePool
+    from ..storage.spend import SpendStore
+    from .estimators import LearnedEstimators
+
 _MAX_RECENT_AGE_S = 0.05
 _NONE: frozenset[str] = frozenset()
-
-
-class EdgeSource(Protocol):
-    def signals(self) -> EdgeSignals: ...
-
-
-class CloudSource(Protocol):
-    def signals(self) -> CloudSignals: ...
-
-
-class SpendSource(Protocol):
-    current: SpendSignals
-
-    def refresh(self) -> None: ...
-
-
-class LearnedSource(Protocol):
-    set_aside_pairs: dict[str, str]
 
 
 class SignalCollector:
@@ -68,13 +55,13 @@ class SignalCollector:
         self,
         clock: Clock,
         *,
-        spend: SpendSource,
-        edge: EdgeSource | None = None,
-        cloud: CloudSource | None = None,
+        spend: SpendStore,
+        edge: EnginePool | None = None,
+        cloud: CloudBackend | None = None,
         read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals(),
         encoders: tuple[Modality, ...] = (),
         projected: Callable[[str], tuple[Modality, ...]] = lambda _: (),
-        learned: LearnedSource | None = None,
+        learned: LearnedEstimators | None = None,
     ) -> None:
         self._clock = clock
         self._edge = edge
@@ -140,7 +127,7 @@ class SignalCollector:
         return self._now_cache[1]
 
 
-def _uncalibrated(policy: Policy, learned: LearnedSource) -> frozenset[str]:
+def _uncalibrated(policy: Policy, learned: LearnedEstimators) -> frozenset[str]:
     aside = learned.set_aside_pairs
     if not aside:
         return _NONE
