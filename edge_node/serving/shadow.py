@@ -452,26 +452,20 @@ class Shadows:
         )
 
     def _compare(self, question: ShadowQuestion, text: ShadowText) -> Result:
-        from ..signals.shadow import ComparedAnswers  # imported only where a policy has shadow requests
-
         assert self._observer is not None
         assert self._store is not None
         on_device = question.answered.at == "edge"
         targets, texts = (question.answered, question.other), (question.answer, text)
         (small_target, large_target), (small, large) = (targets, texts) if on_device else (targets[::-1], texts[::-1])
         answer = self._observer.compare(
-            ComparedAnswers(
-                route=question.route,
-                prompt=question.prompt,
-                small_model=small_target.model,
-                large_model=large_target.model,
-                small=small.text,
-                large=large.text,
-                # The client's answer has the calibrated one.
-                confidence=question.generation.raw_confidence if on_device else small.confidence,
-                ended=small.ended,
-                after=question.after,
-            )
+            question.prompt,
+            (small_target.model, small.text),
+            (large_target.model, large.text),
+            # The client's answer has the calibrated one.
+            question.generation.raw_confidence if on_device else small.confidence,
+            ended=small.ended,
+            route=question.route,
+            after=question.after,
         )
         self._store.add(answer)
         self._observer.add([answer], self._max_drift)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from models.calibrate.label import answers_agree
@@ -30,29 +29,6 @@ from .estimators import LearnedEstimators
 log = logging.getLogger(__name__)
 
 WINDOW = 500  # of the newest answers of one pair's signals
-
-
-class ComparedAnswers(msgspec.Struct, frozen=True):
-    """Both answers to one prompt, as long as they are compared.
-
-    Attributes:
-        route: The route that decided.
-        prompt: The prompt's text.
-        small_model, large_model: The models of the two targets.
-        small, large: Their answers.
-        confidence, ended: As the engine reports it, and whether it covers all tokens of the answer.
-        after: The number of tokens that the handoff waits for.
-    """
-
-    route: str
-    prompt: str
-    small_model: str
-    large_model: str
-    small: str
-    large: str
-    confidence: Confidence | None
-    ended: bool
-    after: int
 
 
 class ShadowObserver:
@@ -86,22 +62,39 @@ class ShadowObserver:
         """Edge models whose calibrated signals are set aside, and why."""
         return self._learned.set_aside_pairs
 
-    def compare(self, answers: ComparedAnswers) -> ShadowAnswer:
-        """Return what is kept of two answers."""
-        inputs = np.array(prompt_features(answers.prompt, self._encode), np.float32).tobytes()
-        estimates = self._learned.estimate(
-            answers.small_model, answers.prompt, answers.confidence, answers.after, ended=answers.ended
-        )
+    def compare(
+        self,
+        prompt: str,
+        small: tuple[str, str],
+        large: tuple[str, str],
+        confidence: Confidence | None,
+        *,
+        ended: bool,
+        route: str,
+        after: int,
+    ) -> ShadowAnswer:
+        """Return what is kept of both answers to one prompt.
+
+        Args:
+            prompt: The prompt's text.
+            small, large: The model and its answer, as long as it is compared.
+            confidence: As the engine reports it.
+            ended: `confidence` covers all tokens of the answer.
+            route: The route that decided.
+            after: The number of tokens that the handoff waits for.
+        """
+        inputs = np.array(prompt_features(prompt, self._encode), np.float32).tobytes()
+        estimates = self._learned.estimate(small[0], prompt, confidence, after, ended=ended)
         return ShadowAnswer(
-            small=ModelIdentity(answers.small_model, self._weights(answers.small_model)),
-            large=answers.large_model,
-            route=answers.route,
+            small=ModelIdentity(small[0], self._weights(small[0])),
+            large=large[0],
+            route=route,
             encoder_sha256=self._encoder_sha256,
             inputs=inputs,
-            agreed=answers_agree(answers.prompt, answers.small, answers.large, self._encode),
-            confidence=answers.confidence,
-            after=answers.after,
-            ended=answers.ended,
+            agreed=answers_agree(prompt, small[1], large[1], self._encode),
+            confidence=confidence,
+            after=after,
+            ended=ended,
             signals_sha256="" if estimates is None else estimates.sha256,
             quality=None if estimates is None else estimates.quality,
             score=None if estimates is None else estimates.score,
