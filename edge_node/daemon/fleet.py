@@ -312,13 +312,10 @@ class BundleHost:
         self._config = config
         self._running = with_settings(config, settings)
         self.model_dirs = model_dirs
-        self._restart = restart
+        self.restart = restart
+        self.daemon_version = daemon_version()
         # Models and weights that answered their golden prompts before they served.
         self._checked_models: set[tuple[str, str]] = set()
-
-    @property
-    def daemon_version(self) -> str:
-        return daemon_version()
 
     @property
     def policy_file(self) -> Path:
@@ -409,9 +406,6 @@ class BundleHost:
         """Raises GoldenAnswerDiffers, ModelUnusable."""
         async with golden_pictures(model, self.model_dirs, self._running.modalities) as see:
             await check_golden(engine, model, see, tries)
-
-    def restart(self) -> None:
-        self._restart()
 
 
 def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:

@@ -367,9 +367,6 @@ class SystemdNotifier:
         """Ask for another minute to start. Call it again within that time, for as long as the start goes on."""
         return self._send(f"EXTEND_TIMEOUT_USEC={_EXTENSION_S * 1_000_000}", status)
 
-    def status(self, status: str) -> bool:
-        return self._send("", status)
-
     def watchdog(self) -> bool:
         """Ping the watchdog. Call it only after a trial routing decision succeeded."""
         return self._send("WATCHDOG=1", "")

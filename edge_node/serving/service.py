@@ -296,16 +296,12 @@ class Service:
             if context.committed:
                 raise
             if generation.semantic_check is not None and not isinstance(error, ClientGone):
-                await self._replay_checked(context, generation.semantic_check, error)
+                self._checks.fail()
+                await context.replay(generation.semantic_check.hit, check=error)  # no new answer could be made
                 return
             if found is None or not _may_be_stale(found, context.generation.cache_plan, error):
                 raise
             await context.replay(found, stale=error)
-
-    async def _replay_checked(self, context: RequestContext, check: SemanticCheck, error: CausewayError) -> None:
-        """Answer with the cached answer after all: no new one could be made, because of `error`."""
-        self._checks.fail()
-        await context.replay(check.hit, check=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and the answer stored under its key, however old."""

@@ -26,7 +26,7 @@ def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
     notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
     assert notifier.ready("listening on 127.0.0.1:8080 – ünd")
     assert systemd.recv(4096).decode() == "READY=1\nSTATUS=listening on 127.0.0.1:8080 – ünd"
-    assert notifier.status("two\nlines=1")
+    assert notifier.ready("two\nlines=1")
     assert systemd.recv(4096) == b"STATUS=two lines=1"
     assert notifier.watchdog()
     assert systemd.recv(4096) == b"WATCHDOG=1"
@@ -61,7 +61,7 @@ def test_without_a_usable_socket_calls_return_false(name: str) -> None:
 def test_a_full_or_closed_socket_does_not_block(systemd: socket.socket) -> None:
     """The message is lost."""
     notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
-    while notifier.status("fill"):
+    while notifier.ready("fill"):
         pass
     assert not notifier.watchdog()
     systemd.close()
