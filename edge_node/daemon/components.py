@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from router.serving.gauges import Gauge
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..serving.part_encoders import PartEncoders
+
+_LOST = "Writes that were dropped because the disk was full, slow or failing."
+_counter = partial(Gauge, is_counter=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +196,12 @@ def _storage_gauges(parts: Components) -> Iterator[Gauge]:
 
 def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
     labels = (("store", store),)
-    yield Gauge("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels, is_counter=True)
-    yield Gauge(
+    yield _counter("causeway_edge_store_lost_writes", _LOST, stats.lost_writes, labels)
+    yield _counter(
         "causeway_edge_store_corrupt_files",
         "Corrupt database files that were set aside and replaced.",
         stats.corrupt_files,
         labels,
-        is_counter=True,
     )
     yield Gauge(
         "causeway_edge_store_available", "1: the store writes to disk; 0: memory only.", float(stats.available), labels
@@ -219,12 +222,8 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
     if parts.engines is not None:
         for model, restarts in parts.engines.restarts():
             labels = (("model", model),)
-            yield Gauge(
-                "causeway_edge_engine_restarts",
-                "Engine processes that were restarted, by model.",
-                restarts,
-                labels,
-                is_counter=True,
+            yield _counter(
+                "causeway_edge_engine_restarts", "Engine processes that were restarted, by model.", restarts, labels
             )
         for model, unloads, is_unloaded in parts.engines.unloads():
             labels = (("model", model),)
@@ -234,12 +233,11 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
                 float(is_unloaded),
                 labels,
             )
-            yield Gauge(
+            yield _counter(
                 "causeway_edge_engine_unloads",
                 "Times that a model left memory for want of requests, by model.",
                 unloads,
                 labels,
-                is_counter=True,
             )
     if cloud is not None:
         yield Gauge(
@@ -267,42 +265,39 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
         "causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.unfinished - stats.bulk, others
     )
     yield Gauge("causeway_edge_jobs_bytes", "Bytes of the requests and results of jobs.", stats.bytes)
-    yield Gauge("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted, is_counter=True)
-    yield Gauge("causeway_edge_jobs_dropped", "Bulk jobs that gave way to newer jobs.", stats.dropped, is_counter=True)
+    yield _counter("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted)
+    yield _counter("causeway_edge_jobs_dropped", "Bulk jobs that gave way to newer jobs.", stats.dropped)
     for state, count in stats.ended.items():
         labels = (("state", state),)
-        yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
+        yield _counter("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels)
     yield Gauge(
         "causeway_edge_jobs_unreadable",
         "Jobs that this version cannot read (damaged, or of a newer version), kept as long as dead letters.",
         stats.unreadable,
     )
     yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that are to be sent.", stats.webhooks_due)
-    yield Gauge(
+    yield _counter(
         "causeway_edge_jobs_webhooks_unreachable",
         "Attempts to send a webhook without a connection to its receiver.",
         jobs.unreachable,
-        is_counter=True,
     )
     for outcome, count in stats.webhooks.items():
-        yield Gauge(
+        yield _counter(
             "causeway_edge_jobs_webhooks",
             "Webhooks that are not sent any more, by outcome: delivered, failed, disabled (the receiver answered 410), "
             "expired (their receiver was away too long), lost (their job was deleted).",
             count,
             (("outcome", outcome),),
-            is_counter=True,
         )
     for outcome, count in stats.revisions.items():
         labels = (("outcome", outcome),)
-        yield Gauge(
+        yield _counter(
             "causeway_edge_jobs_revisions",
             "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
             "failed (the part could not be read, or the run failed), cancelled, no_room (too many answers wait for "
             "late parts).",
             count,
             labels,
-            is_counter=True,
         )
 
 
@@ -310,7 +305,7 @@ def _file_gauges(files: DeviceFileStore) -> Iterator[Gauge]:
     stats = files.stats
     yield Gauge("causeway_edge_files", "Uploaded files.", stats.files)
     yield Gauge("causeway_edge_files_bytes", "Bytes of the uploaded files.", stats.bytes)
-    yield Gauge("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired, is_counter=True)
+    yield _counter("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired)
 
 
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
@@ -318,11 +313,10 @@ def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     yield Gauge(
         "causeway_edge_fleet_token", "1: the box has a valid token of its fleet.", float(bool(fleet.tokens.token))
     )
-    yield Gauge(
+    yield _counter(
         "causeway_edge_fleet_telemetry_lost",
         "Minutes of telemetry that were dropped because a day of them waited.",
         fleet.telemetry_lost,
-        is_counter=True,
     )
 
 
@@ -331,20 +325,15 @@ def _connection_gauges(parts: Components) -> Iterator[Gauge]:
         stats = table.stats()
         labels = (("address", stats.address),)
         yield Gauge("causeway_edge_connections", "Open connections, by address (tcp, unix).", stats.open, labels)
-        yield Gauge(
+        yield _counter(
             "causeway_edge_closed_idle_connections",
             "Idle connections that were closed to make room for new ones.",
             stats.closed_idle,
             labels,
-            is_counter=True,
         )
-        yield Gauge(
+        yield _counter(
             "causeway_edge_refused_connections",
             "Connections refused because every other one had a request in progress.",
             stats.refused,
             labels,
-            is_counter=True,
         )
-
-
-_LOST = "Writes that were dropped because the disk was full, slow or failing."
