@@ -316,7 +316,7 @@ class Timeouts(msgspec.Struct, frozen=True):
     whole_s: float | None = None
 
 
-class Preparation(Protocol):
+class PartPreparation(Protocol):
     """Turns parts of a request into what the target of an attempt takes; see `PartEncoders.prepare`."""
 
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
@@ -336,7 +336,7 @@ class AttemptRunner:
         backends: Mapping[Location, Backend],
         timeouts: Mapping[Location, Timeouts],
         calibrate: ConfidenceCalibrator | None = None,
-        encoders: Preparation | None = None,
+        encoders: PartPreparation | None = None,
     ) -> None:
         self._backends = backends
         self._timeouts = timeouts
