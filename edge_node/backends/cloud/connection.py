@@ -151,40 +151,6 @@ class Credentials(Protocol):
         ...
 
 
-class BearerToken:
-    """Keeps a token in the headers of a session, so that a request costs one comparison.
-
-    Args:
-        api_key: The configured token; "" for none.
-        credentials: Take its place.
-    """
-
-    def __init__(self, api_key: str, credentials: Credentials | None) -> None:
-        self._api_key = api_key
-        self._credentials = credentials
-        self._sent = ""
-
-    def put(self, session: aiohttp.ClientSession) -> str:
-        """Make the session send the token of this moment, and return it."""
-        token = self._api_key if self._credentials is None else self._credentials.token
-        if token != self._sent:
-            session.headers.pop("Authorization", None)
-            if token:
-                session.headers["Authorization"] = f"Bearer {token}"
-            self._sent = token
-        return token
-
-    async def renewed(self, refused: str, until: float) -> bool:
-        """Return whether there is another token than the refused one, `until` (the loop's clock, s) at the latest."""
-        if self._credentials is None:
-            return False
-        try:
-            async with asyncio.timeout_at(until):
-                return await self._credentials.renew(refused)
-        except TimeoutError:
-            return False
-
-
 class CloudConnection:
     """Sends requests to one server, and notes what each response tells about it.
 
@@ -199,7 +165,8 @@ class CloudConnection:
     ) -> None:
         self._config = config
         self._health = health
-        self._bearer = BearerToken(config.api_key, credentials)
+        self._credentials = credentials
+        self._sent_token = ""
         self._now = now
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._last_response = float("-inf")
@@ -242,7 +209,7 @@ class CloudConnection:
         """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it."""
         again = functools.partial(self.send, call, method, url, until, body=body, headers=headers)
         assert self._session is not None, "start() comes first"
-        token, sending = self._bearer.put(self._session), _Sending()
+        token, sending = self._put_token(self._session), _Sending()
         _SENDING.set(sending)
         try:
             async with asyncio.timeout_at(until):
@@ -260,7 +227,7 @@ class CloudConnection:
             raise too_slow(call, "first_token") from error
         except OSError as error:
             raise client_error(error, call.target.name, "send") from error
-        if response.status == 401 and renew and await self._bearer.renewed(token, until):
+        if response.status == 401 and renew and await self._renewed(token, until):
             response.release()
             return await again(renew=False)
         self._note_response(response, probe=False)
@@ -269,7 +236,7 @@ class CloudConnection:
     async def command(self, method: str, url: URL, headers: Mapping[str, str], *, renew: bool = True) -> int | None:
         """Send a request without a body, outside of any generation. Return its status; None: there is no answer."""
         assert self._session is not None, "start() comes first"
-        token, until = self._bearer.put(self._session), asyncio.get_running_loop().time() + _PROBE_S
+        token, until = self._put_token(self._session), asyncio.get_running_loop().time() + _PROBE_S
         try:
             async with (
                 asyncio.timeout_at(until),
@@ -278,9 +245,29 @@ class CloudConnection:
                 status = response.status
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
-        if status == 401 and renew and await self._bearer.renewed(token, until):
+        if status == 401 and renew and await self._renewed(token, until):
             return await self.command(method, url, headers, renew=False)
         return status
+
+    def _put_token(self, session: aiohttp.ClientSession) -> str:
+        """Make the session send the token of this moment, and return it. A request costs one comparison."""
+        token = self._config.api_key if self._credentials is None else self._credentials.token
+        if token != self._sent_token:
+            session.headers.pop("Authorization", None)
+            if token:
+                session.headers["Authorization"] = f"Bearer {token}"
+            self._sent_token = token
+        return token
+
+    async def _renewed(self, refused: str, until: float) -> bool:
+        """Return whether there is another token than the refused one, `until` (the loop's clock, s) at the latest."""
+        if self._credentials is None:
+            return False
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._credentials.renew(refused)
+        except TimeoutError:
+            return False
 
     def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:
         self._health.answered(response.status, probe=probe)
@@ -302,11 +289,11 @@ class CloudConnection:
     async def probe(self) -> bool:
         """Whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
         assert self._session is not None, "start() comes first"
-        started, token = self._now(), self._bearer.put(self._session)
+        started, token = self._now(), self._put_token(self._session)
         try:
             with anyio.fail_after(_PROBE_S):
                 async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
-                    if response.status == 401 and await self._bearer.renewed(token, started + _PROBE_S):
+                    if response.status == 401 and await self._renewed(token, started + _PROBE_S):
                         return await self.probe()
                     self._note_response(response, probe=True)
                     self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
