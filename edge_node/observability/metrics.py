@@ -47,7 +47,13 @@ class RequestCount(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """All metrics of one daemon."""
+    """All metrics of one daemon.
+
+    Attributes:
+        cost: US dollars, by target.
+        shadow_requests: by target and result.
+        semantic_checks: semantic answers that were compared with new ones, or should have been, by result.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -69,15 +75,15 @@ class Metrics:
             "causeway_edge_fallbacks", "Answers from a fallback attempt, by the target that answered.", _TARGET
         )
         self._tokens = counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
-        self._cost = counter(
+        self.cost = counter(
             "causeway_edge_cost_usd", "Cost of answers in US dollars, by target; shadow requests included.", _TARGET
         )
-        self._shadows = counter(
+        self.shadow_requests = counter(
             "causeway_edge_shadow_requests",
             "Shadow requests by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
             ("target", "result"),
         )
-        self._semantic_checks = counter(
+        self.semantic_checks = counter(
             "causeway_edge_semantic_checks",
             "Semantic answers that were to be made anew and compared, by result (agreed, disagreed, failed).",
             ("result",),
@@ -129,18 +135,6 @@ class Metrics:
         self._requests.add((outcome.route, outcome.target, outcome.status, outcome.cache))
         self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
 
-    def shadow_finished(self, target: str, result: str) -> None:
-        """Count a shadow request."""
-        self._shadows.add((target, result))
-
-    def semantic_checked(self, result: str) -> None:
-        """Count a semantic answer that was compared with a new one, or should have been."""
-        self._semantic_checks.add((result,))
-
-    def shadow_paid(self, target: str, usd: float) -> None:
-        """Count the cost of a shadow request, US dollars."""
-        self._cost.add((target,), usd)
-
     def traffic(self) -> Traffic:
         """Return the sums of all requests until now; sums the counters, which costs requests nothing."""
         requests = errors = 0
@@ -183,7 +177,7 @@ class Metrics:
         if degraded:
             self._fallbacks.add((target.name,))
         if usd > 0.0:
-            self._cost.add((target.name,), usd)
+            self.cost.add((target.name,), usd)
         self._record_model(request, target, attempts[-1], usage)
 
     def _record_model(self, request: Request, target: Target, attempt: AttemptRecord, usage: Usage) -> None:

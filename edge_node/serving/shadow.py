@@ -125,11 +125,11 @@ class SemanticChecks:
         question = question_of(generation.request) or ""
         agreed = self._semantic.compare(check.log_odds, question, texts[0], texts[1])
         self._store.keep_findings(findings)
-        self._metrics.semantic_checked("agreed" if agreed else "disagreed")
+        self._metrics.semantic_checks.add(("agreed" if agreed else "disagreed",))
 
     def fail(self) -> None:
         """Count a check whose client got the cached answer, because no new one could be made."""
-        self._metrics.semantic_checked("failed")
+        self._metrics.semantic_checks.add(("failed",))
 
     def charge(self, usd: float) -> None:
         """Count the cost of a new answer, or of the attempt to make one."""
@@ -481,10 +481,10 @@ class Shadows:
         if usd > 0.0 and self._store is not None:
             self._store.charge(usd)
             self._spend.add(usd)
-            self._metrics.shadow_paid(target.name, usd)
+            self._metrics.cost.add((target.name,), usd)
 
     def _count(self, result: Result, target: Target) -> None:
-        self._metrics.shadow_finished(target.name, result)
+        self._metrics.shadow_requests.add((target.name, result))
 
     def _drop_waiting(self) -> None:
         while self._waiting:
