@@ -165,7 +165,7 @@ async def check_golden(engine: Backend, model: BundleModel, see: See, tries: int
     for adapter in model.adapters:
         target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
         if not adapter.golden:
-            await _answer(engine, target, _PROBE, _PROBE_TOKENS)
+            await golden_answer(engine, target, _PROBE, max_tokens=_PROBE_TOKENS)
         await _check_answers(engine, target, adapter.golden, see, tries)
 
 
@@ -184,16 +184,14 @@ async def _check_answers(
             answers.append(await golden_answer(engine, target, golden.prompt, soft))
 
 
-async def golden_answer(engine: Backend, target: Target, prompt: str, soft: SoftTokens | None = None) -> str:
+async def golden_answer(
+    engine: Backend, target: Target, prompt: str, soft: SoftTokens | None = None, max_tokens: int = _GOLDEN_TOKENS
+) -> str:
     """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable.
 
     Args:
         soft: Of the picture after the prompt.
     """
-    return await _answer(engine, target, prompt, _GOLDEN_TOKENS, soft)
-
-
-async def _answer(engine: Backend, target: Target, prompt: str, max_tokens: int, soft: SoftTokens | None = None) -> str:
     content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
     request = Request(
         kind="chat",

@@ -19,6 +19,7 @@ from router.trackers import SpendState, SpendTracker
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write
+from .spend import spend_row
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class ShadowStore(SqliteStore):
     def charge(self, usd: float) -> None:
         """Add the cost of a shadow request, US dollars."""
         self._tracker.add(usd, self._clock.unix())
-        self.write(Write(_PUT_SPEND, functools.partial(_spend_row, self._tracker.state()), _STATE_BYTES))
+        self.write(Write(_PUT_SPEND, functools.partial(spend_row, self._tracker.state()), _STATE_BYTES))
 
     def add(self, answer: ShadowAnswer) -> None:
         """Keep an answer; the oldest ones give way."""
@@ -88,10 +89,6 @@ class ShadowStore(SqliteStore):
 
 def _trim(database: sqlite3.Connection) -> None:
     database.execute(TRIM_ANSWERS)
-
-
-def _spend_row(state: SpendState) -> Row:
-    return (msgspec.json.encode(state).decode(),)
 
 
 def _answer_row(answer: ShadowAnswer) -> Row:

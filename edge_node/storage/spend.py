@@ -66,7 +66,7 @@ class SpendStore(SqliteStore):
         """Add the cost of an answer, US dollars."""
         self._tracker.add(usd, self._clock.unix())
         self.current = _plus(self.current, usd)
-        self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
+        self.write(Write(_PUT, functools.partial(spend_row, self._tracker.state()), _STATE_BYTES))
 
     def refresh(self) -> None:
         """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
@@ -78,5 +78,6 @@ def _plus(signals: SpendSignals, usd: float) -> SpendSignals:
     return SpendSignals(*((known or 0.0) + usd for known in (signals.usd_hour, signals.usd_today, signals.usd_month)))
 
 
-def _row(state: SpendState) -> Row:
+def spend_row(state: SpendState) -> Row:
+    """Return the row that keeps the sums."""
     return (msgspec.json.encode(state).decode(),)
