@@ -23,14 +23,6 @@ from router.serving.request import read_traceparent
 from router.trackers import network_of
 from router.types import AUTO
 
-from ..clock import Clock
-from ..config.schema import RealtimeConfig
-from ..http.api import RequestReader, new_decision_id, routing_hints
-from ..modalities.entry import AudioEntry
-from ..modalities.sound import NO_SPEECH
-from ..serving.requests import RequestContext
-from ..serving.service import Service
-from ..storage.policies import PolicyStore
 from .clock import Clock
 from .config.schema import RealtimeConfig
 from .http.api import RequestReader, new_decision_id, routing_hints
