@@ -22,12 +22,12 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
-    """Ready, status, watchdog and stopping have the format of sd_notify(3), in UTF-8."""
+    """Ready, watchdog and stopping have the format of sd_notify(3), in UTF-8."""
     notifier = SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()})
     assert notifier.ready("listening on 127.0.0.1:8080 – ünd")
     assert systemd.recv(4096).decode() == "READY=1\nSTATUS=listening on 127.0.0.1:8080 – ünd"
     assert notifier.ready("two\nlines=1")
-    assert systemd.recv(4096) == b"STATUS=two lines=1"
+    assert systemd.recv(4096) == b"READY=1\nSTATUS=two lines=1"
     assert notifier.watchdog()
     assert systemd.recv(4096) == b"WATCHDOG=1"
     assert notifier.stopping("draining")
