@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from PIL import Image
-from rapidocr_onnxruntime import RapidOCR
 
 from router.types import Fact, Label
 
@@ -56,6 +55,8 @@ class PictureEncoder:
     """Reads the lines of a picture, from top to bottom. `spec.options`: `classifier` is an ONNX file, "" for none."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        from rapidocr_onnxruntime import RapidOCR  # the classifier needs none of it
+
         self._read = RapidOCR(intra_op_num_threads=_THREADS, inter_op_num_threads=1, text_score=_LEAST_CONFIDENCE)
         path = spec.options.get("classifier", "")
         self._classify = PictureClassifier(Path(path), _THREADS) if path else None
