@@ -176,7 +176,7 @@ class RequestReader:
     """Reads requests as `server.*` configures: bytes → Request, with authentication and routing hints.
 
     Bodies are bounded in bytes, in time and over all connections. A body that arrives together with its head, as nearly
-    every one does, needs no wait and no timer. A short body that is equal to a recent one is not parsed again; nearly
+    every one does, needs no wait and no timer. A short body with the digest of a recent one is not parsed again; nearly
     every cache hit starts that way.
 
     Args:
@@ -190,7 +190,7 @@ class RequestReader:
         self._timeout_s = config.read_timeout_s
         self._arriving = FairShare(config.max_connections)  # requests whose body arrives
         self._arriving_bytes = FairShare(config.max_body_bytes * _MAX_LARGE_BODIES)
-        # By kind, body and hints.
+        # By kind, SHA-256 of the body, and hints: a prompt does not stay in memory.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
@@ -218,7 +218,7 @@ class RequestReader:
     def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
         if len(body) > _SHORT_BYTES:
             return _parsed(kind, body, hints)
-        key = (kind, body, hints)
+        key = (kind, hashlib.sha256(body).digest(), hints)
         parsed = self._remembered.get(key)
         if parsed is None:
             parsed = self._remembered[key] = _parsed(kind, body, hints)
