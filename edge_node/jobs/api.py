@@ -119,7 +119,7 @@ class OutboxApi:
         self._service.admit(hints.client)
         body = await self._reader.body(http)
         priority = read_choice(headers, PRIORITY, RANK)
-        return await self._intake.accept(HandedIn(body, hints, priority, key, endpoint=endpoint))
+        return await self._intake.accept(SubmittedJob(body, hints, priority, key, endpoint=endpoint))
 
     def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
@@ -203,7 +203,7 @@ WithFiles = Callable[[bytes, str], Awaitable[bytes]]
 """A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""
 
 
-class HandedIn(msgspec.Struct, frozen=True):
+class SubmittedJob(msgspec.Struct, frozen=True):
     """A job as it comes in.
 
     Attributes:
@@ -249,19 +249,19 @@ class JobIntake:
         self._runner = runner
         self._service = service
 
-    async def accept(self, handed_in: HandedIn) -> Accepted:
+    async def accept(self, submitted: SubmittedJob) -> Accepted:
         """Check a job and store it; what returns survives a power cut.
 
         Raises:
             CausewayError: what is wrong with the job, or why there is no room for it.
         """
-        job, plain = await self._job(handed_in, await self._whole(handed_in))
+        job, plain = await self._job(submitted, await self._whole(submitted))
         try:
-            return await self._store.accept(job, plain, handed_in.reply)
+            return await self._store.accept(job, plain, submitted.reply)
         finally:  # also where the caller left during the commit: the job is there
             self._runner.wake()
 
-    async def _whole(self, job: HandedIn) -> bytes:
+    async def _whole(self, job: SubmittedJob) -> bytes:
         """Return the body with the bytes of its uploaded files: an accepted job needs them no more, and they may go.
 
         One that comes again under its key is known even if its files are gone.
@@ -277,13 +277,13 @@ class JobIntake:
                 raise
             return job.body
 
-    async def _job(self, handed_in: HandedIn, whole: bytes) -> tuple[EdgeJob, bytes]:
+    async def _job(self, submitted: SubmittedJob, whole: bytes) -> tuple[EdgeJob, bytes]:
         """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
 
         Args:
             whole: the body with its uploaded files.
         """
-        hints, endpoint, key = handed_in.hints, handed_in.endpoint, handed_in.key
+        hints, endpoint, key = submitted.hints, submitted.endpoint, submitted.key
         fields, plain = split_body(whole, EdgeJobFields)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
@@ -311,12 +311,12 @@ class JobIntake:
         if time_ms <= fields.not_before_ms:
             message = f"`not_before_ms` must be less than the deadline, which is in {time_ms} ms"
             raise InvalidRequest(message, param="not_before_ms")
-        ranked = fields.priority or handed_in.priority or "standard"
-        digest = body_digest(",".join((ranked, hints.prefer or "", *hints.tags)), handed_in.body) if key else ""
+        ranked = fields.priority or submitted.priority or "standard"
+        digest = body_digest(",".join((ranked, hints.prefer or "", *hints.tags)), submitted.body) if key else ""
         job = EdgeJob(
             owner=hints.client,
             key=key,
-            digest=handed_in.digest or digest,
+            digest=submitted.digest or digest,
             priority=ranked,
             endpoint=fields.endpoint,
             model=request.model,

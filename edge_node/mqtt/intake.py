@@ -27,7 +27,7 @@ from router.serving.request import PRIORITY, read_choice
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.api import Caller, routing_hints
-from ..jobs.api import HandedIn
+from ..jobs.api import SubmittedJob
 from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo
 from ..observability.logs import Fault
@@ -151,7 +151,7 @@ class MessageIntake:
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
             priority = read_choice(submission.headers, PRIORITY, RANK) or config.priority
             reply, key = ReplyTo(address.encoded(), submission.is_new), submission.key
-            return await self._accept(message, HandedIn(submission.body, hints, priority, key, key, reply=reply))
+            return await self._accept(message, SubmittedJob(submission.body, hints, priority, key, key, reply=reply))
         except CausewayError as error:
             await self._refuse(connection, config, address, error)
         except Exception as error:
@@ -160,7 +160,7 @@ class MessageIntake:
             await self._refuse(connection, config, address, failure)
         return "refused"
 
-    async def _accept(self, message: Message, job: HandedIn) -> str:
+    async def _accept(self, message: Message, job: SubmittedJob) -> str:
         """Store the job, as soon as there is room. Raises CausewayError."""
         is_admitted = False
         while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.jobs.api import HandedIn
+from edge_node.jobs.api import SubmittedJob
 from edge_node.jobs.record import ReplyTo
 from router.errors import UnsupportedFeature
 from router.types import RoutingHints
@@ -73,4 +73,4 @@ async def test_messages_of_a_broker_are_told_to_send_the_bytes(tmp_path: Path) -
         hints, body = RoutingHints(client="127.0.0.1"), msgspec.json.encode(job(uploaded.id))
         reply = ReplyTo(b"answers")
         with pytest.raises(UnsupportedFeature, match="data: URL"):
-            await intake.accept(HandedIn(body, hints, key="once", reply=reply))
+            await intake.accept(SubmittedJob(body, hints, key="once", reply=reply))

@@ -10,7 +10,7 @@ import pytest
 
 from edge_node.config.schema import OutboxConfig, ServerConfig
 from edge_node.http.api import RequestReader
-from edge_node.jobs.api import HandedIn, JobIntake
+from edge_node.jobs.api import JobIntake, SubmittedJob
 from router.types import RoutingHints
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_during_the_commit_has_submitted_its_job(tmp_
         runner: Any = Mock()
         intake = JobIntake(PROMPT, store, runner, box.parts.service, RequestReader(ServerConfig()).with_files)
         body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
-        leaving = asyncio.ensure_future(intake.accept(HandedIn(body, RoutingHints(client="me"))))
+        leaving = asyncio.ensure_future(intake.accept(SubmittedJob(body, RoutingHints(client="me"))))
         async with asyncio.timeout(60.0):
             while not store.stats.accepted:  # noqa: ASYNC110 -- counted before the commit
                 await asyncio.sleep(0.0)
