@@ -38,9 +38,9 @@ from .streaming.run import server
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
-MAX_DAEMON_FILES = 29
-MAX_CHAT_FILES = {"edge": 38, "gateway": 78}
-MAX_JOB_FILES, MAX_WORKER_DEPTH = 142, 25
+MAX_DAEMON_FILES = 26
+MAX_CHAT_FILES = {"edge": 28, "gateway": 46}
+MAX_JOB_FILES, MAX_WORKER_DEPTH = 87, 25
 _CHILD = "models.llama_cpp.process.child"
 _ROLE = "CAUSEWAY_HOPS_PROCESS"
 _TIMEOUT_S = 60.0
