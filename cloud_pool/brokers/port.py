@@ -15,19 +15,12 @@ from .address import MessageRange
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class BrokerUnavailable(CausewayError):
+class BrokerUnavailable(CausewayError, status=503, code="broker_unavailable", retryable=True):
     """The broker does not answer, or refuses. Whether it carried out the last command is unknown."""
 
-    status = 503
-    code = "broker_unavailable"
-    retryable = True
 
-
-class MessageTooLarge(CausewayError):
+class MessageTooLarge(CausewayError, status=413, code="message_too_large"):
     """The broker takes no message of this size."""
-
-    status = 413
-    code = "message_too_large"
 
 
 class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):

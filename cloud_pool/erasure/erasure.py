@@ -245,10 +245,8 @@ _PROGRESS_TTL_MS: Final = 30 * 86_400_000
 _STARTED = "started"
 
 
-class StillAtWork(CausewayError):
+class StillAtWork(CausewayError, code="erasure_incomplete"):
     """New data of the subject comes in while it is erased."""
-
-    code = "erasure_incomplete"
 
 
 class Erasure:

@@ -28,18 +28,12 @@ _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 15.0
 
 
-class JobStoreNotDurable(JobStoreUnavailable):
+class JobStoreNotDurable(JobStoreUnavailable, code="job_store_not_durable", retryable=False):
     """Redis may lose what it acknowledged, by its settings: no job is accepted."""
 
-    code = "job_store_not_durable"
-    retryable = False
 
-
-class JobStoreIsCluster(JobStoreUnavailable):
+class JobStoreIsCluster(JobStoreUnavailable, code="job_store_is_cluster", retryable=False):
     """Redis is a node of a cluster, where jobs do not run."""
-
-    code = "job_store_is_cluster"
-    retryable = False
 
 
 def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:

@@ -40,10 +40,8 @@ _ID = re.compile(r"[a-z0-9]{1,32}")
 _log = logging.getLogger("causeway.cloud.jobs")
 
 
-class ContentKeyMissing(JobStoreUnavailable):
+class ContentKeyMissing(JobStoreUnavailable, code="content_key_missing"):
     """Requests or results are encrypted with a key that this process does not have."""
-
-    code = "content_key_missing"
 
 
 class ContentKey(msgspec.Struct, frozen=True):

@@ -39,22 +39,16 @@ _RETRIES = 3
 _RETRY_WITHIN_S = 15.0
 
 
-class FileStoreUnavailable(JobStoreUnavailable):
+class FileStoreUnavailable(JobStoreUnavailable, code="file_store_unavailable"):
     """The store of file contents does not answer, cannot write, or is full."""
 
-    code = "file_store_unavailable"
 
-
-class FileContentLost(CausewayError):
+class FileContentLost(CausewayError, code="file_content_lost"):
     """A file's record exists and its content does not: something other than Causeway deleted it."""
 
-    code = "file_content_lost"
 
-
-class FileTooLarge(BodyTooLarge):
+class FileTooLarge(BodyTooLarge, code="file_too_large"):
     """The file is larger than one file, or all files of the tenant, may be."""
-
-    code = "file_too_large"
 
 
 class ContentStore(Protocol):

@@ -34,10 +34,8 @@ _DUE_LIMIT = 20
 _RETRY_AFTER_S = 60.0
 
 
-class QuotaExceeded(RateLimited):
+class QuotaExceeded(RateLimited, code="quota_exceeded"):
     """The tenant has as many files, bytes or batches as it may have."""
-
-    code = "quota_exceeded"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,17 +47,12 @@ class JobStoreRefused(JobStoreUnavailable):
     """Redis answers with an error: it cannot write, or forbids the command."""
 
 
-class JobStoreLayoutMismatch(JobStoreUnavailable):
+class JobStoreLayoutMismatch(JobStoreUnavailable, code="job_store_layout", retryable=False):
     """The keys in Redis are those of another version of Causeway: nothing is read or changed."""
 
-    code = "job_store_layout"
-    retryable = False
 
-
-class JobStoreNotReplicated(JobStoreUnavailable):
+class JobStoreNotReplicated(JobStoreUnavailable, code="job_store_not_replicated"):
     """Too few replicas of Redis have confirmed what was accepted: a failover could lose it."""
-
-    code = "job_store_not_replicated"
 
 
 class ReplicasUnknown(RedisConnectionError):

@@ -34,10 +34,8 @@ _log = logging.getLogger("causeway.cloud.streams")
 T = TypeVar("T")
 
 
-class DeliveredTooOften(CausewayError):
+class DeliveredTooOften(CausewayError, code="worker_lost"):
     """Every process that ran the message ended without an outcome."""
-
-    code = "worker_lost"
 
 
 class Insistence:

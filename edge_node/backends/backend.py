@@ -46,11 +46,8 @@ class JobTerms(msgspec.Struct, frozen=True):
     late: LateTerms | None = None  # what becomes of parts whose branch is late; None: it ends
 
 
-class CloudJobEnded(BackendError):
+class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
     """The cloud ended the job without an answer; another try with its key finds the same end."""
-
-    code = "cloud_job_ended"
-    retryable = False
 
     def __init__(self, event: JobEvent, body: bytes, message: str) -> None:
         """`event`: how the job of the device ends, too. `body`: the cloud's error object, JSON."""

@@ -40,18 +40,12 @@ _MARK_S = 600.0  # between two notes of the time, while there are files
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-class StorageFull(CausewayError):
+class StorageFull(CausewayError, status=507, code="storage_full"):
     """The disk is full, or the files of this box have as much room as they may."""
 
-    status = 507
-    code = "storage_full"
 
-
-class FileFolderUnavailable(CausewayError):
+class FileFolderUnavailable(CausewayError, status=503, code="file_store_unavailable"):
     """The folder of files cannot be read or written, or a file in it is damaged."""
-
-    status = 503
-    code = "file_store_unavailable"
 
 
 class FileStats(msgspec.Struct, frozen=True):

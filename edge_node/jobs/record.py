@@ -118,37 +118,24 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
     )
 
 
-class OutboxFull(QueueFull):
+class OutboxFull(QueueFull, code="outbox_full"):
     """The device holds as many jobs, or as many bytes of them, as it may."""
 
-    code = "outbox_full"
 
-
-class JobNotDead(InvalidRequest):
+class JobNotDead(InvalidRequest, status=409, code="job_not_dead"):
     """Only a dead letter can be retried."""
 
-    status = 409
-    code = "job_not_dead"
 
-
-class JobNotEnded(InvalidRequest):
+class JobNotEnded(InvalidRequest, status=409, code="job_not_ended"):
     """A job that has not ended is cancelled, not purged."""
 
-    status = 409
-    code = "job_not_ended"
 
-
-class JobDropped(CausewayError):
+class JobDropped(CausewayError, status=503, code="job_dropped"):
     """A bulk job that waited gave way to a newer job, because the outbox was full."""
 
-    status = 503
-    code = "job_dropped"
 
-
-class JobLost(CausewayError):
+class JobLost(CausewayError, code="daemon_lost"):
     """The daemon ended during each of many runs of the job."""
-
-    code = "daemon_lost"
 
 
 class Accepted(msgspec.Struct, frozen=True):

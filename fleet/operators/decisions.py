@@ -40,26 +40,16 @@ _RECENT_S = 3600.0
 _Acknowledged = frozenset[str]
 
 
-class WrongState(CausewayError):
+class WrongState(CausewayError, status=409, type="invalid_request_error", code="wrong_state"):
     """The rollout, or the cohort's rollout, is in a state that does not allow this."""
 
-    status = 409
-    type = "invalid_request_error"
-    code = "wrong_state"
 
-
-class BundleUnknown(NotFound):
+class BundleUnknown(NotFound, code="bundle_unknown"):
     """The bundle is not signed by the role artifacts, or its files are not at this server."""
 
-    code = "bundle_unknown"
 
-
-class FleetInvalid(CausewayError):
+class FleetInvalid(CausewayError, status=409, type="invalid_request_error", code="fleet_invalid"):
     """The server's fleet.yaml has errors."""
-
-    status = 409
-    type = "invalid_request_error"
-    code = "fleet_invalid"
 
 
 async def begin_rollout(

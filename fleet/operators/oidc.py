@@ -29,10 +29,8 @@ _TIMEOUT_S = 10.0
 _LEEWAY_S = 60
 
 
-class SignInFailed(AuthenticationFailed):
+class SignInFailed(AuthenticationFailed, code="sign_in_failed"):
     """The issuer did not vouch for the operator, or does not answer."""
-
-    code = "sign_in_failed"
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):

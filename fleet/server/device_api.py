@@ -168,11 +168,8 @@ class DeviceApi:
             raise refusals.ForeignDevice(f"the message names {device!r}, but its token is that of {sender!r}")
 
 
-class NotPublished(CausewayError):
+class NotPublished(CausewayError, status=503, code="not_published"):
     """The fleet has no signed root yet."""
-
-    status = 503
-    code = "not_published"
 
 
 def device_routes(plane: ControlPlane) -> list[ApiRoute]:

@@ -66,12 +66,8 @@ MOST_WAITING = 20_000
 _log = logging.getLogger("causeway.fleet.store")
 
 
-class StoreUnavailable(CausewayError):
+class StoreUnavailable(CausewayError, status=503, code="database_unavailable", retryable=True):
     """The control plane's database does not answer now. Nothing was changed, or the change is repeatable."""
-
-    status = 503
-    code = "database_unavailable"
-    retryable = True
 
 
 class Store:
@@ -305,12 +301,8 @@ async def _file_lock(path: str) -> AsyncIterator[bool]:
         os.close(handle)
 
 
-class TooManyMessages(CausewayError):
+class TooManyMessages(CausewayError, status=503, code="overloaded", retryable=True):
     """The control plane gets more messages than its database takes."""
-
-    status = 503
-    code = "overloaded"
-    retryable = True
 
 
 class Grouped(Generic[Item, Result]):

@@ -22,18 +22,12 @@ _MOST_LISTED = 200  # rollouts, or looks of one
 _METADATA_ROLLBACK = "metadata_rollback"
 
 
-class RolloutChanged(CausewayError):
+class RolloutChanged(CausewayError, status=409, code="changed_meanwhile", retryable=True):
     """The rollout was changed by another request or by the controller in the meantime."""
 
-    status = 409
-    code = "changed_meanwhile"
-    retryable = True
 
-
-class RolloutUnreadable(CausewayError):
+class RolloutUnreadable(CausewayError, code="record_unreadable"):
     """The row of a rollout is damaged, or a newer version of the control plane wrote it."""
-
-    code = "record_unreadable"
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):

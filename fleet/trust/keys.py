@@ -33,10 +33,8 @@ Expiry = Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}[hd]$", title="a time such
 PublicKeys = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-class KeyInvalid(ConfigError):
+class KeyInvalid(ConfigError, code="key_invalid"):
     """A key file is missing, malformed or readable by others, or its passphrase is wrong."""
-
-    code = "key_invalid"
 
 
 class KeyFile(msgspec.Struct, frozen=True):

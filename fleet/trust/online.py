@@ -20,16 +20,12 @@ from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
 log = logging.getLogger(__name__)
 
 
-class OnlineKeyMissing(ConfigError):
+class OnlineKeyMissing(ConfigError, code="online_key_missing"):
     """No key of an online role was given."""
 
-    code = "online_key_missing"
 
-
-class SignaturesMissing(ConfigError):
+class SignaturesMissing(ConfigError, code="signatures_missing"):
     """Root or artifacts lack signatures: boxes would refuse the update."""
-
-    code = "signatures_missing"
 
 
 def publish_online(

@@ -27,10 +27,8 @@ PUBLISHED, PENDING = "published", "pending"
 ROLLOUT = "rollout"
 
 
-class RepositoryInvalid(ConfigError):
+class RepositoryInvalid(ConfigError, code="repository_invalid"):
     """A file of the published folder is malformed."""
-
-    code = "repository_invalid"
 
 
 _RESTORE = "put it back from git, a backup, or a web server that has a copy: a signed file never changes"

@@ -66,10 +66,8 @@ _APPLIED: Final = {"preference-applied": "respond-async"}
 _log = logging.getLogger("causeway.cloud.jobs")
 
 
-class WebhookDisabled(InvalidRequest):
+class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
     """The URL answered 410 Gone."""
-
-    code = "webhook_disabled"
 
 
 class AcceptanceLog:

@@ -34,12 +34,8 @@ Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
 _COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
-class TokenRevoked(CausewayError):
+class TokenRevoked(CausewayError, status=403, type="permission_error", code="token_revoked"):
     """The token that submitted the job, or its device, was revoked before the job ran."""
-
-    status = 403
-    type = "permission_error"
-    code = "token_revoked"
 
 
 if TYPE_CHECKING:
