@@ -95,7 +95,14 @@ async def running(config: Config, caching_service: CachingService | None = None)
     accounts = build_accounts(config, metrics)
     answers = caching_service or CachingService(None, service.answer)
     bodies = BodyMemory()
-    admission = RequestAdmission(config.server, by_name(tiers), accounts.authenticator, accounts.ledger, bodies)
+    admission = RequestAdmission(
+        config.server,
+        by_name(tiers),
+        accounts.authenticator,
+        accounts.ledger,
+        bodies,
+        critical_tenants=config.degradation.critical_tenants,
+    )
     runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics, callers=accounts.authenticator)
     server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
     listener = gateway_listener(config.server, server.handle, config.web_origins)
