@@ -390,7 +390,7 @@ class RequestContext:
         self._usage = body.usage
         if isinstance(body, CachedAnswer):
             self._finish_reason = body.choices[0].finish_reason or ""
-            body = body.with_own_ids(self.id)
+            body = body.with_own_ids(self.id) if body.has_calls else body
         await self.reply.replay(self.head, body)
 
     # --- outcome -----------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class CachedAnswer:
         self.model = model
         self._shape = Request(kind=request.kind, model=model, logprobs=request.logprobs)  # without its content
         self.choices, self.usage = coalesce(chunks)
-        self._has_calls = any(choice.tool_calls for choice in self.choices)
+        self.has_calls = any(choice.tool_calls for choice in self.choices)
         self._format = format_of(request.kind, request.logprobs)
         self._model = model_json(model)
         self._rest = whole_rest(self._format, self._model, self.choices, self.usage)
@@ -107,9 +107,7 @@ class CachedAnswer:
         return (*self.choices, Chunk(usage=self.usage))
 
     def with_own_ids(self, identity: str) -> CachedAnswer:
-        """Return the answer with the tool-call ids of another request; itself if it has no calls."""
-        if not self._has_calls:
-            return self
+        """Return the answer with the tool-call ids of another request."""
         return CachedAnswer(self._shape, self.model, [with_own_ids(chunk, identity) for chunk in self.chunks])
 
     def whole(self, answer_id: str, created: int) -> bytes:

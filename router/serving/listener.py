@@ -178,8 +178,7 @@ class Listener:
         self._handle = handle
         self._addresses = addresses
         self._read_timeout_s = read_timeout_s
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # set when none is left, while `drain` waits for that
         self._requests: set[asyncio.Task[object]] = set()  # each answers one request
         self._http: web.Server | None = None
         self._sockets: list[asyncio.AbstractServer] = []
@@ -225,7 +224,10 @@ class Listener:
     async def drain(self, timeout_s: float) -> bool:
         """Wait for the requests in progress. Returns False if some are left."""
         with anyio.move_on_after(timeout_s):
-            await self._idle.wait()
+            if self._requests:
+                self._idle = self._idle or asyncio.Event()
+                self._idle.clear()
+                await self._idle.wait()
         return not self._requests
 
     async def close(self) -> None:
@@ -245,7 +247,6 @@ class Listener:
         assert task is not None
         connection: _Connection = http.protocol  # type: ignore[assignment]
         self._requests.add(task)
-        self._idle.clear()
         connection.table.begin_request(connection)
         try:
             cors = connection.origins.admit(http.method, http.headers)  # (5)
@@ -265,7 +266,7 @@ class Listener:
         finally:
             connection.table.end_request(connection)
             self._requests.discard(task)
-            if not self._requests:
+            if self._idle is not None and not self._requests:
                 self._idle.set()
 
 
