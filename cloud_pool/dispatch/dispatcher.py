@@ -1,13 +1,14 @@
 """An inference request and its tier's pool → the deltas of exactly one endpoint.
 
-1. No time is left: DeadlineExceeded, nothing starts.
+1. No time is left, or no endpoint plausibly has a first token within it: DeadlineExceeded, nothing starts.
 2. An attempt on one endpoint.
 3. A first delta: that endpoint answers, and whatever happens from now on is final.
 4. An error that another endpoint may not have, with attempts and budget left: a short pause, then (2) elsewhere.
 5. Otherwise the error of the last attempt is raised.
 
 Without a bound, retries make an outage worse: with every replica slow, each request becomes three. So `RetryState`
-tells what an error allows, and `RetryBudget` how many extra attempts the tier may make; both are pure.
+tells what an error allows, `RetryBudget` how many extra attempts the tier may make, and `FirstTokenLatency` whether an
+attempt can still be in time; all three are pure.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
+from router.trackers import Window
 
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
@@ -59,6 +61,10 @@ _AGAIN = (
 _ONCE = (EngineCrashed, StreamBroken, CloudFailed, CloudDisconnected)
 """The endpoint broke while it worked on this very request, which may be the cause, and must not go round the pool."""
 _BUCKETS = 10
+_WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over
+_MIN_SAMPLES = 8
+_QUANTILE = 0.05
+_CACHED_S = 0.25  # a quantile sorts its window
 _ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
 PAUSE_S = 0.02
 MAX_PAUSE_S = 0.2
@@ -168,6 +174,47 @@ class EndpointSource(Protocol):
         ...
 
 
+class FirstTokenLatency:
+    """Estimates, for each endpoint, the time below which it gives no first token."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, _EndpointLatency] = {}
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that are remembered."""
+        return tuple(self._endpoints)
+
+    def first_token(self, endpoint: str, seconds: float, now: float) -> None:
+        """Record a first token, `seconds` after its attempt began.
+
+        Endpoints come and go with DNS: when a new one comes, those without a recent sample are dropped.
+        """
+        if endpoint not in self._endpoints:
+            self._endpoints = {address: one for address, one in self._endpoints.items() if one.window.count(now)}
+            self._endpoints[endpoint] = _EndpointLatency()
+        self._endpoints[endpoint].window.add(seconds, now)
+
+    def fastest_s(self, endpoint: str, now: float) -> float:
+        """Return the time below which `endpoint` plausibly gives no first token; 0: too few samples."""
+        known = self._endpoints.get(endpoint)
+        return 0.0 if known is None else known.fastest_s(now)
+
+
+class _EndpointLatency:
+    def __init__(self) -> None:
+        self.window = Window(_WINDOW_S)
+        self._fastest_s = 0.0
+        self._computed_at = float("-inf")
+
+    def fastest_s(self, now: float) -> float:
+        if now - self._computed_at >= _CACHED_S:
+            self._computed_at = now
+            is_enough = self.window.count(now) >= _MIN_SAMPLES
+            self._fastest_s = (self.window.quantile(_QUANTILE, now) or 0.0) if is_enough else 0.0
+        return self._fastest_s
+
+
 class EndpointAttempt:
     """Owns a lease and a call. Read its deltas after `begin`, report how they end, and close it."""
 
@@ -175,6 +222,7 @@ class EndpointAttempt:
         self,
         lease: EndpointLease,
         request: InferenceRequest,
+        latency: FirstTokenLatency,
         clock: Callable[[], float],
     ) -> None:
         self.endpoint = lease.endpoint
@@ -183,6 +231,7 @@ class EndpointAttempt:
         if self._trace is not None:
             request = msgspec.structs.replace(request, traceparent=self._trace.traceparent)
         self.deltas = lease.triton.generate(request)
+        self._latency = latency
         self._clock = clock
 
     async def begin(self) -> Delta:
@@ -198,7 +247,9 @@ class EndpointAttempt:
         finally:
             if first is None:
                 await self.close()
-        self._lease.first_token(self._clock() - began_at)
+        now = self._clock()
+        self._lease.first_token(now - began_at)
+        self._latency.first_token(self.endpoint, now - began_at, now)
         if self._trace is not None:
             self._trace.first_token()
         return first
@@ -226,7 +277,7 @@ class EndpointAttempt:
 
 
 class Dispatcher:
-    """Sends the requests of one tier to its endpoints. Owns its retry budget."""
+    """Sends the requests of one tier to its endpoints. Owns its retry budget and its first-token latencies."""
 
     def __init__(
         self,
@@ -253,6 +304,7 @@ class Dispatcher:
         self._retry_budget = RetryBudget(
             self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s
         )
+        self.latency = FirstTokenLatency()
 
     @property
     def retries_left(self) -> float:
@@ -288,7 +340,7 @@ class Dispatcher:
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
-            attempt = EndpointAttempt(lease, request, self._clock)
+            attempt = EndpointAttempt(lease, request, self.latency, self._clock)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
@@ -324,10 +376,25 @@ class Dispatcher:
             return None
 
     def _lease(self, request: InferenceRequest, key: bytes, retry_state: RetryState) -> EndpointLease:
-        """Lease an untried endpoint. Raises CausewayError."""
-        if request.deadline <= self._clock():
+        """Lease an untried endpoint that plausibly answers in time. Raises CausewayError."""
+        now = self._clock()
+        left_s = request.deadline - now
+        if left_s <= 0.0:
             raise DeadlineExceeded("the request's deadline has passed")
-        return self._pool.lease(key=key, excluding=retry_state.tried, tokens=request.estimated_tokens)
+        too_slow: set[str] = set()
+        while True:
+            try:
+                lease = self._pool.lease(
+                    key=key, excluding=retry_state.tried | too_slow, tokens=request.estimated_tokens
+                )
+            except CausewayError:
+                if too_slow:
+                    raise DeadlineExceeded(f"no endpoint gives a first token within the {left_s:.3f} s left") from None
+                raise
+            if left_s >= self.latency.fastest_s(lease.endpoint, now):
+                return lease
+            lease.close()
+            too_slow.add(lease.endpoint)
 
 
 def build_dispatcher(

@@ -169,6 +169,18 @@ async def test_a_late_request_starts_nothing() -> None:
     assert it.calls == ""
 
 
+async def test_no_retry_without_time() -> None:
+    """The error is the deadline and not the endpoint's: many at once must not look as if the tier were broken."""
+    async with bed([[5.0, REFUSED]], [[0.4, "slow"]]) as it:
+        for _ in range(20):
+            it.dispatch.latency.first_token("b", 0.4, it.clock.now + 5.0)
+        with pytest.raises(DeadlineExceeded) as raised:
+            await it.text(5.3)
+    assert raised.value.__cause__ is REFUSED
+    assert it.calls == "a"
+    assert it.clock.slept == [0.02]
+
+
 async def test_no_pause_beyond_the_deadline() -> None:
     async with bed([[5.0, REFUSED]], [GOOD]) as it:
         left = it.dispatch.retries_left
@@ -176,6 +188,28 @@ async def test_no_pause_beyond_the_deadline() -> None:
             await it.text(5.01)
     assert it.clock.slept == []
     assert it.dispatch.retries_left == left
+
+
+async def test_an_attempt_needs_time_for_a_first_token() -> None:
+    async with bed([GOOD]) as it:
+        for _ in range(8):
+            await it.text()
+            it.clock.now += 0.3
+        it.endpoints[0].play(GOOD)
+        with pytest.raises(DeadlineExceeded):
+            await it.text(0.004)
+        assert it.calls == ""
+        assert await it.text(0.006) == "good answer"
+
+
+async def test_a_faster_endpoint_is_used_when_time_is_short() -> None:
+    async with bed([[0.4, "slow"]], [GOOD]) as it:
+        for _ in range(20):
+            await it.text()
+        assert await it.text(0.3) == "good answer"
+        assert await it.text(0.5) == "slow"
+    assert it.pool.last_reports[-3:] == [("a", ""), ("b", "succeeded"), ("a", "succeeded")]
+    assert it.clock.slept == []
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------
