@@ -190,7 +190,7 @@ class RequestReader:
         self._timeout_s = config.read_timeout_s
         self._arriving = FairShare(config.max_connections)  # requests whose body arrives
         self._arriving_bytes = FairShare(config.max_body_bytes * _MAX_LARGE_BODIES)
-        # By kind, SHA-256 of the body, and hints: a prompt does not stay in memory.
+        # By kind, SHA-256 of the body, and hints: no body stays beside its parsed request.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:

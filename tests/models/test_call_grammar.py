@@ -98,8 +98,19 @@ def test_a_value_is_a_run_of_words(text: str) -> None:
     assert [other for other in others | {text + " x"} if accepts(grammar, call(other))] == []
 
 
-def test_several_values_and_bounded_names() -> None:
-    grammar = call_grammar("six am")
+@pytest.mark.parametrize("text", ["six am", "six am " * MOST_LISTED])
+def test_several_values_and_bounded_names(text: str) -> None:
+    """Of the runs of a short text, which are listed, and of a long one."""
+    grammar = call_grammar(text)
     assert accepts(grammar, '{"name":"f","arguments":{"a":["six","am"],"b":"six am"}}')
     assert not accepts(grammar, '{"name":"F","arguments":{}}')
     assert not accepts(grammar, '{"name":"' + "f" * 49 + '","arguments":{}}')
+
+
+@pytest.mark.parametrize("grammar", [call_grammar("six am"), call_grammar("six am " * MOST_LISTED), ANY_CALL])
+def test_an_answer_that_repeats_itself_ends(grammar: str) -> None:
+    pairs = [f'"a{number}":"six"' for number in range(8)]
+    assert accepts(grammar, '{"name":"f","arguments":{' + ",".join(pairs[:7]) + "}}")
+    assert not accepts(grammar, '{"name":"f","arguments":{' + ",".join(pairs) + "}}")
+    assert accepts(grammar, '{"name":"f","arguments":{"a":["six","six","six","six"]}}')
+    assert not accepts(grammar, '{"name":"f","arguments":{"a":["six","six","six","six","six"]}}')
