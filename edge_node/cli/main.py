@@ -14,8 +14,8 @@ from router.errors import ConfigError, PolicyError
 from router.policy.file import seconds
 
 from .. import daemon_version
-from ..config.loader import config_keys, config_variable
-from ..config.schema import MEANING, Config
+from ..config.loader import config_variable, meanings_of
+from ..config.schema import Config
 from .fleet import fleet
 from .jobs import jobs
 from .options import (
@@ -157,8 +157,8 @@ def doctor(config_path: Path | None, settings: tuple[str, ...], as_json: bool, *
 def config(config_path: Path | None, settings: tuple[str, ...], only_keys: bool, **flags: str | None) -> None:
     """Print the effective configuration as a file that --config accepts, or list every key. Secrets are hidden."""
     if only_keys:
-        for key in config_keys():
-            click.echo(f"{key:31} {config_variable(key):43} {MEANING[key]}")
+        for key, meaning in meanings_of(Config).items():
+            click.echo(f"{key:31} {config_variable(key):43} {meaning}")
         return
     loaded = load_config_or_exit(config_path, settings, flags)
     import yaml

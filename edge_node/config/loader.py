@@ -26,6 +26,7 @@ from msgspec import inspect
 from router.documents import strict_yaml
 from router.errors import ConfigError
 from router.numbers import bytes_of, seconds_of
+from router.serving.config import comments_of
 
 from .schema import CloudConfig, Config
 
@@ -206,6 +207,18 @@ def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, Leaf]:
             found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(kind.cls).items()}
         else:
             found[name] = Leaf(annotation, kind)
+    return found
+
+
+def meanings_of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the meaning of every dotted key of `struct`, in the order of the structs."""
+    found: dict[str, str] = {}
+    hints = get_type_hints(struct)
+    for name, comment in comments_of(struct).items():
+        if isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct):
+            found |= {f"{name}.{key}": meaning for key, meaning in meanings_of(hints[name]).items()}
+        else:
+            found[name] = comment
     return found
 
 

@@ -1,7 +1,9 @@
-"""What the configurations of device and gateway share: limits of numbers, and sections that both have."""
+"""What the configurations of device and gateway share: limits of numbers, sections that both have, meanings of keys."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Annotated
 
 import msgspec
@@ -16,23 +18,50 @@ Pause = Annotated[float, Meta(ge=0)]
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `realtime`: live sessions over WebSocket."""
 
-    # live sessions of this server, of one caller at most half; beyond: 429, unless one that was cut gives way
+    # maximum of live sessions, of one client at most half; beyond: 429, unless a cut one gives way. Keep it below
+    # `server.max_connections`
     max_sessions: Positive = 256
-    max_items: Annotated[int, Meta(ge=2)] = 256  # items of a session's conversation; the oldest ones give way
-    # size of a session's conversation; a client's event may have twice as much
+    # maximum items of a session's conversation; the oldest ones give way
+    max_items: Annotated[int, Meta(ge=2)] = 256
+    # maximum size of a session's conversation; a client's event may have twice as much
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
     replay_bytes: Count = 256 * 1024  # sent events that are kept for a connection that is cut
-    # sounds of a session's conversation together, and of the one that is being sent; a second takes 64 kB
+    # maximum length of the sounds of a session's conversation together, and of the one that is being sent; the oldest
+    # items give way. A second takes 64 kB
     max_audio_s: Seconds = 30.0
-    # how long a session whose connection was cut can be resumed, its running answer going on; 0: it ends at once
+    # how long a session whose connection was cut can be resumed; its running answer goes on so long; 0: it ends at once
     resume_s: Pause = 30.0
     idle_s: Seconds = 900.0  # a session without an event of its client and without an answer ends after this time
-    ping_s: Annotated[float, Meta(ge=1)] = 20.0  # between pings; a client that is silent for half of it then is gone
+    # time between two pings; a client that answers none within half of it is gone
+    ping_s: Annotated[float, Meta(ge=1)] = 20.0
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `tracing`."""
 
-    endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
-    # share of the requests without a trace context that are traced
+    endpoint: str = ""  # OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces
+    # share of requests without an incoming trace context that are traced, 0 to 1
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
+def comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the meaning of each field, also of inherited ones: the comment behind it, or on the lines above it.
+
+    It is read from the source, so that a key is written, bounded and explained in one place.
+    """
+    found: dict[str, str] = {}
+    for part in reversed(struct.__mro__[: struct.__mro__.index(msgspec.Struct)]):
+        name, above = "", []
+        for line in inspect.getsource(part).splitlines():
+            if line.startswith(("    def ", "    @")):
+                break
+            if (text := line.strip()).startswith("# "):
+                above.append(text[2:])
+                continue
+            if field := re.match(r"    (\w+): ", line):
+                name = field[1]
+                found[name] = " ".join(above)
+            if "  # " in line:
+                found[name] = line.partition("  # ")[2]
+            above = []
+    return {name: found[name] for name in struct.__struct_fields__}

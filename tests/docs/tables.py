@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -22,8 +20,8 @@ from causeway_train.cli.commands import main as causeway_train
 from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
-from edge_node.config.loader import config_keys, leaves_of
-from edge_node.config.schema import MEANING, Config
+from edge_node.config.loader import leaves_of, meanings_of
+from edge_node.config.schema import Config
 from edge_node.http.api import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS
 from fleet.repository.fleet_file import RolloutDoc
@@ -34,6 +32,7 @@ from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 from router.realtime.event_log import MEANING as CLOSE_CODES
 from router.realtime.event_log import CloseCode
+from router.serving.config import comments_of
 from router.serving.live.sessions import SESSION_METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,8 @@ def edge_config() -> str:
     defaults = _leaf_values(Config())
     assert set(defaults) == set(leaves_of(Config))
     return table(
-        ("key", "default", "meaning"), [(f"`{key}`", _shown(defaults[key]), MEANING[key]) for key in config_keys()]
+        ("key", "default", "meaning"),
+        [(f"`{key}`", _shown(defaults[key]), meaning) for key, meaning in meanings_of(Config).items()],
     )
 
 
@@ -67,7 +67,7 @@ def _gateway_rows(
     struct: type[msgspec.Struct], prefix: str, alternatives: set[type[msgspec.Struct]]
 ) -> Iterator[tuple[str, str, str]]:
     """`alternatives`: structs that a key may hold instead of a string; their keys are listed under the first one."""
-    hints, comments = get_type_hints(struct), _comments_of(struct)
+    hints, comments = get_type_hints(struct), comments_of(struct)
     fields = {field.name: field for field in msgspec.structs.fields(struct)}
     for name, field in fields.items():
         inner, repeated = _struct_in(hints[name])
@@ -91,34 +91,6 @@ def _struct_in(hint: object) -> tuple[type[msgspec.Struct] | None, bool]:
         argument for argument in get_args(hint) if isinstance(argument, type) and issubclass(argument, msgspec.Struct)
     ]
     return (found[0], True) if found else (None, False)
-
-
-def _comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The comment of each field, inherited ones too: behind it on its line, or on the lines directly above it."""
-    inherited: dict[str, str] = {}
-    for base in struct.__bases__:
-        inherited |= {} if base is msgspec.Struct else _comments_of(base)
-    source = (ROOT / (struct.__module__.replace(".", "/") + ".py")).read_text(encoding="utf-8")
-    body = next(
-        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == struct.__name__
-    )
-    by_line = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith("# ---")
-    }
-    lines = source.splitlines()
-    found = inherited
-    for node in body.body:
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
-            continue
-        texts = [by_line[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in by_line]
-        above = node.lineno - 1
-        while not texts and above in by_line and lines[above - 1].lstrip().startswith("#"):
-            above -= 1
-        texts = texts or [by_line[line] for line in range(above + 1, node.lineno)]
-        found[node.target.id] = " ".join(texts)
-    return found
 
 
 def _leaf_values(struct: msgspec.Struct, prefix: str = "") -> dict[str, object]:
