@@ -9,33 +9,314 @@
 5. All lines are in the output files: the batch is completed, expired or cancelled.
 
 A lease keeps other workers from repeating the work; that no line is lost or repeated does not depend on it
-(see `expansion` and `collection`).
+(see `BatchExpansion` and `BatchCollection`).
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import anyio
 import msgspec
 
-from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound, RecordUnreadable
+from router.errors import (
+    CausewayError,
+    InvalidRequest,
+    JobAlreadyEnded,
+    JobStoreUnavailable,
+    NotFound,
+    QueueFull,
+    RateLimited,
+    RecordUnreadable,
+)
+from router.jobs.job import JobState, encode_job_error
 from router.serving.logs import redacted
 
 from ..accounts.tenants.config import TenantLimits
-from ..jobs.submission import SubmissionParser
-from ..storage.batch_store import Batch, BatchState, batch_job_id
-from ..storage.config import JobsConfig
+from ..jobs.submission import NamedFileReader, SubmissionParser
+from ..storage.batch_store import (
+    Batch,
+    BatchState,
+    CollectedLines,
+    LineOutcome,
+    ResultPart,
+    batch_job_id,
+    output_file_id,
+)
+from ..storage.config import BatchConfig, JobsConfig
 from ..storage.file_contents import FileContentLost, FileStoreUnavailable
-from ..storage.file_store import StoredFile
+from ..storage.file_store import PART_BYTES, FilePart, QuotaExceeded, StoredFile
+from ..storage.record import NewJob, tenant_of
 from ..storage.stores import JobStores
-from .collection import BatchCollection
-from .expansion import BatchExpansion
-from .input_file import BatchLineError, InputReader, check_input
+from .input_file import (
+    BatchLine,
+    BatchLineError,
+    InputReader,
+    InvalidLine,
+    RawLine,
+    body_check,
+    check_input,
+    parse_line,
+    read_custom_id,
+)
 
 _log = logging.getLogger("causeway.cloud.batches")
+MAX_UNCOLLECTED = 4
+"""Windows: how far lines may run ahead of one that has not ended, since outcomes are collected in order."""
+
+
+def window(batch: Batch, limits: BatchConfig) -> int:
+    """Return how many lines may become jobs now."""
+    open_jobs = batch.submitted - batch.ended
+    uncollected = batch.submitted - batch.collected
+    return min(
+        limits.max_open_jobs - open_jobs,
+        MAX_UNCOLLECTED * limits.max_open_jobs - uncollected,
+        batch.total - batch.submitted,
+    )
+
+
+class BatchExpansion:
+    """Turns lines of a batch into jobs, a window at a time: the next ones when earlier ones have ended.
+
+    The store accepts only the line after the last submitted one and advances the batch with it, so workers that expand
+    the same batch at once, or a worker that dies, neither lose nor repeat a line.
+    """
+
+    def __init__(
+        self,
+        stores: JobStores,
+        parser: SubmissionParser,
+        limits: BatchConfig,
+        tenant_limits: Callable[[str], TenantLimits],
+        max_body_bytes: int,
+    ) -> None:
+        """`max_body_bytes`: of a line's body with its uploaded files in base64."""
+        self._jobs = stores.jobs
+        self._batches = stores.batches
+        self._files = stores.files
+        self._named = NamedFileReader(stores.files)
+        self._parser = parser
+        self._limits = limits
+        self._max_body_bytes = max_body_bytes
+        self._tenant_limits = tenant_limits
+
+    async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
+        """Submit the lines of the window, or as many of them as the queues accept.
+
+        Raises JobStoreUnavailable or FileContentLost.
+        """
+        batch = msgspec.structs.replace(batch, tags=",".join(filter(None, (batch.tags, file.tags))))
+        last = batch.submitted + window(batch, self._limits)
+        if last <= batch.submitted:
+            return
+        number = batch.submitted
+        try:
+            full = await self._quota_error(batch)
+            async with aclosing(reader.lines(file, batch.offset)) as lines:
+                async for line in lines:
+                    number += 1
+                    await self._submit(batch, number, line, full)
+                    if number >= last:
+                        return
+        except (JobAlreadyEnded, QueueFull, RateLimited, _StoreFull):
+            return  # cancelled, or there is no room: the next step sees that
+
+    async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
+        """Return why lines would have no room for their output. Raises _StoreFull if that is no fault of the tenant."""
+        limits, usage = self._limits, await self._files.usage(batch.owner)
+        max_bytes, key = limits.max_bytes, "max_bytes"
+        if self._files.in_redis:
+            max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
+            if usage.store_bytes >= limits.max_redis_total_bytes:
+                _log.warning("batches wait: the files in Redis have jobs.batches.max_redis_total_bytes")
+                raise _StoreFull
+        if usage.bytes < max_bytes:
+            return None
+        return QuotaExceeded(
+            f"Your tenant's files have {usage.bytes} of {max_bytes} bytes (jobs.batches.{key}): there is no room for "
+            "more output. Delete files, then send this line again."
+        )
+
+    async def _submit(self, batch: Batch, number: int, line: RawLine, full: QuotaExceeded | None) -> None:
+        """Make a line a job, or a failed one where it cannot run."""
+        if full is not None:
+            await self._refuse(batch, number, line, encode_job_error(full))
+            return
+        limit = self._limits.max_line_bytes
+        try:
+            parsed = parse_line(line.data, batch.endpoint, body_check(self._parser, batch), limit)
+        except InvalidLine as error:
+            where = "" if read_custom_id(line.data) else f"Request {number} of the file: "
+            fault = {"code": error.code, "message": where + error.message}
+            await self._refuse(batch, number, line, msgspec.json.encode(fault))
+            return
+        tenant_limits = self._tenant_limits(tenant_of(batch.owner))
+        try:
+            body = await self._named.inline(parsed.body, batch.owner, tenant_limits.body_bytes(self._max_body_bytes))
+        except InvalidRequest as error:  # a file is gone, or too large
+            await self._refuse(batch, number, line, encode_job_error(error))
+            return
+        parsed = msgspec.structs.replace(parsed, body=body)
+        await self._jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
+
+    async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
+        if not await self._batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
+            raise JobAlreadyEnded(f"The batch {batch.id} accepts no more lines here.")
+
+    def _new_job(self, batch: Batch, line: BatchLine, number: int, offset: int) -> NewJob:
+        return NewJob(
+            id=batch_job_id(batch.id, number),
+            owner=batch.owner,
+            tier=line.tier,
+            priority="bulk",
+            window=batch.window or self._parser.window("", self._tenant_limits(tenant_of(batch.owner))),
+            endpoint=batch.endpoint,
+            body=line.body,
+            deadline_ms=batch.expires,
+            tokens=line.tokens,
+            batch=batch.id,
+            line=number,
+            offset=offset,
+            custom_id=line.custom_id,
+            tags=tuple(batch.tags.split(",")) if batch.tags else (),
+            traceparent=batch.traceparent,
+            token_id=batch.token_id,
+            token_issued=batch.token_issued,
+            ttl_ms=int((self._limits.file_ttl_s + self._limits.completion_window_s) * 1000),
+        )
+
+
+class _StoreFull(Exception):
+    """The content store has no room, for any tenant."""
+
+
+_NOT_RUN_CODES = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired", None: "batch_expired"}
+_PAGE = 100
+
+
+class _LineResponse(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _LineError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _OutputLine(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: _LineResponse | None
+    error: _LineError | None
+
+
+def output_line(batch: Batch, line: int, outcome: LineOutcome) -> tuple[ResultPart, bytes]:
+    """Return a line of the output file (a succeeded job) or of the error file (any other)."""
+    job = batch_job_id(batch.id, line)
+    if outcome.state is JobState.SUCCEEDED:
+        response = _LineResponse(200, job, msgspec.Raw(outcome.result))
+        row = _OutputLine(f"batch_req_{job}", outcome.custom_id, response, None)
+        return "output", msgspec.json.encode(row) + b"\n"
+    row = _OutputLine(f"batch_req_{job}", outcome.custom_id, None, _error(batch, outcome))
+    return "errors", msgspec.json.encode(row) + b"\n"
+
+
+def _error(batch: Batch, outcome: LineOutcome) -> _LineError:
+    not_run = _NOT_RUN_CODES.get(outcome.state)
+    # A job may also be cancelled for a reason of its own, such as a revoked token.
+    own_reason = outcome.state is JobState.CANCELLED and batch.cancelling_at is None and outcome.error
+    if not_run is not None and not own_reason:
+        if outcome.state is None and batch.cancelling_at is not None:
+            not_run = "batch_cancelled"
+        return _LineError(not_run, "This request was not completed before the batch ended.")
+    try:
+        return msgspec.json.decode(outcome.error, type=_LineError)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _LineError(CausewayError.code, "")
+
+
+class _Rows:
+    """Rows of the output files that are not written yet."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.last = batch.collected
+        self.expired = False
+        self.data: dict[ResultPart, bytearray] = {"output": bytearray(), "errors": bytearray()}
+
+    def add(self, outcome: LineOutcome) -> None:
+        self.last += 1
+        self.expired = self.expired or outcome.state is JobState.EXPIRED
+        kind, row = output_line(self._batch, self.last, outcome)
+        self.data[kind] += row
+
+    @property
+    def full(self) -> bool:
+        return any(len(data) >= PART_BYTES for data in self.data.values())
+
+
+class BatchCollection:
+    """Writes the outcomes of lines to the output files, in the input's order, and deletes their jobs.
+
+    1. Outcomes become parts of the output and the error file, which no reader sees yet.
+    2. One script lists the parts in these files, moves the batch on and deletes the jobs. If another worker has
+       collected the same lines, it changes nothing, and the parts are deleted with the file.
+
+    Every method raises JobStoreUnavailable.
+    """
+
+    def __init__(self, stores: JobStores) -> None:
+        self._batches = stores.batches
+        self._files = stores.files
+
+    async def collect(self, batch: Batch) -> Batch:
+        """Collect the lines that have ended, up to the first that has not. Returns the batch as it is then."""
+        while batch.collected < batch.submitted:
+            rows = _Rows(batch)
+            while not rows.full and rows.last < batch.submitted:
+                page = range(rows.last + 1, min(rows.last + _PAGE, batch.submitted) + 1)
+                outcomes = await self._batches.line_outcomes(batch.id, batch.owner, page, PART_BYTES)
+                for outcome in outcomes:
+                    rows.add(outcome)
+                if len(outcomes) < len(page) and not rows.full:
+                    break
+            if rows.last == batch.collected:
+                return batch
+            batch = await self._write(batch, rows, None)
+        return batch
+
+    async def collect_unsubmitted(self, batch: Batch, file: StoredFile, reader: InputReader) -> Batch:
+        """Collect the next lines of those that will never become jobs. Raises FileContentLost."""
+        rows, offset = _Rows(batch), batch.offset
+        rows.expired = batch.state != "cancelling"
+        async with aclosing(reader.lines(file, offset)) as lines:
+            async for line in lines:
+                rows.add(LineOutcome(read_custom_id(line.data), None))
+                offset = line.end
+                if rows.full or rows.last == batch.total:
+                    break
+        return await self._write(batch, rows, offset)
+
+    async def _write(self, batch: Batch, rows: _Rows, never_ran_until: int | None) -> Batch:
+        """(1), (2)"""
+        parts: list[tuple[ResultPart, FilePart]] = []
+        # Another worker may write the same lines at the same time: no two parts have the same name.
+        name = f"{rows.last}-{secrets.token_hex(6)}"
+        for kind, data in rows.data.items():
+            if data:
+                await self._files.write_part(output_file_id(batch.id, kind), batch.owner, name, bytes(data))
+                parts.append((kind, FilePart(name, len(data))))
+        collected = CollectedLines(last=rows.last, parts=parts, expired=rows.expired, never_ran_until=never_ran_until)
+        await self._batches.record_collected(batch, collected, self._files.store_name)
+        return await self._batches.lookup(batch.id) or msgspec.structs.replace(batch, collected=rows.last)
+
+
 _STEP_INTERVAL_S = 0.5
 _STORE_DELAY_S = 5.0
 _FAULT_DELAY_S = 60.0
