@@ -17,8 +17,18 @@ from router.serving.process import ask
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
 from ..config import Config, Flags, load_config
-from ..erasure.erasure import CachedAnswers, ErasedKind, Erasure, TenantUsage, job_kinds
-from ..erasure.receipt import ErasureSubject, Receipt, Remainder, sign, verify
+from ..erasure import (
+    CachedAnswers,
+    ErasedKind,
+    Erasure,
+    ErasureSubject,
+    Receipt,
+    Remainder,
+    TenantUsage,
+    job_kinds,
+    sign,
+    verify,
+)
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault

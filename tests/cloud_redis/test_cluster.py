@@ -22,8 +22,7 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from cloud_pool.erasure.erasure import CachedAnswers, TenantUsage
-from cloud_pool.erasure.receipt import ErasureSubject
+from cloud_pool.erasure import CachedAnswers, ErasureSubject, TenantUsage
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis

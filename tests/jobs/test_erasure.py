@@ -15,8 +15,17 @@ from click.testing import CliRunner
 from cloud_pool.accounts.identity.issuing import new_key, read_private
 from cloud_pool.accounts.identity.key_set import read_jwks
 from cloud_pool.cli.erase import erase
-from cloud_pool.erasure.erasure import CachedAnswers, ErasedKind, Erasure, StillAtWork, TenantUsage, job_kinds
-from cloud_pool.erasure.receipt import ErasureSubject, sign, verify
+from cloud_pool.erasure import (
+    CachedAnswers,
+    ErasedKind,
+    Erasure,
+    ErasureSubject,
+    StillAtWork,
+    TenantUsage,
+    job_kinds,
+    sign,
+    verify,
+)
 from cloud_pool.storage.config import FilesConfig, JobsConfig
 from cloud_pool.storage.record import LeaseStates, LiveText, NewJob, user_digest
 from cloud_pool.storage.stores import JobStores

@@ -19,8 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway
 from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.erasure.erasure import Erasure, job_kinds
-from cloud_pool.erasure.receipt import ErasureSubject
+from cloud_pool.erasure import Erasure, ErasureSubject, job_kinds
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import JobsConfig
