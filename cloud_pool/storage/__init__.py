@@ -1,8 +1,8 @@
 """The records of jobs, batches, uploaded files and webhooks in Redis, and the stores of file contents.
 
 config          the section `jobs`, and off-peak hours
-stores          all stores over one connection pool
-redis_client    commands and scripts; `scripts` loads those of `lua/` and lists the keys
+stores          all stores over one connection pool, and the scripts of `lua/`
+redis_client    runs commands and scripts
 durability      whether Redis keeps what it has accepted
 encryption      content at rest
 record          a job as submitted, as stored and as shown, and what the job store returns

@@ -16,7 +16,7 @@ import msgspec
 
 from ..storage.record import RunBill, encode_bill
 from ..storage.redis_client import RedisClient, as_bytes, as_int, as_list, as_text
-from ..storage.scripts import SCRIPTS, load_with_shared
+from ..storage.stores import SCRIPTS, load_with_shared
 
 _NAMES: Final = ("stream_hold", "stream_claim", "stream_count", "stream_record", "stream_published")
 STREAM_SCRIPTS: Final = {

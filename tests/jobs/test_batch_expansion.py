@@ -24,8 +24,7 @@ from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.storage.file_contents import FileStoreUnavailable
 from cloud_pool.storage.file_store import FilePart
 from cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
-from cloud_pool.storage.scripts import SCRIPTS
-from cloud_pool.storage.stores import JobStores
+from cloud_pool.storage.stores import SCRIPTS, JobStores
 from router.errors import JobStoreUnavailable
 
 from .batch_support import (

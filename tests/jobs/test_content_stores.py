@@ -17,7 +17,7 @@ import pytest_asyncio
 from cloud_pool.storage.config import FilesConfig, JobsConfig, S3Config
 from cloud_pool.storage.file_contents import ContentStore, ContentStores, FileContentLost, FileStoreUnavailable
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from router.errors import ConfigError, JobStoreUnavailable
 
 from .redis_server import RedisServer

@@ -19,7 +19,7 @@ from cloud_pool.storage.durability import DurabilityCheck
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 from router.jobs.job import JobState
 from router.types import Chunk

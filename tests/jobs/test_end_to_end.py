@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from tests.cloud.conftest import Command, Pool
 
 from .conftest import until

@@ -14,7 +14,7 @@ from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SC
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.store import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.redis.keys import load_script
-from cloud_pool.storage.scripts import SCRIPTS as JOB_SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS as JOB_SCRIPTS
 from cloud_pool.streams.effects import STREAM_SCRIPTS
 
 from .redis_server import RedisServer

@@ -20,7 +20,7 @@ from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.durability import DurabilityCheck
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from router.errors import ConfigError, JobStoreUnavailable
 from tests.cloud.conftest import Command
 from tests.ports import free_port

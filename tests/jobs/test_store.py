@@ -11,7 +11,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
 from router.jobs.job import FINAL_STATES, JobState
 

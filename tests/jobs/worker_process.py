@@ -19,7 +19,7 @@ from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.scripts import SCRIPTS
+from cloud_pool.storage.stores import SCRIPTS
 from router.types import Chunk
 
 from .scripted_worker import ScriptedRunner
