@@ -188,7 +188,7 @@ class OutboxApi:
         owner, rotate = self._reader.caller(http).name, http.method == "POST"
         if rotate:
             self._service.admit(owner)
-        found = await self._store.webhook_secrets(owner, rotate=rotate)
+        found = await self._store.run(self._store.webhooks.secrets, owner, rotate=rotate)
         body = WebhookSecrets(found[0], found[1] if len(found) > 1 else None)
         return json_response(body, headers={"Cache-Control": "no-store"})
 

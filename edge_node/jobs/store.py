@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -25,7 +25,6 @@ from . import FILE
 from .record import (
     Accepted,
     Claimed,
-    DueReply,
     EdgeJob,
     JobAnswer,
     JobLost,
@@ -33,12 +32,10 @@ from .record import (
     JobNotEnded,
     Lane,
     OutboxStats,
-    OutboxWebhook,
     ReplyTo,
-    WebhookStatus,
 )
 from .tables.acceptance import OutboxAcceptance
-from .tables.rows import PAGE_BYTES, Cancellation, OutboxRows, body_of
+from .tables.rows import PAGE_BYTES, OutboxRows, body_of
 from .tables.schema import (
     DUE,
     LATE,
@@ -74,7 +71,7 @@ def transaction(
 
     @functools.wraps(work)
     async def run(self: JobOutbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._file.run(lambda db: work(self, db, *args, **kwargs))
+        return await self.run(lambda db: work(self, db, *args, **kwargs))
 
     return run
 
@@ -91,6 +88,7 @@ class JobOutbox:
         self.time = BoxTime(clock)
         self._config = config
         self._rows = rows = OutboxRows(self.time)
+        self.replies, self.cancellations, self.webhooks = rows.replies, rows.cancellations, rows.webhooks
         self._acceptance = OutboxAcceptance(config, rows)
         self._file = GroupCommit(
             folder / FILE,
@@ -127,6 +125,15 @@ class JobOutbox:
     def start(self) -> None:
         """Start the thread of the file."""
         self._file.start()
+
+    async def run(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a method of `replies`, `cancellations` or `webhooks` as a transaction.
+
+        Besides the errors of its own it raises JobStoreUnavailable.
+        """
+        return await self._file.run(lambda db: work(db, *args, **kwargs))
 
     @transaction
     def open(self, db: sqlite3.Connection) -> None:
@@ -221,52 +228,6 @@ class JobOutbox:
             raise JobNotEnded(f"the job is {job.state.value}; cancel it first")
         self._rows.delete(db, job)
         return job
-
-    @transaction
-    def due_replies(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
-        """Return the answers that are to be sent now, those that wait longest first."""
-        return self._rows.replies.due(db, limit)
-
-    @transaction
-    def replied(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
-        """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
-        self._rows.replies.sent(db, reply, None if again_s is None else self.time.now() + again_s)
-
-    # --- what the cloud is told ------------------------------------------------------------------------------------
-
-    @transaction
-    def due_cancellations(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
-        """Return the cancelled jobs that the cloud is to be told of now."""
-        return self._rows.cancellations.due(db, limit)
-
-    @transaction
-    def settle_cancellation(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
-        """Note the cloud's answer. `known` False: it did not know the job, and is asked once more."""
-        self._rows.cancellations.settle(db, one, known=known)
-
-    # --- webhooks ----------------------------------------------------------------------------------------------------
-
-    @transaction
-    def due_webhooks(
-        self, db: sqlite3.Connection, limit: int, receivers: Collection[str], in_flight: Collection[int]
-    ) -> list[OutboxWebhook]:
-        """Return the webhooks that are to be sent now, but for these receivers, and those that are being sent."""
-        return self._rows.webhooks.due(db, limit, receivers, in_flight)
-
-    @transaction
-    def postpone_webhook(self, db: sqlite3.Connection, number: int, delay_s: float) -> None:
-        """Count an attempt that failed; another follows after `delay_s`."""
-        self._rows.webhooks.postpone(db, number, self.time.now() + delay_s)
-
-    @transaction
-    def finish_webhook(self, db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
-        """End a delivery. False: its job was deleted meanwhile."""
-        return self._rows.webhooks.finish(db, number, status)
-
-    @transaction
-    def webhook_secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
-        """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it."""
-        return self._rows.webhooks.secrets(db, owner, rotate=rotate)
 
     # --- the runner --------------------------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ class AnswerPublisher:
             due: list[DueReply] = []
             if self._store.stats.replies_due:
                 with contextlib.suppress(CausewayError):  # the store says so
-                    due = await self._store.due_replies(_AT_ONCE)
+                    due = await self._store.run(self._store.replies.due, _AT_ONCE)
             if not due:
                 await self._feed.change(_POLL_S)
                 continue
@@ -228,7 +228,7 @@ class AnswerPublisher:
                 await connection.publish(answer_of(reply))
             except AnswerTooLarge as error:
                 await connection.publish(error_answer(reply, ResultTooLarge(str(error))))
-            await self._store.replied(reply)
+            await self._store.run(self._store.replies.sent, reply)
         except PublishRefused as error:
             self._refused.begin(f"the broker refuses answers ({error}): correct what it allows this box to publish")
             await self._postpone(reply)
@@ -243,7 +243,7 @@ class AnswerPublisher:
 
     async def _postpone(self, reply: DueReply) -> None:
         try:
-            await self._store.replied(reply, again_s=_REFUSED_S)
+            await self._store.run(self._store.replies.sent, reply, again_s=_REFUSED_S)
         except JobStoreUnavailable:
             await anyio.sleep(_POLL_S)
 

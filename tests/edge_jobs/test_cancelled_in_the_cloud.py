@@ -124,14 +124,14 @@ async def test_a_bulk_job_that_gives_way_and_a_revision_are_told_of_until_their_
     revised = msgspec.structs.replace(late, late=LateParts(("image",), 500.0))
     assert await store.pin_revision(revised, "large")
     await store.cancel(late.id, "me")
-    due = await store.due_cancellations(10)
+    due = await store.run(store.cancellations.due, 10)
     assert {one.key for one in due} == {sent.job.id, f"{late.id}.r1"}
-    await store.settle_cancellation(due[0], known=True)
-    await store.settle_cancellation(due[1], known=False)
-    assert await store.due_cancellations(10) == []
+    await store.run(store.cancellations.settle, due[0], known=True)
+    await store.run(store.cancellations.settle, due[1], known=False)
+    assert await store.run(store.cancellations.due, 10) == []
     now = 70.0
-    assert await store.due_cancellations(10) == [Cancellation(due[1].key, unknown=True)]
+    assert await store.run(store.cancellations.due, 10) == [Cancellation(due[1].key, unknown=True)]
     now = 1001.0
-    assert await store.due_cancellations(10) == []
+    assert await store.run(store.cancellations.due, 10) == []
     assert store.stats.cancellations_due == 0
     store.close()

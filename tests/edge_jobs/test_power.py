@@ -91,7 +91,7 @@ async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
         assert (job.id in revisable) == (job.late is not None)
     told = [job for job in jobs if job.webhook and job.has_ended]
     assert [job.webhook_status for job in told] == ["pending"] * len(told)
-    assert {due.job for due in await store.due_webhooks(1000, (), ())} == {job.id for job in told}
+    assert {due.job for due in await store.run(store.webhooks.due, 1000, (), ())} == {job.id for job in told}
     assert store.stats.webhooks_due == len(told) + sum(job.revision for job in told)
     assert store.stats.bytes == sum(job.body_bytes + job.result_bytes for job in jobs)
     claimed = await store.claim("edge", 1000)

@@ -195,9 +195,9 @@ async def _asked(store: JobOutbox, ask: str) -> int:
         case "late":
             return len(await store.late())
         case "due_replies":
-            return len(await store.due_replies(2))
+            return len(await store.run(store.replies.due, 2))
         case "due_webhooks":
-            return len(await store.due_webhooks(2, (), ()))
+            return len(await store.run(store.webhooks.due, 2, (), ()))
         case "list":
             return len(await store.list_owned("me", "", 2))
         case _:  # none need give way any more
@@ -221,7 +221,7 @@ async def test_a_webhook_and_a_clock_that_cannot_be_read_stop_nothing(tmp_path: 
     damage(tmp_path, "UPDATE box SET mark = X'C1'")
     store = await opened(tmp_path, clock=Clock(lambda: 3.0, lambda: 3.0, "two"))
     assert store.time.now() == pytest.approx(ended_at + 3.0)  # since the boot
-    (due,) = await store.due_webhooks(2, (), ())
+    (due,) = await store.run(store.webhooks.due, 2, (), ())
     assert [job.webhook_status for job in await store.list_owned("me", "", 2)] == ["pending", "failed"]
-    assert await store.finish_webhook(due.number, "delivered")
+    assert await store.run(store.webhooks.finish, due.number, "delivered")
     store.close()

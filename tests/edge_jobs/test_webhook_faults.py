@@ -9,6 +9,7 @@ import asyncio
 import random
 import re
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs import FILE
-from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead
+from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead, WebhookStatus
 from edge_node.jobs.running.run import JobFeed
 from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobOutbox
@@ -208,7 +209,7 @@ async def test_a_name_that_no_server_resolves_costs_no_attempt(tmp_path: Path) -
         job = await box.answered("http://receiver.example/hook")
         await box.passing(600.0, lambda: resolver.asked >= 4)
         await until(lambda: box.queue.unreachable >= 3)
-        (due,) = await box.store.due_webhooks(10, (), ())
+        (due,) = await box.store.run(box.store.webhooks.due, 10, (), ())
         assert (due.attempts, await box.status(job)) == (0, "pending")
 
 
@@ -349,16 +350,16 @@ async def test_a_store_that_fails_after_the_delivery_repeats_it_with_its_id(
 ) -> None:
     """The disk was full when the delivery was to be noted."""
     async with receiving() as receiver, outbox(tmp_path) as box:
-        finish, refused = box.store.finish_webhook, 0
+        finish, refused = box.store.webhooks.finish, 0
 
-        async def once_full(number: int, status: str) -> bool:
+        def once_full(db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
             nonlocal refused
             refused += 1
             if refused == 1:
                 raise JobStoreUnavailable("disk full")
-            return await finish(number, status)  # type: ignore[arg-type]
+            return finish(db, number, status)
 
-        monkeypatch.setattr(box.store, "finish_webhook", once_full)
+        monkeypatch.setattr(box.store.webhooks, "finish", once_full)
         job = await box.answered(at(receiver))
         await box.becomes(job, "delivered")
         assert len(receiver.arrived) == 2
@@ -367,9 +368,10 @@ async def test_a_store_that_fails_after_the_delivery_repeats_it_with_its_id(
 
 async def test_each_owner_has_a_secret_of_its_own(tmp_path: Path) -> None:
     async with outbox(tmp_path) as box:
-        mine, yours = await box.store.webhook_secrets("me"), await box.store.webhook_secrets("you")
+        run, secrets = box.store.run, box.store.webhooks.secrets
+        mine, yours = await run(secrets, "me"), await run(secrets, "you")
         assert mine != yours
-        assert await box.store.webhook_secrets("me") == mine
+        assert await run(secrets, "me") == mine
 
 
 async def test_nothing_is_left_of_a_url_whose_job_was_purged(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         claimed: list[OutboxWebhook] = []
         if self._store.stats.webhooks_due:
             numbers = [webhook.number for webhook in in_flight]
-            for webhook in await self._store.due_webhooks(limit, self._blocked(in_flight), numbers):
+            for webhook in await self._store.run(self._store.webhooks.due, limit, self._blocked(in_flight), numbers):
                 if receiver_of(webhook.url) not in self._blocked([*in_flight, *claimed]):
                     claimed.append(webhook)
         return claimed
@@ -75,7 +75,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         return full | trying | {receiver for receiver, away in self._away.items() if now < away.until}
 
     async def signing_secrets(self, owner: str) -> tuple[str, ...]:
-        return await self._store.webhook_secrets(owner)
+        return await self._store.run(self._store.webhooks.secrets, owner)
 
     async def finish(self, webhook: OutboxWebhook, outcome: DeliveryOutcome, delay_s: float) -> None:
         if outcome == "unreachable":
@@ -84,9 +84,9 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
             return
         self._away.pop(receiver_of(webhook.url), None)
         if outcome == "retried":
-            await self._store.postpone_webhook(webhook.number, delay_s)
+            await self._store.run(self._store.webhooks.postpone, webhook.number, delay_s)
         else:
-            await self._store.finish_webhook(webhook.number, outcome)
+            await self._store.run(self._store.webhooks.finish, webhook.number, outcome)
 
     def _pause(self, receiver: str) -> None:
         earlier = self._away.pop(receiver, None)
@@ -130,13 +130,13 @@ class CloudCanceller:
         if self._cloud is None or self._cloud.health.reachable is False:
             return False
         try:
-            due = await self._store.due_cancellations(_AT_ONCE)
+            due = await self._store.run(self._store.cancellations.due, _AT_ONCE)
             for one in due:
                 outcome = await self._cloud.cancel_job(one.key)
                 if outcome == "later":
                     await anyio.sleep(_POLL_S)
                     return False
-                await self._store.settle_cancellation(one, known=outcome == "settled")
+                await self._store.run(self._store.cancellations.settle, one, known=outcome == "settled")
         except CausewayError:  # the store says so
             return False
         except Exception as error:

@@ -285,14 +285,19 @@ class OutboxReplies:
         db.execute("INSERT INTO replies VALUES (?, NULL, ?)", (job.seq, reply.address))
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
+        """Return the answers that are to be sent now, those that wait longest first."""
         found = []
         for due, address, record, body in db.execute(DUE_REPLIES, (self._time.now(), limit)):
             job = decode_job(record)
             found.append(DueReply(job, body_of(body or b"", job.result_bytes), bytes(address), due))
         return found
 
-    def sent(self, db: sqlite3.Connection, reply: DueReply, until: float | None) -> None:
-        """The answer was sent, or is to be sent at `until`. Nothing changes if it became due anew meanwhile."""
+    def sent(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
+        """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds.
+
+        Nothing changes if it became due anew meanwhile.
+        """
+        until = None if again_s is None else self._time.now() + again_s
         statement = "UPDATE replies SET due = ? WHERE seq = ? AND due = ?"
         changed = db.execute(statement, (until, reply.job.seq, reply.due)).rowcount
         self._stats.replies_due -= changed if until is None else 0
@@ -335,6 +340,7 @@ class OutboxCancellations:
         self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
+        """Return the cancelled jobs that the cloud is to be told of now."""
         now = self._time.now()
         self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE deadline <= ?", (now,)).rowcount
         return [Cancellation(key, bool(unknown)) for key, unknown in db.execute(_DUE, (now, limit))]
@@ -399,9 +405,10 @@ class OutboxWebhooks:
             )
         return found
 
-    def postpone(self, db: sqlite3.Connection, number: int, until: float) -> None:
-        """Count an attempt that failed; another follows at `until`."""
-        db.execute("UPDATE webhooks SET due = ?, attempts = attempts + 1 WHERE number = ?", (until, number))
+    def postpone(self, db: sqlite3.Connection, number: int, delay_s: float) -> None:
+        """Count an attempt that failed; another follows after `delay_s`."""
+        due = self._time.now() + delay_s
+        db.execute("UPDATE webhooks SET due = ?, attempts = attempts + 1 WHERE number = ?", (due, number))
 
     def finish(self, db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
         """End a delivery. False: its job was deleted meanwhile."""
