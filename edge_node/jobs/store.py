@@ -141,7 +141,7 @@ class JobOutbox:
 
     def close(self) -> None:
         """Commit what waits. Blocks."""
-        self._file.close()
+        self._file.close(timeout_s=10.0)
 
     # --- callers -----------------------------------------------------------------------------------------------------
 

@@ -40,10 +40,11 @@ _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
 _TRIM_BYTES = 256 * 1024  # a file exceeds its bound by about this much before it is trimmed
 _TRIM_S = 60.0
+_PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
 _BUSY_S = 1.0  # that SQLite waits for a lock
 _CLOSING_TRIES = 3  # of a batch, while the file is locked
 _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
-CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
+_CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -84,7 +85,77 @@ class SqliteStats(msgspec.Struct, frozen=True):
     queued_reads: int = 0
 
 
-class BackgroundSqlite:
+class SqliteThread:
+    """A SQLite file and the one thread that uses it: opened with mode 0600, and renamed to ``<name>.bad`` if corrupt.
+
+    Args:
+        path: The file.
+        script: The SQL script to run when the file is opened: pragmas, and the tables.
+        monotonic: The clock, seconds.
+    """
+
+    def __init__(self, path: Path, script: str, monotonic: Callable[[], float]) -> None:
+        self._path = path
+        self._script = script
+        self._ready = threading.Condition()
+        self._closing = False  # guarded by `_ready`
+        self._database: sqlite3.Connection | None = None  # used by the thread only
+        self._fault = Fault(log, logging.ERROR, monotonic)
+        self._thread = threading.Thread(target=self._run, name=f"sqlite-{path.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits and stop. Blocks for up to `timeout_s`: call it in a thread under an event loop."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        """Work in the thread, until `close`."""
+        raise NotImplementedError
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        """Prepare a file that was opened."""
+        database.executescript(self._script)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # SQLite gives the files beside it the same rights.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            self._prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _close_database(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _is_corrupt(self, error: Exception) -> bool:
+        if self._path.exists() and not self._path.is_file():
+            return True
+        return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _CORRUPT_MESSAGES)
+
+    def _set_aside(self) -> bool:
+        """Rename the corrupt file, to be examined later. Returns False if that fails too."""
+        try:
+            self._path.replace(self._path.with_name(self._path.name + ".bad"))
+            for suffix in ("-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
+
+
+class BackgroundSqlite(SqliteThread):
     """A SQLite file and its background thread.
 
     Args:
@@ -92,7 +163,6 @@ class BackgroundSqlite:
         schema: The SQL script to run when the file is opened.
         functions: Functions of one value that statements may call, by name.
         trim: Called in the background thread, in a transaction of its own, to keep the file within its bounds.
-        pending_bytes: The bound of queued writes.
         retry_s: How long to wait before a file that cannot be used is opened again.
         linger_s: How long a batch collects writes.
         monotonic: The clock, seconds.
@@ -109,22 +179,18 @@ class BackgroundSqlite:
         linger_s: float = _LINGER_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
-        self._schema = schema
+        super().__init__(path, _PRAGMAS + schema, monotonic)
         self._trim_file = trim
         self._functions = functions
         self._retry_s = retry_s
         self._linger_s = linger_s
         self._monotonic = monotonic
-        self._ready = threading.Condition()
         # Guarded by `_ready`:
         self._writes: deque[Write] = deque()
         self._reads: deque[_Read] = deque()
         self._pending_bytes = 0
         self._lost_writes = 0
-        self._closing = False
         # Used by the background thread only:
-        self._database: sqlite3.Connection | None = None
         self._retry_at = float("-inf")
         self._replace_at = float("-inf")
         self._untrimmed_bytes = 0
@@ -132,20 +198,15 @@ class BackgroundSqlite:
         self._corrupt_files = 0
         self._locked = False
         self._closing_tries = _CLOSING_TRIES
-        self._unusable = Fault(log, logging.ERROR, monotonic)
-        self._thread = threading.Thread(target=self._run, name=f"sqlite-{path.name}", daemon=True)
 
     # --- any thread --------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stats(self) -> SqliteStats:
         return SqliteStats(
             lost_writes=self._lost_writes,
             corrupt_files=self._corrupt_files,
-            available=self._database is not None and not self._unusable.problem,
-            problem=self._unusable.problem,
+            available=self._database is not None and not self._fault.problem,
+            problem=self._fault.problem,
             queued_writes=len(self._writes),
             queued_reads=len(self._reads),
         )
@@ -180,14 +241,6 @@ class BackgroundSqlite:
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(rows)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued and stop. Blocks for up to `timeout_s`: call it in a thread under an event loop."""
-        with self._ready:
-            self._closing = True
-            self._ready.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
     # --- background thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -200,9 +253,7 @@ class BackgroundSqlite:
                 self._run_writes(writes)
             if closing and not writes:
                 break
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close_database()
 
     def _next_work(self) -> tuple[list[_Read], list[Write], bool]:
         with self._ready:
@@ -252,8 +303,8 @@ class BackgroundSqlite:
                 database.execute("BEGIN IMMEDIATE")
                 for statement, rows in groupby(writes, key=lambda write: write.statement):
                     database.executemany(statement, [write.row() for write in rows])
-            if self._unusable.problem:  # Opening or reading it proves nothing: the disk may be full, or read-only.
-                self._unusable.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
+            # Opening or reading it proves nothing: the disk may be full, or read-only.
+            self._fault.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
             writes = ()  # stored, whatever becomes of the trimming
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
@@ -262,7 +313,7 @@ class BackgroundSqlite:
             self._handle_failure(error)
             self._lose(writes)
         except Exception as error:
-            self._count_lost(len(writes))
+            self._lose(writes)
             log.error("%s: %d writes were lost: %s", self._path, len(writes), redacted(error))
 
     def _trim(self, database: sqlite3.Connection) -> None:
@@ -282,10 +333,6 @@ class BackgroundSqlite:
                 return
             self._lost_writes += len(writes)
 
-    def _count_lost(self, count: int) -> None:
-        with self._ready:
-            self._lost_writes += count
-
     def _open_database(self) -> sqlite3.Connection | None:
         if self._database is None and self._monotonic() >= self._retry_at:
             self._open()
@@ -298,60 +345,30 @@ class BackgroundSqlite:
         except (sqlite3.Error, OSError) as error:
             self._handle_failure(error)
 
-    def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # SQLite gives the files beside it the same rights.
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
-        try:
-            for name, function in self._functions.items():
-                database.create_function(name, 1, function, deterministic=True)
-            database.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
-            )
-            database.executescript(self._schema)
-        except BaseException:
-            database.close()
-            raise
-        return database
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        for name, function in self._functions.items():
+            database.create_function(name, 1, function, deterministic=True)
+        super()._prepare(database)
 
     def _handle_failure(self, error: Exception) -> None:
         """Close the file. (1) Replace a corrupt file at once, (4) open a locked one again, (2) else wait `retry_s`."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close_database()
         now = self._monotonic()
         self._locked = getattr(error, "sqlite_errorname", "").startswith(_LOCKED)
         if self._locked:
-            self._unusable.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends")
+            self._fault.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends")
             return
         # (1) At most once per `retry_s`: the disk may corrupt the new file too.
-        if now >= self._replace_at and self._is_corrupt(error) and self._move_aside():
+        if now >= self._replace_at and self._is_corrupt(error) and self._set_aside():
+            self._corrupt_files += 1
             self._replace_at = now + self._retry_s
             log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file", self._path, error)
             self._open()
             return
         self._retry_at = now + self._retry_s  # (2)
-        self._unusable.begin(
+        self._fault.begin(
             f"{self._path} cannot be used ({error}): new entries stay in memory only; retried every {self._retry_s:g} s"
         )
-
-    def _is_corrupt(self, error: Exception) -> bool:
-        if self._path.exists() and not self._path.is_file():
-            return True
-        return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in CORRUPT_MESSAGES)
-
-    def _move_aside(self) -> bool:
-        """Rename the corrupt file, to be examined later. Returns False if that fails too."""
-        aside = self._path.with_name(self._path.name + ".bad")
-        try:
-            self._path.replace(aside)
-            for suffix in ("-wal", "-shm"):
-                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        except OSError:
-            return False
-        self._corrupt_files += 1
-        return True
 
 
 class SqliteStore:

@@ -17,9 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sqlite3
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +30,7 @@ from router.serving.folders import sync
 from router.serving.logs import redacted
 
 from ..observability.logs import Fault
-from .background_sqlite import CORRUPT_MESSAGES
+from .background_sqlite import SqliteThread
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class TableHooks:
     deletions: Callable[[], int] = lambda: 0
 
 
-class GroupCommit:
+class GroupCommit(SqliteThread):
     """A SQLite file and the thread that commits to it.
 
     Args:
@@ -105,31 +103,27 @@ class GroupCommit:
         erase_after_s: float = 1.0,
         page_bytes: int = 4096,
     ) -> None:
-        self._path = path
-        self._schema = schema
+        # Some requests and answers must not outlive their job: they are overwritten, see also `LogErasure`.
+        pragmas = (
+            f"PRAGMA page_size={page_bytes}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
+            f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "
+            f"PRAGMA wal_autocheckpoint={_LOG_BYTES // page_bytes};"
+        )
+        super().__init__(path, f"{pragmas} BEGIN; {schema}", monotonic)
         self._tables = tables
         self._gather_s = gather_s
-        self._page_bytes = page_bytes
-        self._ready = threading.Condition()
         # Guarded by `_ready`:
         self._waiting: deque[_Work[object]] = deque()
-        self._closing = False
         self._wanted = 1  # units that the thread is woken for
         # Used by the background thread only:
-        self._database: sqlite3.Connection | None = None
         self._last = 1  # units of the last transaction
-        self._fault = Fault(log, logging.ERROR, monotonic)
         self._corrupt = ""
         self._erasure = LogErasure(path, erase_after_s, monotonic)
-        self._thread = threading.Thread(target=self._run, name=f"commit-{path.name}", daemon=True)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the file now, and whether one was set aside since the start."""
         return tuple(problem for problem in (self._fault.problem, self._corrupt, self._erasure.problem) if problem)
-
-    def start(self) -> None:
-        self._thread.start()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in the thread, and return its result once it is committed. Cancelling does not undo it.
@@ -149,14 +143,6 @@ class GroupCommit:
                 self._ready.notify()
         return await unit.future
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Commit what waits and stop. Blocks for up to `timeout_s`."""
-        with self._ready:
-            self._closing = True
-            self._ready.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
     # --- background thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -168,7 +154,7 @@ class GroupCommit:
                 self._erasure.run(self._database)
         if self._database is not None:
             self._erasure.run(self._database)
-            self._database.close()
+            self._close_database()
 
     def _next(self) -> list[_Work[object]] | None:
         """What waits; empty when it is time to erase, None at the end."""
@@ -230,31 +216,16 @@ class GroupCommit:
         try:
             self._database = self._connect()
         except sqlite3.DatabaseError as error:
-            if not _is_corrupt(error):
+            if not (self._is_corrupt(error) and self._replace(error)):
                 raise
-            self._set_aside(error)
             self._database = self._connect()
         return self._database
 
-    def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
-        try:
-            # Some requests and answers must not outlive their job: they are overwritten, see also `LogErasure`.
-            database.executescript(
-                f"PRAGMA page_size={self._page_bytes}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
-                f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "
-                f"PRAGMA wal_autocheckpoint={_LOG_BYTES // self._page_bytes};"
-            )
-            database.executescript(f"BEGIN;{self._schema}")
-            self._tables.load(database)
-            database.execute("COMMIT")
-            sync(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
-        except BaseException:
-            database.close()
-            raise
-        return database
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        super()._prepare(database)
+        self._tables.load(database)
+        database.execute("COMMIT")
+        sync(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
 
     def _undo(self, error: Exception) -> None:
         """Roll back, and close the file: the next transaction opens it anew. A corrupt file is set aside."""
@@ -262,11 +233,8 @@ class GroupCommit:
         if self._database is None:
             return
         self._close_undone()
-        if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
-            try:
-                self._set_aside(error)
-            except OSError as failure:
-                log.error("%s is corrupt and cannot be renamed: %s", self._path, failure)
+        if self._is_corrupt(error):
+            self._replace(error)
 
     def _close_undone(self) -> None:
         """Roll back, and close the file."""
@@ -276,35 +244,29 @@ class GroupCommit:
                 self._database.execute("ROLLBACK")
         except sqlite3.Error as failure:
             log.warning("%s: the transaction could not be rolled back: %s", self._path.name, failure)
-        self._database.close()
-        self._database = None
+        self._close_database()
 
-    def _set_aside(self, error: Exception) -> None:
-        aside = self._path.with_name(self._path.name + ".bad")
-        self._path.replace(aside)
-        for suffix in ("-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        self._corrupt = f"{self._path} was corrupt ({error}): it is now {aside.name}, and its jobs are not known here"
+    def _replace(self, error: Exception) -> bool:
+        """Set the corrupt file aside: the next transaction begins a new one. Returns False if that fails too."""
+        if not self._set_aside():
+            log.error("%s is corrupt and cannot be renamed", self._path)
+            return False
+        self._corrupt = (
+            f"{self._path} was corrupt ({error}): it is now {self._path.name}.bad; its jobs are not known here"
+        )
         log.error(self._corrupt)
-
-
-def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    return any(text in str(error) for text in CORRUPT_MESSAGES)
+        return True
 
 
 def _deliver(units: list[_Work[object]]) -> None:
-    """Hand the results over, in one turn of each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Work[object]]] = {}
-    for unit in units:
-        by_loop.setdefault(unit.loop, []).append(unit)
-    for loop, finished in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_deliver_all, finished)
+    """Hand the results over, in one turn of the event loop."""
 
+    def deliver() -> None:
+        for unit in units:
+            unit.deliver()
 
-def _deliver_all(units: list[_Work[object]]) -> None:
-    for unit in units:
-        unit.deliver()
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        units[0].loop.call_soon_threadsafe(deliver)
 
 
 class LogErasure:
