@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from models.calibrate import SHADOW_FILE
 from router.parts.uploads import largest_file
-from router.policy.compiled import Policy
+from router.policy.compiled import Limits, Policy
 from router.serving.listener import ConnectionTable
 from router.serving.live.sessions import Sessions
 from router.types import Location, Modality
@@ -56,7 +56,7 @@ from .modalities.sound import find_program
 from .observability.metrics import Metrics
 from .serving.costly_signals import CostlySignals
 from .serving.generation import AttemptRunner, Timeouts
-from .serving.requests import Admission, AdmissionLimits, Records, SharedGenerations
+from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
 from .sessions import DeviceSessions, SessionAudio
@@ -192,7 +192,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     config, clock, model_dirs, metrics = device.config, device.clock, device.model_dirs, device.metrics
     engines, learned, part_encoders = backends.engines, backends.learned, backends.encoders
     manifests = Manifests(model_dirs)
-    admission = Admission(AdmissionLimits())
+    admission = Admission(Limits())
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
         disk_bytes=config.cache.disk_bytes,
@@ -243,8 +243,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     )
 
     def activate(policy: Policy) -> None:
-        limits = policy.limits
-        admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
+        admission.set_limits(policy.limits)
         metrics.set_targets(target.name for target in policy.offered)
         service.use(policy, manifests.cache_scope(config.engine))
         if engines is not None:

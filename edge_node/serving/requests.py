@@ -37,6 +37,7 @@ from router.errors import (
     RateLimited,
 )
 from router.openai.cached_answer import CachedAnswer
+from router.policy.compiled import Limits
 from router.policy.signals import concerned
 from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
@@ -72,12 +73,6 @@ _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
 
 
-class AdmissionLimits(msgspec.Struct, frozen=True):
-    concurrent: int = 16
-    queue: int = 64
-    per_client_rps: float | None = None  # None: no limit
-
-
 class AdmissionStats(msgspec.Struct, frozen=True):
     running: int
     waiting: int
@@ -92,7 +87,7 @@ class Admission:
         ending: a request that is cancelled now is cancelled by the daemon, not by its client.
     """
 
-    def __init__(self, limits: AdmissionLimits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
@@ -104,7 +99,7 @@ class Admission:
         self.draining = False
         self.ending = False
 
-    def set_limits(self, limits: AdmissionLimits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Apply new limits. Running requests continue; queued ones start where there is room now."""
         self._limits = limits
         self._start_waiting()

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.requests import Admission, AdmissionLimits
+from edge_node.serving.requests import Admission
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
+from router.policy.compiled import Limits
 from router.trackers import MAX_CLIENTS
 from tests.waiting import until
 
@@ -34,7 +35,7 @@ class Worker:
 
 
 async def test_requests_beyond_the_limit_run_in_order_of_arrival() -> None:
-    admission = Admission(AdmissionLimits(concurrent=1, queue=2))
+    admission = Admission(Limits(concurrent=1, queue=2))
     first, second, third = Worker(admission), Worker(admission), Worker(admission)
     await until(lambda: first.started and admission.stats().waiting == 2)
     first.done.set()
@@ -48,7 +49,7 @@ async def test_requests_beyond_the_limit_run_in_order_of_arrival() -> None:
 
 async def test_clients_take_turns() -> None:
     """One that has queued ten requests lets another's first start after its own next one."""
-    admission = Admission(AdmissionLimits(concurrent=1, queue=16))
+    admission = Admission(Limits(concurrent=1, queue=16))
     running = Worker(admission, "flood")
     flood = [Worker(admission, "flood") for _ in range(10)]
     await until(lambda: admission.stats().waiting == 10)
@@ -67,7 +68,7 @@ async def test_clients_take_turns() -> None:
 @pytest.mark.parametrize("ends", ["answered", "cancelled"])
 async def test_a_flood_makes_room_in_a_full_queue(ends: str) -> None:
     """Its youngest request gets 429; that of a client with no more in the queue than others is left alone."""
-    admission = Admission(AdmissionLimits(concurrent=1, queue=4))
+    admission = Admission(Limits(concurrent=1, queue=4))
     flood = [Worker(admission, "flood") for _ in range(5)]
     await until(lambda: admission.stats().waiting == 4)
     quiet = [Worker(admission, "quiet") for _ in range(2)]
@@ -84,7 +85,7 @@ async def test_a_flood_makes_room_in_a_full_queue(ends: str) -> None:
 
 
 async def test_a_full_queue_refuses_at_once_with_retry_after() -> None:
-    admission = Admission(AdmissionLimits(concurrent=1, queue=0))
+    admission = Admission(Limits(concurrent=1, queue=0))
     worker = Worker(admission)
     await until(lambda: worker.started)
     with pytest.raises(QueueFull) as refused:
@@ -96,7 +97,7 @@ async def test_a_full_queue_refuses_at_once_with_retry_after() -> None:
 
 
 async def test_a_deadline_that_passes_in_the_queue_frees_the_place_in_it() -> None:
-    admission = Admission(AdmissionLimits(concurrent=1, queue=1))
+    admission = Admission(Limits(concurrent=1, queue=1))
     worker = Worker(admission)
     await until(lambda: worker.started)
     with pytest.raises(DeadlineExceeded):
@@ -108,7 +109,7 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place_in_it() -> No
 
 
 async def test_a_waiter_cancelled_in_the_step_of_its_turn_passes_the_permit_on() -> None:
-    admission = Admission(AdmissionLimits(concurrent=1, queue=2))
+    admission = Admission(Limits(concurrent=1, queue=2))
     await admission.acquire(later(60))
     second, third = Worker(admission), Worker(admission)
     await until(lambda: admission.stats().waiting == 2)
@@ -124,7 +125,7 @@ async def test_a_waiter_cancelled_in_the_step_of_its_turn_passes_the_permit_on()
 @settings(max_examples=40, deadline=None)
 def test_no_sequence_of_starts_and_ends_loses_a_permit(steps: list[str], concurrent: int, queue: int) -> None:
     async def play() -> None:
-        admission = Admission(AdmissionLimits(concurrent=concurrent, queue=queue))
+        admission = Admission(Limits(concurrent=concurrent, queue=queue))
         workers: list[Worker] = []
         for at, step in enumerate(steps):
             if step == "start":
@@ -147,7 +148,7 @@ def test_no_sequence_of_starts_and_ends_loses_a_permit(steps: list[str], concurr
 
 def test_each_client_has_its_own_rate() -> None:
     """A burst of one second's worth, then the rate; Retry-After is exact."""
-    admission = Admission(AdmissionLimits(per_client_rps=2.0))
+    admission = Admission(Limits(per_client_rps=2.0))
     admission.admit("a", 0.0)
     admission.admit("a", 0.0)
     with pytest.raises(RateLimited) as refused:
@@ -172,14 +173,14 @@ def test_each_client_has_its_own_rate() -> None:
 )
 def test_the_addresses_of_one_customer_share_a_rate(first: str, second: str, shared: bool) -> None:
     """A customer with IPv6 has a whole /64: it counts as one client."""
-    admission = Admission(AdmissionLimits(per_client_rps=1.0))
+    admission = Admission(Limits(per_client_rps=1.0))
     admission.admit(first, 0.0)
     with pytest.raises(RateLimited) if shared else nullcontext():
         admission.admit(second, 0.0)
 
 
 def test_a_clock_that_stands_still_or_goes_back_adds_no_tokens() -> None:
-    admission = Admission(AdmissionLimits(per_client_rps=1.0))
+    admission = Admission(Limits(per_client_rps=1.0))
     admission.admit("a", 10.0)
     for now in (10.0, 5.0, 5.5):
         with pytest.raises(RateLimited):
@@ -187,24 +188,24 @@ def test_a_clock_that_stands_still_or_goes_back_adds_no_tokens() -> None:
 
 
 def test_the_table_of_clients_is_bounded() -> None:
-    admission = Admission(AdmissionLimits(per_client_rps=1.0))
+    admission = Admission(Limits(per_client_rps=1.0))
     for number in range(MAX_CLIENTS + 100):
         admission.admit(f"client {number}", 0.0)
     assert admission.stats().clients == MAX_CLIENTS
 
 
 def test_draining_refuses_new_requests() -> None:
-    admission = Admission(AdmissionLimits())
+    admission = Admission(Limits())
     admission.drain()
     with pytest.raises(Draining):
         admission.admit("a", 0.0)
 
 
 async def test_a_raised_limit_starts_waiting_requests_at_once() -> None:
-    admission = Admission(AdmissionLimits(concurrent=1, queue=4))
+    admission = Admission(Limits(concurrent=1, queue=4))
     workers = [Worker(admission) for _ in range(3)]
     await until(lambda: admission.stats().waiting == 2)
-    admission.set_limits(AdmissionLimits(concurrent=3, queue=4))
+    admission.set_limits(Limits(concurrent=3, queue=4))
     await until(lambda: all(worker.started for worker in workers))
     for worker in workers:
         worker.done.set()
