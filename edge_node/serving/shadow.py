@@ -134,7 +134,7 @@ class SemanticChecks:
     def charge(self, usd: float) -> None:
         """Count the cost of a new answer, or of the attempt to make one."""
         if self._store is not None and usd > 0.0:
-            self._store.charge(usd)
+            self._store.add(usd)
 
 
 def _text(answer: StoredAnswer) -> str | None:
@@ -380,7 +380,7 @@ class Shadows:
             self._wake.clear()
             if not started and self._store is not None and self._observer is not None:
                 started = True
-                self._observer.add(await self._store.load(self._observer.window), self._max_drift)
+                self._observer.add(await self._store.restore(self._observer.window), self._max_drift)
                 self.checks.restore(self._store)
             while self._waiting:
                 await self._run_next(self._waiting.popleft())
@@ -467,7 +467,7 @@ class Shadows:
             route=question.route,
             after=question.after,
         )
-        self._store.add(answer)
+        self._store.keep(answer)
         self._observer.add([answer], self._max_drift)
         return "agreed" if answer.agreed else "disagreed"
 
@@ -479,7 +479,7 @@ class Shadows:
 
     def _charge(self, usd: float, target: Target) -> None:
         if usd > 0.0 and self._store is not None:
-            self._store.charge(usd)
+            self._store.add(usd)
             self._spend.add(usd)
             self._metrics.cost.add((target.name,), usd)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,7 @@ _SCHEMA = "CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT 
 _PUT = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
 _GET = "SELECT state FROM spend WHERE id = 1"
 _STATE_BYTES = 4096  # approximate
-_LOAD_TIMEOUT_S = 5.0
+LOAD_TIMEOUT_S = 5.0
 
 
 class SpendStore(SqliteStore):
@@ -34,9 +36,19 @@ class SpendStore(SqliteStore):
     Args:
         directory: The state folder; None: memory only.
         clock: Wall-clock time for the sums, monotonic time for retries of the disk.
+        file: The file's name.
+        schema: Its tables, one of which is `spend`.
+        trim: Keeps the file within its bounds, as for `BackgroundSqlite`.
     """
 
-    def __init__(self, directory: Path | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        clock: Clock,
+        file: str = FILE,
+        schema: str = _SCHEMA,
+        trim: Callable[[sqlite3.Connection], None] = lambda _: None,
+    ) -> None:
         self._clock = clock
         self._tracker = SpendTracker()
         self.current = SpendSignals()
@@ -45,7 +57,7 @@ class SpendStore(SqliteStore):
         database = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
-            database = BackgroundSqlite(directory / FILE, _SCHEMA, linger_s=0.0, monotonic=clock.monotonic)
+            database = BackgroundSqlite(directory / file, schema, trim=trim, linger_s=0.0, monotonic=clock.monotonic)
         super().__init__(database)
 
     async def load(self) -> None:
@@ -54,7 +66,7 @@ class SpendStore(SqliteStore):
         if self.database is None:
             return
         try:
-            rows = await self.database.read(_GET, timeout_s=_LOAD_TIMEOUT_S)
+            rows = await self.database.read(_GET, timeout_s=LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
@@ -66,7 +78,7 @@ class SpendStore(SqliteStore):
         """Add the cost of an answer, US dollars."""
         self._tracker.add(usd, self._clock.unix())
         self.current = _plus(self.current, usd)
-        self.write(Write(_PUT, functools.partial(spend_row, self._tracker.state()), _STATE_BYTES))
+        self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
     def refresh(self) -> None:
         """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
@@ -78,6 +90,5 @@ def _plus(signals: SpendSignals, usd: float) -> SpendSignals:
     return SpendSignals(*((known or 0.0) + usd for known in (signals.usd_hour, signals.usd_today, signals.usd_month)))
 
 
-def spend_row(state: SpendState) -> Row:
-    """Return the row that keeps the sums."""
+def _row(state: SpendState) -> Row:
     return (msgspec.json.encode(state).decode(),)

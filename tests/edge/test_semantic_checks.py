@@ -81,11 +81,11 @@ async def test_the_budget_of_the_day_bounds_checks(tmp_path: Path) -> None:
 async def test_what_was_found_holds_over_a_restart(tmp_path: Path) -> None:
     sha256 = load_judge(()).sha256
     store = ShadowStore(tmp_path, system_clock())
-    await store.load(1)
+    await store.restore(1)
     store.keep_findings(Findings(sha256, 1.0, 1, [100.0]))
     store.close()
     store = ShadowStore(tmp_path, system_clock())
-    await store.load(1)
+    await store.restore(1)
     assert store.earlier_findings == Findings(sha256, 1.0, 1, [100.0])
     store.close()
 

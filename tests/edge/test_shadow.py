@@ -228,9 +228,9 @@ shadow: {share: 1.0}
 async def remember(state: Path, sha256: str, *, agreed: int, count: int) -> None:
     """Leave shadow answers whose signals say 0.9; so many of them agreed."""
     store = ShadowStore(state, system_clock())
-    await store.load(0)
+    await store.restore(0)
     for number in range(count):
-        store.add(
+        store.keep(
             ShadowAnswer(
                 small=ModelIdentity("assistant", find_artifact("assistant").manifest.sha256),
                 large="assistant-large",
