@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.parts.uploads import PREFIX
-from router.serving.folders import sync
+from router.serving.folders import sync, write_atomically
 from router.types import Prefer
 
 from ..clock import ClockMark
@@ -145,15 +145,7 @@ class FileFolder:
 
     def write_mark(self, mark: ClockMark) -> None:
         """Note the time: after a restart the box's own time goes on from here."""
-        path = self._path / _CLOCK
-        draft = path.with_name(_CLOCK + _DRAFT)
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(file, msgspec.json.encode(mark))
-            os.fsync(file)
-        finally:
-            os.close(file)
-        draft.replace(path)
+        write_atomically(self._path / _CLOCK, msgspec.json.encode(mark), 0o600)
 
     def _read_mark(self) -> ClockMark | None:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 
 from router.errors import PolicyError
 from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
+from router.serving.folders import write_atomically
 
 from ..clock import Clock
 
@@ -210,14 +210,8 @@ class PolicyStore:
         """Copy the policy by rename, so that a restart never reads half a policy. A failure changes only the report."""
         if self._last_good is None:
             return
-        partial = self._last_good.with_name(self._last_good.name + ".partial")
         try:
-            self._last_good.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._last_good)
+            write_atomically(self._last_good, text.encode())
         except OSError as error:
             self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
             log.error("%s", self.persist_problem)

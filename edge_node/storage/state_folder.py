@@ -26,7 +26,9 @@ FLEET_FOLDER = "fleet"
 
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
 # What versions of the daemon have in the folder. Other files keep their rights: somebody may have named a home folder.
-_OURS = re.compile(rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|files|prompts|{FLEET_FOLDER}(\.left)?|run")
+_OURS = re.compile(
+    rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|{FLEET_FOLDER}(\.left)?|run"
+)
 
 
 class StateFolderLock:
