@@ -9,7 +9,6 @@ until then. A job is sent as a job (`CloudJobs`) where the server has any.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -45,7 +44,7 @@ from router.types import Chunk, CloudSignals, Embeddings
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
 from .connection import PATHS, CloudConnection, CloudHealth, Credentials, StreamReader
-from .responses import MAX_ERROR_BYTES, read_body, read_error, read_whole
+from .responses import read_error, read_error_body, read_whole, server_error
 
 _MAX_HEADER = 200  # characters of a response header that are kept
 _TIMER_STEP_S = 0.005  # timers may fire this much early
@@ -343,7 +342,11 @@ class CloudJobs:
         if response.status not in (200, 202):
             raise await read_error(response, call, call.deadline)
         try:
-            return _read(await read_whole(response, call), call)
+            return msgspec.json.decode(await read_whole(response, call), type=_CloudJob)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise CloudUnreadable(
+                f"{call.target.name} answered with something that is not a job", phase="stream"
+            ) from None
         finally:
             response.release()
 
@@ -361,15 +364,6 @@ class _CloudJob(msgspec.Struct, frozen=True):
         return self.status == "succeeded" or self.status in _ENDS
 
 
-class _Named(msgspec.Struct):
-    code: str | None = None
-    message: str = ""
-
-
-class _Refused(msgspec.Struct):
-    error: _Named
-
-
 def _as_job(body: bytes, endpoint: str) -> bytes:
     """Return the body of a submission. It is the same at each try, as the cloud compares it under the key."""
     document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -378,22 +372,9 @@ def _as_job(body: bytes, endpoint: str) -> bytes:
 
 async def _check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest) -> None:
     """Check that a refusal means that this server has no jobs. Releases the response. Raises ModelNotFound."""
-    body: bytes | None = None
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-        body = await read_body(response, MAX_ERROR_BYTES)
-    response.release()
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        error = msgspec.json.decode(body or b"", type=_Refused).error
-        if error.code == ModelNotFound.code:
-            raise ModelNotFound(f"{call.target.name}: {error.message[:500]}")
-
-
-def _read(body: bytes, call: BackendRequest) -> _CloudJob:
-    """Raises CloudUnreadable."""
-    try:
-        return msgspec.json.decode(body, type=_CloudJob)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise CloudUnreadable(f"{call.target.name} answered with something that is not a job", phase="stream") from None
+    sent = server_error(await read_error_body(response, call.deadline))
+    if sent.code == ModelNotFound.code:
+        raise ModelNotFound(f"{call.target.name}: {sent.message[:500]}")
 
 
 def _end_of(job: _CloudJob) -> CloudJobEnded | None:
@@ -401,7 +382,6 @@ def _end_of(job: _CloudJob) -> CloudJobEnded | None:
     event = _ENDS.get(job.status)
     if event is None:
         return None
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        code = msgspec.json.decode(job.error, type=_Named).code
-        return CloudJobEnded(event, bytes(job.error), f"the cloud ended the job: {job.status} ({code})")
-    return CloudJobEnded(event, bytes(job.error), f"the cloud ended the job: {job.status}")
+    code = server_error(bytes(job.error)).code
+    why = f" ({code})" if code else ""
+    return CloudJobEnded(event, bytes(job.error), f"the cloud ended the job: {job.status}{why}")

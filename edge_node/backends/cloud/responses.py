@@ -91,15 +91,19 @@ async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> 
 
 async def read_error(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
     """The error for a response whose status is not 200, with the server's message if it arrives in time."""
-    body: bytes | None = b""
+    body = await read_error_body(response, until)
+    return status_error(response.status, response.headers, body, call.target.name)
+
+
+async def read_error_body(response: aiohttp.ClientResponse, until: float) -> bytes:
+    """The body of an error if it is small and arrives in time, else b"". Releases the response."""
     try:
         async with asyncio.timeout_at(until):
-            body = await read_body(response, MAX_ERROR_BYTES)
+            return await read_body(response, MAX_ERROR_BYTES) or b""
     except (TimeoutError, aiohttp.ClientError, OSError):
-        pass
+        return b""
     finally:
         response.release()
-    return status_error(response.status, response.headers, body or b"", call.target.name)
 
 
 async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
@@ -138,7 +142,7 @@ class _Envelope(msgspec.Struct):
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str) -> CausewayError:
     """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
-    sent = _server_error(body)
+    sent = server_error(body)
     reason = sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})"
     if status in (*_INVALID_REQUEST, 413, 422) and (specific := _INVALID_REQUEST_KINDS.get(str(sent.code))):  # (3)
         return specific(reason, param=sent.param)
@@ -190,7 +194,7 @@ def retry_after_s(text: str) -> float | None:
     return min(_MAX_RETRY_S, max(0.0, seconds))
 
 
-def _server_error(body: bytes) -> _Error:
+def server_error(body: bytes) -> _Error:
     """The server's error object, or as much of one as can be parsed."""
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
