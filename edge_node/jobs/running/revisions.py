@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.abc
@@ -28,7 +28,7 @@ from router.jobs.job import (
     revision_id,
 )
 from router.serving.logs import redacted
-from router.types import Modality, PartRecord, Request
+from router.types import Modality
 
 from ...backends.backend import JobTerms
 from ...clock import Clock
@@ -36,19 +36,14 @@ from ..record import Claimed, EdgeJob, JobAnswer, Lane
 from ..store import JobOutbox
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunningJobs, RunningText
 
+if TYPE_CHECKING:
+    from ...serving.part_encoders import PartEncoders
+
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 _AGAIN_S = 1.0
-
-
-class LateReader(Protocol):
-    """Reads parts that were late."""
-
-    async def read_late(self, request: Request, by: float, kinds: Sequence[Modality]) -> tuple[PartRecord, ...]:
-        """Return what became of the parts of these kinds until `by`, monotonic s. Raises InvalidRequest."""
-        ...
 
 
 class JobRevisions:
@@ -68,7 +63,7 @@ class JobRevisions:
         running: RunningJobs,
         feed: JobFeed,
         clock: Clock,
-        reader: LateReader | None,
+        reader: PartEncoders | None,
         take: Callable[[Lane], bool],
     ) -> None:
         self._store = store

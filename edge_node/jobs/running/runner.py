@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
@@ -30,8 +30,11 @@ from ...config.schema import OutboxConfig
 from ...serving.service import Service
 from ..record import Claimed, EdgeJob, Lane
 from ..store import JobOutbox
-from .revisions import JobRevisions, LateReader
+from .revisions import JobRevisions
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunFailure, RunningJobs
+
+if TYPE_CHECKING:
+    from ...serving.part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class OutboxRunner:
         clock: Clock,
         new_id: Callable[[], str],
         chance: random.Random,
-        late_parts: LateReader | None = None,
+        late_parts: PartEncoders | None = None,
     ) -> None:
         self._store = store
         self._service = service
