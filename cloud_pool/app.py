@@ -229,8 +229,7 @@ def worker_admission(tier: TierConfig) -> AdmissionSettings:
 
 
 def _build_parts(config: Config, runtimes: Mapping[str, TierRuntime], fallback: TierFallback) -> RequestParts:
-    from .parts.encoders import EncoderTiers  # imported where a tier is an encoder
-    from .parts.request_parts import RequestParts
+    from .parts.request_parts import EncoderTiers, RequestParts  # imported where a tier is an encoder
 
     encoders = EncoderTiers(runtimes, fallback, config.parts)
     return RequestParts(encoders, config.parts, partial(is_private, config=config.cache))
