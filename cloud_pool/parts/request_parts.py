@@ -24,7 +24,7 @@ from models.modalities.process.messages import Refusal, Refused, SegmentFound
 from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded, EncoderFailed, InvalidRequest
 from router.openai.audio import Transcript, TranscriptionRequest
-from router.parts.fusion import fuse
+from router.parts.reading import fuse
 from router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
 from ..core.late import LateReading

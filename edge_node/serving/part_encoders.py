@@ -33,8 +33,7 @@ from models.modalities.process.messages import (
 )
 from models.modalities.process.parent import WorkerFailed, WorkerProcess
 from router.jobs.job import LateTerms
-from router.parts.fusion import fuse
-from router.parts.reading import find_parts, has_parts
+from router.parts.reading import find_parts, fuse, has_parts
 from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
 from router.serving.gauges import Gauge
 from router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts

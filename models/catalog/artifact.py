@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
     from the user's message; the engines then constrain each answer by `call_grammar`,
     unless the request constrains it. `text`: unconstrained. `transcripts`: how the model reads what was said to it;
-    `spoken` is in lower case, without punctuation (router/parts/fusion.py), `written` as the speech model writes.
+    `spoken` is in lower case, without punctuation (router/parts/reading.py), `written` as the speech model writes.
     """
 
     name: str

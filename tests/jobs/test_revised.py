@@ -36,7 +36,7 @@ from models.modalities.process.messages import Found
 from models.modalities.process.parent import Tell, WorkerTimeout
 from router.errors import CloudFailed
 from router.jobs.job import MOST_LATE, JobState
-from router.parts.fusion import fuse
+from router.parts.reading import fuse
 from router.serving.webhooks import WebhookSender
 from router.types import Chunk, Fact, Modality, TextPart, Usage
 

@@ -29,7 +29,7 @@ from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
 from models.catalog.artifact import find_artifact, find_signal
 from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 from router.openai.chat import parse_chat
-from router.parts.fusion import spoken_form
+from router.parts.reading import spoken_form
 from router.types import RoutingHints
 
 from .network import NetworkWatch

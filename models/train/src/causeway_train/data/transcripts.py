@@ -16,7 +16,7 @@ import msgspec
 from models.catalog.artifact import find_signal
 from models.modalities.decoding.sound import decode_sound
 from models.modalities.process.messages import Found, Transcribe, WorkerSpec
-from router.parts.fusion import spoken_form
+from router.parts.reading import spoken_form
 
 from ..function_calls.dataset import Row
 from ..function_calls.intents import is_device_row

@@ -16,7 +16,7 @@ import numpy as np
 from models.calibrate.fit import fit_logistic
 from models.modalities.encoders.words import END, START, WordCounts
 from models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
-from router.parts.fusion import spoken_form
+from router.parts.reading import spoken_form
 
 from ..data.transcripts import TranscribedRow
 from ..evaluate.greedy import Answer
