@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.modalities.graph.facts import RequestFacts
-from models.modalities.graph.graph import EncoderGraph
+from models.modalities.graph.graph import EncoderGraph, RequestFacts
 from router.jobs.job import LateTerms, check_read
 from router.types import Modality, PartRecord, Request
 

@@ -18,8 +18,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from models.modalities.graph.branch import Branch, Memory, PartJob, PartMemory, ReadPart
-from models.modalities.graph.facts import RequestFacts, summary, transcript_of
-from models.modalities.graph.graph import EncoderGraph
+from models.modalities.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
 from models.modalities.process.messages import Refusal, Refused, SegmentFound
 from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded, EncoderFailed, InvalidRequest

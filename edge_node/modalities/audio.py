@@ -17,8 +17,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from models.modalities.graph.facts import transcript_of
-from models.modalities.graph.graph import EncoderGraph
+from models.modalities.graph.graph import EncoderGraph, transcript_of
 from models.modalities.installed import SPEECH_MODEL
 from models.modalities.process.messages import Refusal, Segment
 from models.modalities.process.parent import Tell, WorkerFailed

@@ -67,7 +67,7 @@ from ..storage.cache import CacheHit
 if TYPE_CHECKING:
     from models.constraints.json_schema import HeldRequest
     from models.llama_cpp.protocol import SoftTokens
-    from models.modalities.graph.facts import RequestFacts, RequestSoftTokens
+    from models.modalities.graph.graph import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
@@ -235,7 +235,7 @@ class Generation:
         elsewhere = "" if self.upstream is None else self.upstream.modalities
         if not (used := self.used_parts):
             return elsewhere
-        from models.modalities.graph.facts import summary  # imported when there was such a part
+        from models.modalities.graph.graph import summary  # imported when there was such a part
 
         return ",".join(filter(None, (summary(used), elsewhere)))
 

@@ -19,8 +19,7 @@ from models.catalog.artifact import ArtifactError, ArtifactNotFound
 from models.catalog.projector import Projector, missing_packages
 from models.llama_cpp.protocol import SoftTokens
 from models.modalities.graph.branch import LocalBranch, PartMemory, SpeechDetection
-from models.modalities.graph.facts import RequestFacts, facts_of, soft_tokens_of
-from models.modalities.graph.graph import EncoderGraph, invalid_part
+from models.modalities.graph.graph import EncoderGraph, RequestFacts, facts_of, invalid_part, soft_tokens_of
 from models.modalities.installed import DECODER
 from models.modalities.process.messages import (
     DecodePicture,

@@ -19,7 +19,7 @@ import pytest
 from edge_node.config.schema import ModalitiesConfig, ServerConfig
 from edge_node.modalities.sound import PROGRAM
 from edge_node.modalities.speaker import Speaker
-from models.modalities.graph.facts import transcript_of
+from models.modalities.graph.graph import transcript_of
 from models.modalities.process.messages import Found, Segment, Word, WorkerSpec
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
