@@ -124,7 +124,7 @@ class SemanticAnswers:
 
         The thresholds rise if more differ than the promises explain.
         """
-        from models.calibrate.label import answers_agree  # imported only where a policy has shadow requests
+        from models.calibrate.prompts import answers_agree  # imported only where a policy has shadow requests
 
         if self._judge is None or self._findings is None:
             return True

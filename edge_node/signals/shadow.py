@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.calibrate.label import answers_agree
+from models.calibrate.prompts import answers_agree
 from models.calibrate.routing_curves import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.calibrate.shadow import ShadowAnswer
 from models.catalog.artifact import find_signal

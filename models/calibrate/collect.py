@@ -19,8 +19,7 @@ from router.types import Confidence, Message, Sampling, TokenLogprob
 from ..catalog.artifact import Artifact
 from ..llama_cpp.process.parent import EngineProcess
 from ..llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from .label import chosen_letter
-from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers
+from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers, chosen_letter
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
 ALTERNATIVES = 20

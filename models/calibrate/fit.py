@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..signals.calibration import LinearLogit, log_odds
 from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairParameters, PairStage, handoff_inputs
-from .label import LabelledAnswer
+from .prompts import LabelledAnswer
 from .routing_curves import Array64
 
 FOLDS = 5

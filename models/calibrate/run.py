@@ -19,8 +19,7 @@ from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair
 from . import SHADOW_FILE as FILE
 from .collect import Answerer, AnswerJudge, EndpointAnswerer, EngineAnswerer, collect
 from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
-from .label import LabelledAnswer, label
-from .prompts import AnswerLog, CalibrationPrompt, Pair
+from .prompts import AnswerLog, CalibrationPrompt, LabelledAnswer, Pair, label
 from .report import (
     BOTH,
     PROMPT,

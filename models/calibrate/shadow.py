@@ -21,8 +21,7 @@ from ..catalog.artifact import ArtifactError
 from ..signals.pair import STRUCTURE, ModelIdentity
 from . import SHADOW_FILE as FILE
 from .fit import Rows
-from .label import LabelledAnswer
-from .prompts import Pair
+from .prompts import LabelledAnswer, Pair
 
 MOST_ANSWERS = 5000  # the newest are kept: about 6 MB
 SCHEMA = """

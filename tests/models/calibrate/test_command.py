@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 pytest.importorskip("llama_cpp")
 
 from models.calibrate.collect import AnswerJudge, EndpointAnswerer, collect
-from models.calibrate.label import label
-from models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers
+from models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
 from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from models.cli.commands import main
 from models.signals.pair import ModelIdentity, PairEstimator

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
-from models.calibrate.label import label
-from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
+from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, label
 from models.calibrate.report import (
     BOTH,
     PROMPT,

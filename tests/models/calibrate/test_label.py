@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.calibrate.label import chosen_letter, label, same_text
-from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, last_number
+from models.calibrate.prompts import (
+    CalibrationPrompt,
+    ModelAnswer,
+    PairAnswers,
+    chosen_letter,
+    label,
+    last_number,
+    same_text,
+)
 from models.signals.encoder import Vector
 from router.types import Confidence
 

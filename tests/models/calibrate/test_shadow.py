@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from click.testing import CliRunner, Result
 
 from models.calibrate import SHADOW_FILE as FILE
-from models.calibrate.label import answers_agree
+from models.calibrate.prompts import answers_agree
 from models.calibrate.routing_curves import measure_drift
 from models.calibrate.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
 from models.catalog.artifact import find_artifact, find_signal
