@@ -22,8 +22,7 @@ from ..catalog.artifact import (
 from ..catalog.gguf import read_gguf
 from ..catalog.projector import vision_bytes
 from ..modalities.voices import ARCHITECTURE, voice_memory_bytes
-from ..publish.add import AddResult, add_adapter, add_mmproj, add_model
-from ..publish.add_voice import add_voice
+from ..publish.add import AddResult, add_adapter, add_mmproj, add_model, add_voice
 from ..publish.publish import Placing
 from ..pull.demo import packaged_models
 from .options import existing_file, folder, mebibytes, models_option

@@ -1,4 +1,5 @@
 """Turns weights into artifacts: a folder with weights, manifest and card.
 
-Read `publish` first (manifest and card), then `add` (a user's own file) and `check` (a file of unknown origin).
+Read `publish` first (manifest and card), then `add` (a user's own model or voice) and `check` (a file of unknown
+origin).
 """

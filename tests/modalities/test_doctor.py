@@ -12,7 +12,7 @@ from edge_node.cli.doctor.policy_and_models import check_encoders
 from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig
 from models.catalog.artifact import Manifest, save_manifest
 from models.catalog.fit import Device
-from models.publish.add_voice import add_voice
+from models.publish.add import add_voice
 
 from .test_audio_api import install_voices
 from .tiny_voice import write_voice

@@ -21,7 +21,7 @@ from edge_node.modalities.speaker import Speaker, Voices
 from models.catalog.artifact import find_artifact
 from models.catalog.fit import Device
 from models.modalities.voices import SETTINGS
-from models.publish.add_voice import add_voice
+from models.publish.add import add_voice
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 from tests.waiting import until
 

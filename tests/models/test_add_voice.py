@@ -16,7 +16,7 @@ from models.catalog.artifact import ArtifactError, find_artifact, verify_artifac
 from models.catalog.fit import Device
 from models.cli.commands import main
 from models.modalities.voices import LICENCE, SETTINGS, find_voice, list_voices
-from models.publish.add_voice import add_voice
+from models.publish.add import add_voice
 from tests.modalities.tiny_voice import IDS, settings, write_voice
 
 pytestmark = pytest.mark.slow
