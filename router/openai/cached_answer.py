@@ -7,13 +7,13 @@ chunks ↔ bytes for a cache on disk: encode_chunks, decode_chunks
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from ..errors import StreamBroken
 from ..tool_calls.schema import with_own_ids
-from ..types import Chunk, Confidence, FinishReason, Request, TokenLogprob, ToolCallDelta, Usage
+from ..types import Chunk, Request, ToolCallDelta, Usage
 from .answer import (
     DONE,
     EVENT_END,
@@ -29,51 +29,35 @@ from .answer import (
 )
 from .request_body import merged_extra
 
+T = TypeVar("T")
 VERSION: Final = 4
 """The version of `encode_chunks`' format: increase it when Chunk, or a struct inside it, changes its fields."""
 
-
-class StoredChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Chunk without field names, a third of the size. A test compares the fields of the two."""
-
-    text: str
-    index: int
-    tokens: int
-    tool_calls: tuple[ToolCallDelta, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    finish_reason: FinishReason | None
-    confidence: Confidence | None
-    usage: Usage | None
-    refusal: str | None
-    resume: str
-    reasoning: str
-    extra: str
-    note: str
-
-
-class _Stored(msgspec.Struct, array_like=True):
-    version: int
-    chunks: list[StoredChunk]
-
-
+StoredChunk = msgspec.defstruct(
+    "StoredChunk",
+    [(field.name, field.type) for field in msgspec.structs.fields(Chunk)],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
+"""Chunk without field names, a third of the size; each field has to be there."""
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Stored)
+_DECODER = msgspec.msgpack.Decoder(tuple[int, list[StoredChunk]])  # type: ignore[valid-type]
 
 
 def encode_chunks(chunks: Iterable[Chunk]) -> bytes:
     """Encode chunks as versioned msgpack, for a cache on disk. Lossless."""
-    return _ENCODER.encode(_Stored(VERSION, [StoredChunk(*msgspec.structs.astuple(chunk)) for chunk in chunks]))
+    return _ENCODER.encode((VERSION, [msgspec.structs.astuple(chunk) for chunk in chunks]))
 
 
 def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
     """Invert `encode_chunks`. Raises ValueError for any other bytes, those of another version included."""
     try:
-        stored = _DECODER.decode(data)
+        version, stored = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not stored chunks: {error}") from None
-    if stored.version != VERSION:
-        raise ValueError(f"stored chunks of version {stored.version}, this is version {VERSION}")
-    return tuple([Chunk(*msgspec.structs.astuple(chunk)) for chunk in stored.chunks])
+    if version != VERSION:
+        raise ValueError(f"stored chunks of version {version}, this is version {VERSION}")
+    return tuple([Chunk(*msgspec.structs.astuple(chunk)) for chunk in stored])
 
 
 class CachedAnswer:
@@ -151,17 +135,12 @@ def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
     Raises:
         StreamBroken: a choice has no finish_reason, or there is no choice.
     """
-    choices: dict[int, _MergedChoice] = {}
+    choices: dict[int, list[Chunk]] = {}
     usage: Usage | None = None
     for chunk in chunks:
-        if chunk.usage is not None:
-            usage = chunk.usage
-        choice = choices.get(chunk.index)
-        if choice is None:
-            choice = choices[chunk.index] = _MergedChoice()
-        choice.add(chunk)
-    # A chunk with only the usage has index 0, which may be no choice of this answer.
-    whole = tuple([choice.end(index) for index, choice in sorted(choices.items()) if choice.seen])
+        usage = chunk.usage or usage
+        choices.setdefault(chunk.index, []).append(chunk)
+    whole = tuple([_merged_choice(at, found) for at, found in sorted(choices.items()) if any(map(_has_choice, found))])
     if not whole:
         raise StreamBroken("The answer has no choice. Send the request again.", phase="stream")
     return whole, usage or Usage(completion_tokens=sum(chunk.tokens for chunk in whole))
@@ -184,83 +163,50 @@ def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> boo
     return True
 
 
-class _MergedCall:
-    __slots__ = ("arguments", "extra", "id", "name")
-
-    def __init__(self) -> None:
-        self.extra: list[str] = []
-        self.id: str | None = None
-        self.name: str | None = None
-        self.arguments: list[str] = []
+def _has_choice(chunk: Chunk) -> bool:
+    """Whether its index is that of a choice: a chunk with only the usage has index 0, which may be none."""
+    return chunk.usage is None or bool(chunk.text or chunk.finish_reason or chunk.tokens)
 
 
-class _MergedChoice(msgspec.Struct):
-    seen: bool = False
-    text: list[str] = []
-    tokens: int = 0
-    calls: dict[int, _MergedCall] = {}
-    logprobs: list[TokenLogprob] = []
-    finish_reason: FinishReason | None = None
-    confidence: Confidence | None = None
-    refusal: list[str] = []
-    refused: bool = False
-    resume: str = ""
-    reasoning: list[str] = []
-    extra: list[str] = []
-    note: str = ""
-
-    def add(self, chunk: Chunk) -> None:
-        if chunk.text:
-            self.text.append(chunk.text)
-        if chunk.reasoning:
-            self.reasoning.append(chunk.reasoning)
-        if chunk.extra:
-            self.extra.append(chunk.extra)
-        self.note = chunk.note or self.note
-        self.tokens += chunk.tokens
-        if chunk.logprobs:
-            self.logprobs.extend(chunk.logprobs)
+def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
+    finish_reason = _last([chunk.finish_reason for chunk in chunks])
+    if finish_reason is None:
+        raise StreamBroken(f"Choice {index} stopped before its end. Send the request again.", phase="stream")
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for chunk in chunks:
         for delta in chunk.tool_calls:
-            self._add_call(delta)
-        if chunk.refusal is not None:
-            self.refusal.append(chunk.refusal)
-            self.refused = True
-        self.confidence = chunk.confidence or self.confidence
-        self.finish_reason = chunk.finish_reason or self.finish_reason
-        self.resume = chunk.resume or self.resume
-        self.seen = self.seen or chunk.usage is None or bool(chunk.text or chunk.finish_reason or chunk.tokens)
-
-    def _add_call(self, delta: ToolCallDelta) -> None:
-        call = self.calls.setdefault(delta.index, _MergedCall())
-        call.id = call.id or delta.id
-        call.name = call.name or delta.name
-        call.arguments.append(delta.arguments)
-        if delta.extra:
-            call.extra.append(delta.extra)
-
-    def end(self, index: int) -> Chunk:
-        if self.finish_reason is None:
-            raise StreamBroken(f"Choice {index} stopped before its end. Send the request again.", phase="stream")
-        return Chunk(
-            text="".join(self.text),
-            index=index,
-            tokens=self.tokens,
-            tool_calls=tuple(
-                [
-                    ToolCallDelta(at, "".join(call.arguments), call.id, call.name, _merged(call.extra))
-                    for at, call in sorted(self.calls.items())
-                ]
-            ),
-            logprobs=tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            confidence=self.confidence,
-            refusal="".join(self.refusal) if self.refused else None,
-            resume=self.resume,
-            reasoning="".join(self.reasoning),
-            extra=_merged(self.extra),
-            note=self.note,
-        )
+            calls.setdefault(delta.index, []).append(delta)
+    refusal = [chunk.refusal for chunk in chunks if chunk.refusal is not None]
+    return Chunk(
+        text="".join([chunk.text for chunk in chunks]),
+        index=index,
+        tokens=sum([chunk.tokens for chunk in chunks]),
+        tool_calls=tuple([_merged_call(at, calls[at]) for at in sorted(calls)]),
+        logprobs=tuple([token for chunk in chunks for token in chunk.logprobs]),
+        finish_reason=finish_reason,
+        confidence=_last([chunk.confidence for chunk in chunks]),
+        refusal="".join(refusal) if refusal else None,
+        resume=_last([chunk.resume for chunk in chunks]) or "",
+        reasoning="".join([chunk.reasoning for chunk in chunks]),
+        extra=_merged_extra([chunk.extra for chunk in chunks if chunk.extra]),
+        note=_last([chunk.note for chunk in chunks]) or "",
+    )
 
 
-def _merged(parts: list[str]) -> str:
+def _merged_call(index: int, deltas: list[ToolCallDelta]) -> ToolCallDelta:
+    return ToolCallDelta(
+        index,
+        "".join([delta.arguments for delta in deltas]),
+        next((delta.id for delta in deltas if delta.id), None),
+        next((delta.name for delta in deltas if delta.name), None),
+        _merged_extra([delta.extra for delta in deltas if delta.extra]),
+    )
+
+
+def _last(values: list[T]) -> T | None:
+    """Return the last value that is there; of empty ones, None."""
+    return next(filter(None, reversed(values)), None)
+
+
+def _merged_extra(parts: list[str]) -> str:
     return merged_extra(parts) if parts else ""
