@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -284,7 +285,8 @@ class _Prebuilt(web.StreamResponse):
             connection = "Connection: close\r\n"
         elif http.version.minor == 0:
             connection = "Connection: keep-alive\r\n"
-        head = f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}{body}Date: {_date.now()}\r\nServer: {SERVER}\r\n"
+        date = _date(int(time.time()))
+        head = f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}{body}Date: {date}\r\nServer: {SERVER}\r\n"
         cors = ""
         if hdrs.ORIGIN in http.headers:
             cors = "".join(f"{name}: {value}\r\n" for name, value in http.get(CORS, {}).items())
@@ -404,19 +406,12 @@ def header_lines(fields: Mapping[str, str]) -> str:
 
 def device_header_lines(head: AnswerHead, media_type: str) -> str:
     """Return the header lines of a device's answer. All but the id is equal for most cache hits, and remembered."""
-    key = (
-        *(media_type, head.route, head.target, head.reason, head.cache, head.cache_reason, head.policy),
-        *(head.degraded, head.modalities, head.loosened),
-    )
-    lines = _remembered_lines.get(key)
-    if lines is None:
-        if len(_remembered_lines) >= _MAX_REMEMBERED:
-            _remembered_lines.clear()
-        lines = _remembered_lines[key] = header_lines(_headers_without_id(head, media_type))
+    lines = _lines_without_id(msgspec.structs.replace(head, id=""), media_type)
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
 
 
-def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
+@lru_cache(maxsize=256)
+def _lines_without_id(head: AnswerHead, media_type: str) -> str:
     headers = {
         "Content-Type": media_type,
         "x-causeway-route": head.route,
@@ -426,29 +421,12 @@ def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
         "x-causeway-policy": head.policy,
         "x-causeway-degraded": "true" if head.degraded else "false",
     }
-    if head.cache_reason:
-        headers["x-causeway-cache-reason"] = head.cache_reason
-    if head.loosened:
-        headers["x-causeway-loosened"] = head.loosened
-    if head.modalities:
-        headers["x-causeway-modalities"] = head.modalities
-    return headers | STREAMED if media_type is EVENTS else headers
+    more = {"cache-reason": head.cache_reason, "loosened": head.loosened, "modalities": head.modalities}
+    headers |= {f"x-causeway-{name}": value for name, value in more.items() if value}
+    return header_lines(headers | STREAMED if media_type is EVENTS else headers)
 
 
-class _Date:
-    """The Date header (RFC 9110), formatted once per second."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._text = ""
-
-    def now(self) -> str:
-        second = int(time.time())
-        if second != self._second:
-            self._second, self._text = second, formatdate(second, usegmt=True)
-        return self._text
-
-
-_date = _Date()
-_MAX_REMEMBERED = 256
-_remembered_lines: dict[tuple[str | bool, ...], str] = {}
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Return the Date header (RFC 9110) of a Unix second."""
+    return formatdate(second, usegmt=True)

@@ -34,13 +34,9 @@ EVERYTHING = "everything"
 REQUESTS = 300
 
 
-class _Forgetful(dict[object, str]):
-    def __setitem__(self, key: object, value: str) -> None: ...
-
-
 def _without_header_cache() -> None:
     """The lines of a reply's headers are made for each reply."""
-    vars(responses)["_remembered_lines"] = _Forgetful()
+    vars(responses)["_lines_without_id"] = vars(responses)["_lines_without_id"].__wrapped__
 
 
 def _without_body_memo() -> None:
