@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from ..errors import CausewayError, DeadlineExceeded, JobCancelled, error_classes
+from ..openai.answer import error_fields
 from ..types import Modality, PartRecord
 
 
@@ -127,8 +128,7 @@ class WebhookSecrets(msgspec.Struct):
 
 def encode_job_error(error: CausewayError) -> bytes:
     """Return the inner object of OpenAI's error as JSON."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode(fields)
+    return msgspec.json.encode(error_fields(error))
 
 
 _LONGEST_WAIT_S = 300.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -163,31 +163,6 @@ def usage_json(usage: Usage) -> bytes:
     return _encode(AnswerUsage(usage.prompt_tokens, usage.completion_tokens, total, details, thought))
 
 
-class ChoiceFormat(Protocol):
-    """How one element of ``choices`` is written: `delta` streamed, `choice` whole, both as JSON."""
-
-    whole_object: bytes
-    chunk_object: bytes
-
-    def opening(self, index: int) -> bytes:
-        """Encode the first streamed delta of choice `index`; empty if this format has none."""
-        ...
-
-    def delta(self, chunk: Chunk, offset: int) -> bytes:
-        """Encode a chunk. `offset` counts the characters of this choice's text that were sent before."""
-        ...
-
-    def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the JSON before and after a text that is alone in its chunk; None: an offset has to be counted."""
-        ...
-
-    def choice(self, chunk: Chunk) -> bytes: ...
-
-
-def format_of(kind: str, logprobs: int | None) -> ChoiceFormat:
-    return ChatChoiceFormat(logprobs=logprobs) if kind == "chat" else CompletionChoiceFormat(logprobs=logprobs)
-
-
 class _Alternative(msgspec.Struct):
     token: str
     logprob: float
@@ -220,6 +195,8 @@ class AnswerCall(msgspec.Struct):
 
 
 class ChatChoiceFormat:
+    """How one element of a chat's ``choices`` is written, as JSON."""
+
     whole_object = b"chat.completion"
     chunk_object = b"chat.completion.chunk"
 
@@ -227,12 +204,15 @@ class ChatChoiceFormat:
         self._logprobs = logprobs is not None
 
     def opening(self, index: int) -> bytes:
+        """Encode the first streamed delta of choice `index`."""
         return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
 
     def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return the JSON before and after a text that is alone in its chunk."""
         return b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
+        """Encode a chunk of a stream."""
         if chunk.tool_calls or chunk.refusal is not None or chunk.reasoning or chunk.extra:
             delta = _chat_delta(chunk)
         else:
@@ -246,6 +226,7 @@ class ChatChoiceFormat:
         )
 
     def choice(self, chunk: Chunk) -> bytes:
+        """Encode a whole choice."""
         content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)
         refusal = _encode(chunk.refusal)
         calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""
@@ -262,6 +243,8 @@ class ChatChoiceFormat:
 
 
 class CompletionChoiceFormat:
+    """The same of a legacy completion."""
+
     whole_object = b"text_completion"
     chunk_object = b"text_completion"
 
@@ -270,14 +253,17 @@ class CompletionChoiceFormat:
         self._offsets: dict[int, TokenOffsets] = {}  # by choice, from its first token to its end
 
     def opening(self, index: int) -> bytes:
+        """Return nothing: such a stream begins with the first text."""
         return b""
 
     def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return the JSON before and after a text that is alone in its chunk; None: an offset has to be counted."""
         if self._logprobs is not None:
             return None
         return b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
+        """Encode a chunk. `offset` counts the characters of this choice's text that were sent before."""
         logprobs = b"null"
         if self._logprobs is not None and chunk.logprobs:
             offsets = self._offsets.get(chunk.index)
@@ -295,6 +281,13 @@ class CompletionChoiceFormat:
 
     def choice(self, chunk: Chunk) -> bytes:
         return self.delta(chunk, 0)
+
+
+ChoiceFormat = ChatChoiceFormat | CompletionChoiceFormat
+
+
+def format_of(kind: str, logprobs: int | None) -> ChoiceFormat:
+    return ChatChoiceFormat(logprobs=logprobs) if kind == "chat" else CompletionChoiceFormat(logprobs=logprobs)
 
 
 def _finish_reason(chunk: Chunk) -> bytes:
@@ -339,24 +332,15 @@ def _alternative(top: TokenAlternative) -> _Alternative:
 # --- errors and lists of models ---------------------------------------------------------------------------------------
 
 
-class _Error(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class _Envelope(msgspec.Struct):
-    error: _Error
+def error_fields(error: CausewayError) -> dict[str, str | None]:
+    """Return the inner object of OpenAI's error. Characters that JSON cannot hold (lone surrogates) are replaced."""
+    param = None if error.param is None else replace_surrogates(error.param)
+    return {"message": replace_surrogates(error.message), "type": error.type, "param": param, "code": error.code}
 
 
 def encode_error(error: CausewayError) -> bytes:
-    """Encode OpenAI's error object. Characters that JSON cannot hold (lone surrogates) are replaced."""
-    try:
-        return _encode(_Envelope(_Error(error.message, error.type, error.param, error.code)))
-    except UnicodeEncodeError:
-        param = None if error.param is None else replace_surrogates(error.param)
-        return _encode(_Envelope(_Error(replace_surrogates(error.message), error.type, param, error.code)))
+    """Encode OpenAI's error object."""
+    return _encode({"error": error_fields(error)})
 
 
 def error_headers(error: CausewayError) -> dict[str, str]:

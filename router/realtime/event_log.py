@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from ..errors import CausewayError, InvalidRequest
-from ..openai.answer import replace_surrogates
+from ..openai.answer import error_fields
 
 _encode = msgspec.json.Encoder().encode
 
@@ -79,12 +79,6 @@ class EventLog:
             newest_sent -= 1
         self._sent.clear()
         self._sent_bytes = 0
-
-
-def error_fields(error: CausewayError) -> dict[str, object]:
-    """The error as events contain it. What JSON cannot hold (lone surrogates, of a header) is replaced."""
-    param = None if error.param is None else replace_surrogates(error.param)
-    return {"type": error.type, "code": error.code, "message": replace_surrogates(error.message), "param": param}
 
 
 def encode_refusal(error: CausewayError) -> bytes:

@@ -13,9 +13,9 @@ from typing import Final, Literal
 import msgspec
 
 from ..errors import CausewayError, StreamBroken
+from ..openai.answer import error_fields
 from ..types import Chunk, Request, RoutingHints, ToolCallDelta, Usage
 from .conversation import Conversation, make_item, spoken_answer
-from .event_log import error_fields
 from .wire import JSONObject
 
 Emit = Callable[[str, JSONObject], None]

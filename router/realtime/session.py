@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..errors import CausewayError, InvalidRequest, MissingField, UnsupportedFeature
+from ..openai.answer import error_fields
 from ..openai.audio import Transcript
 from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
@@ -39,7 +40,7 @@ from .conversation import (
     spoken_item,
     with_items,
 )
-from .event_log import EventLog, error_fields
+from .event_log import EventLog
 from .response import (
     CancelResponse,
     DetectSpeech,
