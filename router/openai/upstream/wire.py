@@ -12,7 +12,8 @@ raise CloudUnreadable.
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -21,12 +22,12 @@ from ...errors import BackendError, CloudFailed, CloudUnreadable, Phase
 from ...tool_calls.schema import call_id
 from ...types import (
     AudioPart,
-    FilePart,
     FinishReason,
     ImagePart,
     Message,
     Part,
     Request,
+    ResponseFormat,
     TextPart,
     TokenAlternative,
     TokenLogprob,
@@ -39,12 +40,10 @@ from ..completions import read_token_text
 from ..request_body import JSONObject, inner_extra, with_extra
 from ..wire import (
     WireAudio,
-    WireChoice,
     WireFunctionCall,
     WireImage,
     WireImageUrl,
     WireInputAudio,
-    WireNamed,
     WireText,
     WireToolCall,
 )
@@ -53,43 +52,12 @@ _encode = msgspec.json.Encoder().encode
 _USAGE = {"include_usage": True}
 
 
-class _File(msgspec.Struct, tag_field="type", tag="file"):
-    file: Raw  # already JSON
-
-
-_Part = WireText | WireImage | WireInputAudio | _File
-
-
 class _UpstreamMessage(msgspec.Struct, omit_defaults=True):
     role: str
-    content: str | list[_Part | Raw] | None
+    content: str | list[object] | None
     name: str | None = None
     tool_calls: list[WireToolCall | Raw] | None = None
     tool_call_id: str | None = None
-
-
-class _UpstreamFunction(msgspec.Struct, omit_defaults=True):
-    name: str
-    description: str = ""
-    parameters: Raw | None = None
-    strict: bool = False
-
-
-class _Tool(msgspec.Struct):
-    function: _UpstreamFunction
-    type: str = "function"
-
-
-class _Schema(msgspec.Struct, omit_defaults=True):
-    schema: Raw
-    name: str = ""
-    strict: bool = False
-    description: str = ""
-
-
-class _Format(msgspec.Struct, omit_defaults=True):
-    type: str
-    json_schema: _Schema | None = None
 
 
 class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -112,10 +80,10 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     n: int = 1
     stream: bool = False
     stream_options: dict[str, bool] | None = None
-    tools: list[_Tool | Raw] | None = None
-    tool_choice: str | WireChoice | None = None
+    tools: list[JSONObject | Raw] | None = None
+    tool_choice: object = None
     parallel_tool_calls: bool = True
-    response_format: _Format | None = None
+    response_format: JSONObject | None = None
     logprobs: bool | int | None = None
     top_logprobs: int = 0
     echo: bool = False
@@ -137,19 +105,7 @@ def encode_request(
         resume: the server's continue token, for the rest of an answer that it cut short.
         ask_usage: send `stream_options`, which some servers refuse.
     """
-    if request.kind == "embedding":
-        # Vectors are always requested as numbers: base64 is specific to OpenAI, and we encode it ourselves.
-        body = _Body(model=model, input=_prompts(request), dimensions=request.dimensions, user=request.user)
-    else:
-        body = _generation(request, model, request.stream if stream is None else stream, ask_usage)
-        body.causeway = {"continue": resume} if resume else None
-    encoded = _encode(body)
-    if not request.extra or request.extra == "{}":
-        return encoded
-    return encoded[:-1] + b"," + request.extra[1:].encode()
-
-
-def _generation(request: Request, model: str, stream: bool, ask_usage: bool) -> _Body:
+    stream = request.stream if stream is None else stream
     sampling = request.sampling
     body = _Body(
         model=model,
@@ -167,65 +123,67 @@ def _generation(request: Request, model: str, stream: bool, ask_usage: bool) -> 
         stream=stream,
         stream_options=_USAGE if stream and ask_usage else None,
         user=request.user,
+        causeway={"continue": resume} if resume else None,
+        **_content(request),
     )
-    if request.limit_name == "max_tokens":
-        body.max_tokens = request.max_tokens
-    else:
-        body.max_completion_tokens = request.max_tokens
-    if request.kind == "chat":
-        _chat(body, request)
-    else:
-        _completion(body, request)
-    return body
+    encoded = _encode(body)
+    if not request.extra or request.extra == "{}":
+        return encoded
+    return encoded[:-1] + b"," + request.extra[1:].encode()
 
 
-def _chat(body: _Body, request: Request) -> None:
-    body.messages = [_message(message) for message in request.messages]
+def _present(fields: Mapping[str, object]) -> JSONObject:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _content(request: Request) -> dict[str, Any]:
+    """Return the fields that are not the same for each kind of request."""
+    prompts = request.prompts[0] if len(request.prompts) == 1 else request.prompts
+    if request.kind == "embedding":
+        # Vectors are always requested as numbers: base64 is specific to OpenAI, and we encode it ourselves.
+        return {"input": prompts, "dimensions": request.dimensions}
+    fields: dict[str, Any] = {request.limit_name: request.max_tokens, "logprobs": request.logprobs}
+    if request.kind == "completion":
+        return fields | {"prompt": prompts, "echo": request.echo, "suffix": request.suffix}
+    fields["messages"] = [_message(message) for message in request.messages]
+    fields["reasoning_effort"] = request.reasoning_effort
     if request.tools:
-        body.tools = [_tool(tool) for tool in request.tools]
-        body.parallel_tool_calls = request.parallel_tool_calls
         choice = request.tool_choice
+        fields["tools"] = [_tool(tool) for tool in request.tools]
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
         if choice.mode == "function":
-            body.tool_choice = WireChoice("function", WireNamed(choice.name or ""))
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name or ""}}
         elif choice.mode != "auto":
-            body.tool_choice = choice.mode
-    body.reasoning_effort = request.reasoning_effort
-    requested = request.response_format
-    if requested is not None:
-        schema = _Schema(Raw(requested.schema.encode()), requested.name, requested.strict, requested.description)
-        body.response_format = _Format(requested.kind, schema if requested.kind == "json_schema" else None)
+            fields["tool_choice"] = choice.mode
+    if request.response_format is not None:
+        fields["response_format"] = _format(request.response_format)
     if request.logprobs is not None:
-        body.logprobs = True
-        body.top_logprobs = request.logprobs
+        fields |= {"logprobs": True, "top_logprobs": request.logprobs}
+    return fields
 
 
-def _completion(body: _Body, request: Request) -> None:
-    body.prompt = _prompts(request)
-    body.logprobs = request.logprobs
-    body.echo = request.echo
-    body.suffix = request.suffix
-
-
-def _prompts(request: Request) -> object:
-    prompts = request.prompts
-    return prompts[0] if len(prompts) == 1 else prompts
+def _format(requested: ResponseFormat) -> JSONObject:
+    if requested.kind != "json_schema":
+        return {"type": requested.kind}
+    schema = {
+        "schema": Raw(requested.schema.encode()),
+        "name": requested.name or None,
+        "strict": requested.strict or None,
+        "description": requested.description or None,
+    }
+    return {"type": requested.kind, "json_schema": _present(schema)}
 
 
 def _message(message: Message) -> _UpstreamMessage | Raw:
-    wire = _wire_message(message)
-    return with_extra(_encode(wire), message.extra) if message.extra else wire
-
-
-def _wire_message(message: Message) -> _UpstreamMessage:
     content = message.content
-    if isinstance(content, tuple):
-        wire = _UpstreamMessage(message.role, [_part(part) for part in content], message.name)
-    else:
-        wire = _UpstreamMessage(message.role, content, message.name)
-    if message.tool_calls:
-        wire.tool_calls = [_call(call) for call in message.tool_calls]
-    wire.tool_call_id = message.tool_call_id
-    return wire
+    wire = _UpstreamMessage(
+        message.role,
+        [_part(part) for part in content] if isinstance(content, tuple) else content,
+        message.name,
+        [_call(call) for call in message.tool_calls] if message.tool_calls else None,
+        message.tool_call_id,
+    )
+    return with_extra(_encode(wire), message.extra) if message.extra else wire
 
 
 def _call(call: ToolCall) -> WireToolCall | Raw:
@@ -233,25 +191,27 @@ def _call(call: ToolCall) -> WireToolCall | Raw:
     return with_extra(_encode(wire), call.extra) if call.extra else wire
 
 
-def _part(part: Part) -> _Part | Raw:
-    wire = _wire_part(part)
+def _part(part: Part) -> object:
+    wire: object
+    if isinstance(part, TextPart):
+        wire = WireText(part.text)
+    elif isinstance(part, ImagePart):
+        wire = WireImage(WireImageUrl(part.url, None if part.detail == "auto" else part.detail))
+    elif isinstance(part, AudioPart):
+        wire = WireInputAudio(WireAudio(part.data, part.format))
+    else:
+        wire = {"type": "file", "file": Raw(part.document.encode())}
     return with_extra(_encode(wire), part.extra) if part.extra else wire
 
 
-def _wire_part(part: Part) -> _Part:
-    if isinstance(part, TextPart):
-        return WireText(part.text)
-    if isinstance(part, ImagePart):
-        return WireImage(WireImageUrl(part.url, None if part.detail == "auto" else part.detail))
-    if isinstance(part, AudioPart):
-        return WireInputAudio(WireAudio(part.data, part.format))
-    assert isinstance(part, FilePart)
-    return _File(Raw(part.document.encode()))
-
-
-def _tool(tool: Tool) -> _Tool | Raw:
-    parameters = Raw(tool.parameters.encode()) if tool.parameters != "{}" else None
-    wire = _Tool(_UpstreamFunction(tool.name, tool.description, parameters, tool.strict))
+def _tool(tool: Tool) -> JSONObject | Raw:
+    function = {
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": Raw(tool.parameters.encode()) if tool.parameters != "{}" else None,
+        "strict": tool.strict or None,
+    }
+    wire: JSONObject = {"function": _present(function), "type": "function"}
     return with_extra(_encode(wire), tool.extra) if tool.extra else wire
 
 
