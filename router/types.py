@@ -142,6 +142,11 @@ def folded_tags(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({tag.casefold() for tag in tags}))
 
 
+def replace_surrogates(text: str) -> str:
+    """Return text without lone surrogates, which no encoder accepts: bytes of headers are decoded to them."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One parsed and valid request. The signals client, tags, prefer and deadline_ms are in `hints`."""
 

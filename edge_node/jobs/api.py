@@ -28,14 +28,14 @@ from router.jobs.submission import (
 )
 from router.jobs.webhooks import allowed_networks, check_webhook_url
 from router.numbers import read_page
-from router.openai.answer import error_event, replace_surrogates
+from router.openai.answer import error_event
 from router.openai.request_body import check_media_type
 from router.parts.uploads import FILE_MARK, named_files
 from router.policy.signals import modalities
 from router.serving.request import PRIORITY, one_value, read_choice
 from router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
 from router.trackers import FairShare, network_of
-from router.types import RoutingHints
+from router.types import RoutingHints, replace_surrogates
 
 from ..config.schema import OutboxConfig
 from ..http.api import RequestReader, routing_hints

@@ -51,6 +51,7 @@ from ..types import (
     Shadow,
     Snapshot,
     Target,
+    replace_surrogates,
 )
 from .abilities import PartForms, part_forms, unmet_abilities
 from .attempts import continuing_target, split_token
@@ -409,8 +410,8 @@ def features_of(request: Request) -> RequestFeatures:
     return RequestFeatures(
         kind=request.kind,
         model=_name(request.model),
-        client=_text(hints.client),
-        tags=tuple([_text(tag) for tag in hints.tags]),
+        client=replace_surrogates(hints.client),
+        tags=tuple([replace_surrogates(tag) for tag in hints.tags]),
         prefer=hints.prefer,
         deadline_ms=hints.deadline_ms,
         stream=request.stream,
@@ -429,12 +430,7 @@ def features_of(request: Request) -> RequestFeatures:
 
 def _name(value: str) -> str:
     """Cut a name that no policy can contain; one character more than the longest keeps it unknown."""
-    return _text(value[: _NAME_CHARACTERS + 1])
-
-
-def _text(value: str) -> str:
-    # Header bytes can decode to lone surrogates, which no encoder accepts; signals replace them in the same way.
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return replace_surrogates(value[: _NAME_CHARACTERS + 1])
 
 
 def plan_handoff(

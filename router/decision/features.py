@@ -14,7 +14,6 @@ from ..types import (
     AudioPart,
     FilePart,
     ImagePart,
-    Kind,
     Message,
     Modality,
     Part,
@@ -36,13 +35,12 @@ _PARTS: Final[dict[Modality, Part]] = {
     "file": FilePart(""),
 }
 _NO_PROMPT: Final = ("",)
-_DECIDED: Final[dict[str, Kind]] = {"chat": "chat", "completion": "completion", "embedding": "embedding"}
 
 
 def request_of(features: RequestFeatures) -> Request:
     """Return a request without content that is routed as the recorded one was."""
-    kind = _DECIDED.get(features.kind)
-    if kind is None:
+    kind = features.kind
+    if kind == "transcription" or kind == "speech":
         return Request(kind="chat", model="")  # of sound: it had no decision, and no target has this model
     chat = kind == "chat"
     return Request(

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from ..errors import AuthenticationFailed, CausewayError, CloudRejected, MethodNotAllowed, StreamBroken
-from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage, replace_surrogates
 from .completions import TokenOffsets, completion_logprobs, finite
 from .request_body import with_extra
 
@@ -361,11 +361,6 @@ def error_headers(error: CausewayError) -> dict[str, str]:
 def error_event(error: CausewayError) -> bytes:
     """Encode an error that happens after the first byte was sent: the stream's last event, without ``[DONE]``."""
     return b"data: " + encode_error(error) + b"\n\n"
-
-
-def replace_surrogates(text: str) -> str:
-    """Return text without lone surrogates, which no encoder accepts: bytes of headers are decoded to them."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class ModelUse(msgspec.Struct):

@@ -31,6 +31,7 @@ from ..types import (
     Snapshot,
     Target,
     TextPart,
+    replace_surrogates,
 )
 
 SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of strings
@@ -132,11 +133,6 @@ def _int(value: int | None) -> int | None:
     return None if value is None else max(-_INT64, min(_INT64, int(value)))
 
 
-def _text(value: str) -> str:
-    # Header bytes can decode to lone surrogates, which CEL's binding refuses.
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
 def _table(*specs: SignalSpec) -> Mapping[str, SignalSpec]:
     return {spec.name: spec for spec in specs}
 
@@ -153,7 +149,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        "policy's targets; 0.0 for embeddings", "", lambda r, s, e: temperature_of(r, OPENAI_TEMPERATURE)),
     _S("request.n", "int", "", "number of choices", "", lambda r, s, e: _int(r.n)),
     _S("request.tags", "list", "", "tags of the request and of the API key", "",
-       lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
+       lambda r, s, e: [replace_surrogates(tag) for tag in r.hints.tags]),
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
     _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures (`image_url`) together, as their files "
@@ -169,7 +165,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
     _S("request.stream", "bool", "", "the client requests a stream", "", lambda r, s, e: r.stream),
     _S("request.client", "string", "", "name of the API key, or address of the peer", "",
-       lambda r, s, e: _text(r.hints.client)),
+       lambda r, s, e: replace_surrogates(r.hints.client)),
     _S("request.prefer", "string", "", "the client's routing preference; \"\" for none", "",
        lambda r, s, e: r.hints.prefer or "",
        values=("", "prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud")),
@@ -208,7 +204,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S("cloud.breaker", "string", "", "state of the cloud's circuit breaker", "no cloud",
        lambda r, s, e: s.cloud.breaker, values=("closed", "half_open", "open")),
     _S("cloud.tier", "string", "", "the tier that answered last", "no tier has answered yet",
-       lambda r, s, e: None if s.cloud.tier is None else _text(s.cloud.tier)),
+       lambda r, s, e: None if s.cloud.tier is None else replace_surrogates(s.cloud.tier)),
     _S("spend.usd_hour", "double", "USD", "spent in the last 60 minutes", "not counted",
        lambda r, s, e: _double(s.spend.usd_hour)),
     _S("spend.usd_today", "double", "USD", "spent since local midnight", "not counted",
@@ -282,8 +278,18 @@ PART_SIGNALS: Mapping[str, Modality] = {
     AUDIO_SPEECH: "audio",
 }
 """The costly signals about parts of a kind: the box's decoders and encoders compute them."""
-COSTLY: tuple[str, ...] = (*OF_TEXT, *PART_SIGNALS)
-"""The signals of `Estimates`: computed for a request only if the policy names them, or records keep all signals."""
+ESTIMATED: Mapping[str, str] = {
+    "request.prompt_tokens": "prompt_tokens",
+    "edge.quality": "quality",
+    IMAGE_PIXELS: "image_pixels",
+    PICTURES_TEXT: "pictures_text",
+    AUDIO_S: "audio_s",
+    LANGUAGE: "language",
+    AUDIO_SPEECH: "audio_speech",
+}
+"""The costly signals, each with its field of `Estimates`."""
+COSTLY: tuple[str, ...] = tuple(ESTIMATED)
+"""Computed for a request only if the policy names them, or records keep all signals."""
 
 
 @lru_cache(maxsize=256)
