@@ -14,7 +14,7 @@ from ..decision.decide import decide, plan_cache
 from ..documents.reader import did_you_mean
 from ..errors import ConfigError
 from ..policy.compiled import Policy
-from ..policy.signals import SIGNALS, SignalType
+from ..policy.signals import ESTIMATED, SIGNALS, SignalType
 from ..types import AttemptPlan, CachePlan, Decision, Estimates, Handoff, NowSignals, Reason, ReasonCode, Snapshot
 from .cases import CaseRequest, CaseSnapshot, estimates_of
 
@@ -160,19 +160,14 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
     """Return every signal that has a value, under its name in policies."""
     snapshot, estimates = explanation.snapshot, explanation.estimates
     groups: dict[str, dict[str, object]] = {
-        "request": {
-            "prompt_tokens": estimates.prompt_tokens,
-            "image_pixels": estimates.image_pixels,
-            "audio_s": estimates.audio_s,
-            "language": estimates.language,
-        },
-        "pictures": {"text": estimates.pictures_text},
-        "audio": {"speech": estimates.audio_speech},
-        "device": msgspec.structs.asdict(snapshot.device),
-        "edge": {**msgspec.structs.asdict(snapshot.edge), "quality": estimates.quality},
-        "cloud": msgspec.structs.asdict(snapshot.cloud),
-        "spend": msgspec.structs.asdict(snapshot.spend),
+        "request": {},
+        "pictures": {},
+        "audio": {},
+        **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in ("device", "edge", "cloud", "spend")},
     }
+    for signal, field in ESTIMATED.items():
+        group, _, name = signal.partition(".")
+        groups[group][name] = getattr(estimates, field)
     lines: list[Line] = []
     for group, signals in groups.items():
         present = [f"{name} {_format(value)}" for name, value in signals.items() if value not in (None, ())]

@@ -262,16 +262,8 @@ class PolicyReplay:
         availability = self._availability.get(key)
         if availability is None:
             availability = self._availability[key] = TargetAvailability(self._policy.targets, setup)
-        return Snapshot(
-            device=recorded.device,
-            edge=recorded.edge,
-            cloud=recorded.cloud,
-            spend=recorded.spend,
-            now=recorded.now,
-            down=availability.down(recorded.edge, recorded.cloud),
-            absent=availability.absent,
-            setup=recorded.setup,
-        )
+        down = availability.down(recorded.edge, recorded.cloud)
+        return msgspec.structs.replace(recorded, down=down, absent=availability.absent, uncalibrated=_NONE)
 
     def _case(
         self, policy: Policy, undecided: tuple[str, ...], binds: bool, route: Route | None, chosen: bool

@@ -12,8 +12,10 @@ records determine the estimate, not whether the target would be as fast under th
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, Literal
 
 import msgspec
@@ -82,14 +84,8 @@ def _standard_error(strata: Sequence[Stratum], below: Sequence[int], total: int)
 
 def _time_at(curve: Sequence[tuple[float, float]], share: float) -> float:
     """Return the first time at which the share is reached."""
-    low, high = 0, len(curve) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if curve[middle][0] >= share - 1e-12:
-            high = middle
-        else:
-            low = middle + 1
-    return curve[low][1]
+    at = bisect_left(curve, share - 1e-12, key=itemgetter(0))
+    return curve[min(at, len(curve) - 1)][1]
 
 
 Cause = Literal["leaves", "may_leave", "unknown"]

@@ -16,19 +16,10 @@ import msgspec
 from ..decision.features import request_of
 from ..errors import InvalidRequest
 from ..policy.compiled import Policy
-from ..policy.signals import SIGNALS, SignalType, Value
+from ..policy.signals import ESTIMATED, SIGNALS, SignalType, Value
 from ..types import Decision, DecisionRecord
 from .possible import PolicyReplay
 
-_ESTIMATES: Final = {
-    "request.prompt_tokens": "prompt_tokens",
-    "edge.quality": "quality",
-    "request.image_pixels": "image_pixels",
-    "pictures.text": "pictures_text",
-    "request.audio_s": "audio_s",
-    "request.language": "language",
-    "audio.speech": "audio_speech",
-}
 _LONGEST = 256  # characters of a text that is set
 
 
@@ -115,7 +106,7 @@ def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> Recorde
 
 def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | None:
     group, _, field = name.partition(".")
-    if name in _ESTIMATES:
+    if name in ESTIMATED:
         value = SIGNALS[name].read(request_of(record.request), record.snapshot, record.estimates)
     else:
         value = getattr(record.request if group == "request" else getattr(record.snapshot, group), field)
@@ -133,8 +124,8 @@ def _change(record: DecisionRecord, changes: Mapping[str, object]) -> DecisionRe
     for name, given in changes.items():
         value = _checked(name, given)
         group, _, field = name.partition(".")
-        if name in _ESTIMATES:
-            estimates[_ESTIMATES[name]] = value
+        if name in ESTIMATED:
+            estimates[ESTIMATED[name]] = value
         elif group == "request":
             request |= _features(field, value, name)
         else:

@@ -8,7 +8,7 @@ rest is the compiler's task. Lexical grammar: https://github.com/google/cel-spec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -97,12 +97,12 @@ class _Rewriter:
         if token.kind != "name" or token.text in _KEYWORDS:
             self.out.append(token)
             return 1
-        if self._text(at - 1) == ".":
+        if text_at(self.tokens, at - 1) == ".":
             self._method(token, at)
             return 1
-        if token.text == "has" and self._text(at + 1) == "(":
+        if token.text == "has" and text_at(self.tokens, at + 1) == "(":
             return self._has(token, at)
-        if self._text(at + 1) == "(":
+        if text_at(self.tokens, at + 1) == "(":
             if token.text not in FUNCTIONS:
                 raise ExpressionError(f"unknown function `{token.text}`{_known(token.text, FUNCTIONS)}", token.offset)
             self.out.append(token)
@@ -115,7 +115,7 @@ class _Rewriter:
         return 3
 
     def _method(self, token: Token, at: int) -> None:
-        if self._text(at + 1) != "(":
+        if text_at(self.tokens, at + 1) != "(":
             raise ExpressionError(f"`.{token.text}`: a signal has no fields", token.offset)
         if token.text not in METHODS:
             raise ExpressionError(f"unknown function `{token.text}`{_known(token.text, METHODS)}", token.offset)
@@ -123,7 +123,7 @@ class _Rewriter:
 
     def _has(self, token: Token, at: int) -> int:
         spec = self._signal(at + 2)
-        if self._text(at + 5) != ")":
+        if text_at(self.tokens, at + 5) != ")":
             raise ExpressionError("has() takes one signal: has(device.battery)", token.offset)
         self.out.append(
             Token("name", spec.presence_variable, token.offset, self.tokens[at + 5].end, spec, presence=True)
@@ -132,7 +132,7 @@ class _Rewriter:
 
     def _signal(self, at: int) -> SignalSpec:
         """Return the signal at tokens `group . name`."""
-        group, dot, name = self._text(at), self._text(at + 1), self._text(at + 2)
+        group, dot, name = text_at(self.tokens, at), text_at(self.tokens, at + 1), text_at(self.tokens, at + 2)
         path = f"{group}.{name}" if dot == "." else group
         spec = SIGNALS.get(path)
         offset = self.tokens[min(at, len(self.tokens) - 1)].offset
@@ -148,15 +148,12 @@ class _Rewriter:
         """Return the variables of macros: the x of `list.exists(x, …)`."""
         names: set[str] = set()
         for at, token in enumerate(self.tokens):
-            if token.text in _MACROS and self._text(at - 1) == "." and self._text(at + 1) == "(":
+            if token.text in _MACROS and text_at(self.tokens, at - 1) == "." and text_at(self.tokens, at + 1) == "(":
                 name = self.tokens[at + 2] if at + 2 < len(self.tokens) else token
                 if name.text in GROUPS or "__" in name.text:
                     raise ExpressionError(f"`{name.text}` cannot be a variable here: use another name", name.offset)
                 names.add(name.text)
         return frozenset(names)
-
-    def _text(self, at: int) -> str:
-        return self.tokens[at].text if 0 <= at < len(self.tokens) else ""
 
 
 def _known(word: str, names: frozenset[str]) -> str:
@@ -173,14 +170,14 @@ def _check_literals(tokens: list[Token]) -> None:
     for at, token in enumerate(tokens):
         if token.signal is None or token.presence:
             continue
-        left, right = _sign(tokens, at - 1), _sign(tokens, at + 1)
+        left, right = text_at(tokens, at - 1), text_at(tokens, at + 1)
         if right in ("==", "!="):
             _check_equal(token, token.signal, tokens, at + 2)
         if left in ("==", "!=") and right not in (".", "["):
             _check_equal(token, token.signal, tokens, at - 2)
         if left == "in" and right not in (".", "["):
             _check_member(token, token.signal, tokens[at - 2])
-        if right == "in" and _sign(tokens, at + 2) == "[":
+        if right == "in" and text_at(tokens, at + 2) == "[":
             _check_equal(token, token.signal, tokens, at + 3)
 
 
@@ -226,7 +223,8 @@ def _family(token: Token) -> str | None:
     return "true or false" if token.text in ("true", "false") else None
 
 
-def _sign(tokens: list[Token], at: int) -> str:
+def text_at(tokens: Sequence[Token], at: int) -> str:
+    """Return the text of the token at an index; "" outside of the list."""
     return tokens[at].text if 0 <= at < len(tokens) else ""
 
 
@@ -271,7 +269,7 @@ def macro_signals(tokens: list[Token]) -> frozenset[str]:
     """
     found: set[str] = set()
     for at, token in enumerate(tokens):
-        if token.text in _MACROS and _sign(tokens, at - 1) == "." and _sign(tokens, at + 1) == "(":
+        if token.text in _MACROS and text_at(tokens, at - 1) == "." and text_at(tokens, at + 1) == "(":
             inside = tokens[at + 1 :]
             body = inside[: _closing(inside)]
             found |= {one.signal.name for one in body if one.signal is not None and not one.presence}
@@ -281,19 +279,19 @@ def macro_signals(tokens: list[Token]) -> frozenset[str]:
 def measures_text(tokens: list[Token]) -> bool:
     """Return whether `size()` is taken of a text, whose bytes of UTF-8 the library counts."""
     elements = {
-        _sign(tokens, at + 2)
+        text_at(tokens, at + 2)
         for at, token in enumerate(tokens)
-        if token.text in _MACROS and _sign(tokens, at - 1) == "."
+        if token.text in _MACROS and text_at(tokens, at - 1) == "."
     }
 
     def is_text(token: Token) -> bool:
         return token.kind == "string" or token.text in elements or _family(token) == "text"
 
     for at, token in enumerate(tokens):
-        if token.text != "size" or _sign(tokens, at + 1) != "(":
+        if token.text != "size" or text_at(tokens, at + 1) != "(":
             continue
-        of = at - 2 if _sign(tokens, at - 1) == "." else at + 2
-        if 0 <= of < len(tokens) and is_text(tokens[of]) and _sign(tokens, of + 1) in (".", ")"):
+        of = at - 2 if text_at(tokens, at - 1) == "." else at + 2
+        if 0 <= of < len(tokens) and is_text(tokens[of]) and text_at(tokens, of + 1) in (".", ")"):
             return True
     return False
 

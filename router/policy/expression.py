@@ -20,8 +20,8 @@ from typing import Final
 import cel
 import msgspec
 
-from .cel_source import METHODS, ExpressionError, Token, conditions, needed_signals, rewrite, scan
-from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
+from .cel_source import METHODS, ExpressionError, Token, conditions, needed_signals, rewrite, scan, text_at
+from .signals import SIGNALS, Expression, SignalValues, Value
 
 _WORDS: Mapping[str, str] = {
     "and": "write && instead of `{}`",
@@ -175,29 +175,25 @@ def _folded(literal: str, *, is_pattern: bool) -> str:
 def _is_of_another_signal(tokens: list[Token], at: int) -> bool:
     """Whether the text at `at` is compared with a signal that keeps its case, or with a list beside one."""
     first = last = at
-    while _text(tokens, first - 1) == "," and tokens[first - 2].kind == "string":
+    while text_at(tokens, first - 1) == "," and tokens[first - 2].kind == "string":
         first -= 2
-    while _text(tokens, last + 1) == "," and tokens[min(last + 2, len(tokens) - 1)].kind == "string":
+    while text_at(tokens, last + 1) == "," and tokens[min(last + 2, len(tokens) - 1)].kind == "string":
         last += 2
-    if _text(tokens, first - 1) == "[" and _text(tokens, last + 1) == "]":
+    if text_at(tokens, first - 1) == "[" and text_at(tokens, last + 1) == "]":
         first, last = first - 1, last + 1
     beside = []
-    if _text(tokens, first - 1) in _COMPARISONS:
+    if text_at(tokens, first - 1) in _COMPARISONS:
         beside.append(first - 2)
-    if _text(tokens, last + 1) in _COMPARISONS:
+    if text_at(tokens, last + 1) in _COMPARISONS:
         beside.append(last + 2)
-    if _text(tokens, first - 1) == "(" and _text(tokens, first - 3) == ".":
+    if text_at(tokens, first - 1) == "(" and text_at(tokens, first - 3) == ".":
         beside.append(first - 4)  # a method's argument
     signals = [tokens[one].signal for one in beside if 0 <= one < len(tokens)]
     return any(signal is not None and signal.name != TAGS for signal in signals)
 
 
 def _is_pattern(tokens: list[Token], at: int) -> bool:
-    return _text(tokens, at - 2) == "matches"
-
-
-def _text(tokens: list[Token], at: int) -> str:
-    return tokens[at].text if 0 <= at < len(tokens) else ""
+    return text_at(tokens, at - 2) == "matches"
 
 
 MAX_LENGTH = 2000
@@ -284,11 +280,8 @@ _HIGH: dict[str, Value] = {"int": 20000, "double": 2000.5, "bool": True, "string
 
 
 def _sample_values(values: dict[str, Value]) -> SignalValues:
-    return SignalValues({variable: value for spec in SIGNALS.values() for variable, value in _variables(spec, values)})
-
-
-def _variables(spec: SignalSpec, values: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
-    return ((spec.variable, values[spec.type]), (spec.presence_variable, True))
+    presences: dict[str, Value] = {spec.presence_variable: True for spec in SIGNALS.values()}
+    return SignalValues({spec.variable: values[spec.type] for spec in SIGNALS.values()} | presences)
 
 
 _SAMPLES = (_sample_values(_LOW), _sample_values(_HIGH))

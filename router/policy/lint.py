@@ -376,32 +376,23 @@ def _conflict(found: list[_Comparison]) -> str:
     low, high = _range(spec)
     bounds = [(one, *_interval(one)) for one in found if isinstance(one.value, float)]
     for one, least, most in bounds:
-        if not _overlap(spec, (low, False), (high, False), least, most):
+        if max(low, least) > min(high, most):
             return f"`{one.written}`: {spec.name} is {_shown(low, high)}"
     for index, (one, least, most) in enumerate(bounds):
         for other, other_least, other_most in bounds[:index]:
-            if not _overlap(spec, other_least, other_most, least, most):
+            if max(other_least, least) > min(other_most, most):
                 return f"`{other.written}` and `{one.written}` exclude each other"
     return ""
 
 
-_Bound = tuple[float, bool]  # value, and whether it is excluded
-
-
-def _interval(comparison: _Comparison) -> tuple[_Bound, _Bound]:
-    value = float(comparison.value)
-    low: _Bound = (value, comparison.sign == ">") if comparison.sign in (">", ">=", "==") else (-math.inf, False)
-    high: _Bound = (value, comparison.sign == "<") if comparison.sign in ("<", "<=", "==") else (math.inf, False)
-    return low, high
-
-
-def _overlap(spec: SignalSpec, low: _Bound, high: _Bound, least: _Bound, most: _Bound) -> bool:
-    bottom, top = max(low, least), min(high, (most[0], most[1]), key=lambda bound: (bound[0], not bound[1]))
-    if spec.type == "int":
-        lowest = math.floor(bottom[0]) + 1 if bottom[1] and math.isfinite(bottom[0]) else bottom[0]
-        highest = math.ceil(top[0]) - 1 if top[1] and math.isfinite(top[0]) else top[0]
-        return lowest <= highest
-    return bottom[0] < top[0] or (bottom[0] == top[0] and not bottom[1] and not top[1])
+def _interval(comparison: _Comparison) -> tuple[float, float]:
+    """Return the least and the greatest value for which a comparison with a number holds."""
+    value, sign = float(comparison.value), comparison.sign
+    above, below = math.nextafter(value, math.inf), math.nextafter(value, -math.inf)
+    if comparison.signal.type == "int" and math.isfinite(value):
+        above, below = math.floor(value) + 1, math.ceil(value) - 1
+    least = {">": above, ">=": value, "==": value}.get(sign, -math.inf)
+    return least, {"<": below, "<=": value, "==": value}.get(sign, math.inf)
 
 
 def _range(spec: SignalSpec) -> tuple[float, float]:
