@@ -213,11 +213,6 @@ class Breaker:
         self._pause = open_s
         self._probe: float | None = None  # when the current probe started
 
-    @property
-    def recorded_calls(self) -> int:
-        """The number of outcomes that the share of failures is computed from, at most 256."""
-        return len(self._calls)
-
     def state(self, now: float) -> BreakerState:
         if self._opened is None:
             return "closed"
