@@ -5,5 +5,5 @@ json_schema   a JSON schema as a grammar that holds it, or the path and keyword 
 rewriting     the schema in the forms that llguidance holds: formats, bounds, unions
 call_grammar  the calls that can answer one message: their arguments are words of it
 
-The engine compiles the grammars for its model's tokens (models/llama_cpp/grammar.py).
+The engine compiles the grammars for its model's tokens (models/llama_cpp/sampler.py).
 """

@@ -9,7 +9,7 @@ Reading order:
     scheduling/kv_cache     KV cells, the sequences that share them, and prefixes saved for later prompts
     scheduling/prompt_prefixes  where the beginning of a prompt is found, in memory or in a file
     scheduling/speculation  draft tokens from text that repeats
-    sampler, grammar        one token: bias, penalties, grammar, draw; its confidence
+    sampler                 one token: bias, penalties, grammar, draw; its confidence
     prompts, embedding      prompts to tokens; embeddings
     soft_tokens             vectors in a prompt, their ids and places
     native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs

@@ -14,7 +14,6 @@ from router.tool_calls.schema import tool_format
 
 from ..chat.template import thinking_of
 from .embedding import Embedder
-from .grammar import GrammarCompiler
 from .native import bindings, memory
 from .native.context import Context
 from .native.gpu import choose_layers
@@ -23,7 +22,7 @@ from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder
 from .protocol import Emission, EngineOptions, ModelInfo
-from .sampler import NO_TOKEN, CandidateDraw, LogitsRow
+from .sampler import NO_TOKEN, CandidateDraw, GrammarCompiler, LogitsRow
 from .scheduling.kv_cache import KVCache, PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
 from .scheduling.scheduler import Scheduler, Throughput

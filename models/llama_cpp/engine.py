@@ -27,11 +27,10 @@ from router.types import Sampling
 from ..constraints.call_grammar import call_grammar
 from ..constraints.json_schema import fault_of, framed_grammar
 from .core import EngineCore
-from .grammar import GrammarState
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, Emit, EngineOptions, EngineStats, Job, ModelInfo, OnFailure, Prompt
-from .sampler import ThinkingBudget, TokenSampler, is_plain_greedy
+from .sampler import GrammarState, ThinkingBudget, TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence, SequencePrompt
 from .scheduling.speculation import DraftPlanner
 

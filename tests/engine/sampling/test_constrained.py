@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from models.llama_cpp.grammar import GrammarCompiler, GrammarState
 from models.llama_cpp.protocol import Prompt
+from models.llama_cpp.sampler import GrammarCompiler, GrammarState
 from router.types import Sampling
 
 from ..conftest import TIMEOUT_S, Rig

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalog.artifact import ArtifactError
-from models.llama_cpp.grammar import GrammarCompiler, GrammarState
 from models.llama_cpp.native.vocabulary import Vocabulary
-from models.llama_cpp.sampler import ConfidenceMeter
+from models.llama_cpp.sampler import ConfidenceMeter, GrammarCompiler, GrammarState
 from router.types import Confidence
 
 if TYPE_CHECKING:
