@@ -10,8 +10,8 @@ Reading order:
     scheduling/prompt_prefixes  where the beginning of a prompt is found, in memory or in a file
     scheduling/speculation  draft tokens from text that repeats
     sampler                 one token: bias, penalties, grammar, draw; its confidence
-    prompts, embedding      prompts to tokens; embeddings
-    soft_tokens             vectors in a prompt, their ids and places
+    prompts                 prompts to tokens; vectors in a prompt, their ids and places
+    embedding               embeddings
     native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs
     process/                the engine in a child process: parent (asyncio, the daemon's side), child
 

@@ -20,7 +20,7 @@ from .native.gpu import choose_layers
 from .native.threads import TunersBySize, allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
-from .prompts import PromptEncoder
+from .prompts import PromptEncoder, SoftTokenIds
 from .protocol import Emission, EngineOptions, ModelInfo
 from .sampler import NO_TOKEN, CandidateDraw, GrammarCompiler, LogitsRow
 from .scheduling.kv_cache import KVCache, PrefixCache
@@ -28,7 +28,6 @@ from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
 from .scheduling.scheduler import Scheduler, Throughput
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
-from .soft_tokens import SoftTokenIds
 
 
 class EngineCore:

@@ -2,23 +2,219 @@
 
 A prompt is counted before it is answered (the policy's token signals), and n choices share one prompt: the cache makes
 that one tokenisation.
+
+Soft tokens are vectors in a prompt, each with an id that no token has, so that a prompt stays a list of ids. The prefix
+cache compares ids. Equal vectors have equal ids, and no two others ever share one. `Places` tells where the tokens of a
+prompt with a vision model's pictures stand: which belong together, and their positions.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from router.errors import ContextLengthExceeded, InvalidRequest
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from router.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from router.types import Message
 
 from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
-from .protocol import Prompt
+from .protocol import Prompt, SoftRun, SoftTokens
 from .scheduling.kv_cache import common_prefix
-from .soft_tokens import NO_VECTORS, SoftTokenIds, Vectors
+
+_KNOWN = 4096  # vectors whose ids are remembered
+_PARTS = 3  # of a position that `SoftRun.positions` writes
+
+
+class PlacedRun(msgspec.Struct, frozen=True, eq=False):
+    """A run that is not simply one vector after the other.
+
+    `positions`: int32 [3, count] from the first one on; None: one after the other.
+    """
+
+    count: int
+    span: int  # of the model's positions
+    positions: NDArray[np.int32] | None
+    whole: bool
+
+
+class Vectors(msgspec.Struct, frozen=True, eq=False):
+    """Of the soft tokens of one prompt, by their ids. False if there are none."""
+
+    rows: Mapping[int, NDArray[np.float32]] = {}  # [embedding dimensions]
+    placed: Mapping[int, PlacedRun] = {}  # by the id of its first vector
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+NO_VECTORS = Vectors()
+
+
+class SoftTokenIds:
+    """Gives out ids below 0. Thread-safe.
+
+    Args:
+        dimensions: of the model's embeddings.
+        largest_run: vectors that one batch takes.
+        positions_have_parts: the model has M-RoPE.
+    """
+
+    def __init__(self, dimensions: int, largest_run: int, *, positions_have_parts: bool) -> None:
+        self._dimensions = dimensions
+        self._largest_run = largest_run
+        self._parts = positions_have_parts
+        self._lock = threading.Lock()
+        self._first: OrderedDict[str, int] = OrderedDict()  # id of the first vector by marker, oldest use first
+        self._next = -1  # an id is never given out again: 2**31 of them are enough for years
+
+    def assign(self, soft: Sequence[SoftTokens]) -> tuple[dict[str, Tokens], Vectors]:
+        """Return the prompt's tokens by marker, each int32 [tokens], and the vectors of those below 0.
+
+        Raises:
+            InvalidRequest: these are no vectors for this model.
+            UnsupportedFeature: a picture's vectors do not fit a batch.
+        """
+        ids: dict[str, Tokens] = {}
+        rows: dict[int, NDArray[np.float32]] = {}
+        placed: dict[int, PlacedRun] = {}
+        for one in soft:
+            vectors, marker = self._rows(one), one.marker
+            own = self._range(marker, len(vectors))
+            rows.update(zip(own.tolist(), vectors, strict=True))
+            pieces = [own]
+            if one.runs:
+                self._check(one.runs, len(vectors))
+                pieces = list(_pieces(one.runs, own))
+                placed.update(_placed(one.runs, own))
+            ids[marker] = np.concatenate(pieces)
+        return ids, Vectors(rows, placed)
+
+    def _range(self, marker: str, count: int) -> Tokens:
+        with self._lock:
+            first = self._first.get(marker)
+            if first is None:
+                first, self._next = self._next, self._next - count
+                self._first[marker] = first
+                if len(self._first) > _KNOWN:
+                    self._first.popitem(last=False)
+            else:
+                self._first.move_to_end(marker)
+        return np.array(range(first, first - count, -1), np.int32)
+
+    def _rows(self, soft: SoftTokens) -> NDArray[np.float32]:
+        size = 4 * self._dimensions
+        if not soft.vectors or len(soft.vectors) % size:
+            raise InvalidRequest(f"{len(soft.vectors)} bytes are no vectors of {self._dimensions} values")
+        rows = np.frombuffer(soft.vectors, "<f4").reshape(-1, self._dimensions)
+        if not np.isfinite(rows).all():
+            raise InvalidRequest("a soft token has a value that is not finite")
+        return rows
+
+    def _check(self, runs: Sequence[SoftRun], vectors: int) -> None:
+        if sum(run.vectors for run in runs) != vectors:
+            raise InvalidRequest(f"{vectors} vectors, and runs of {sum(run.vectors for run in runs)}")
+        for run in runs:
+            if min(run.tokens, default=0) < 0:
+                raise InvalidRequest(f"soft tokens stand behind a token {min(run.tokens)}, which there is not")
+            if bool(run.positions) != (self._parts and run.vectors > 0) or len(run.positions) not in (
+                0,
+                4 * _PARTS * run.vectors,
+            ):
+                raise InvalidRequest("the positions of soft tokens are not those of this model")
+            if run.whole and run.vectors > self._largest_run:
+                raise UnsupportedFeature(
+                    f"a picture is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
+                    f"{self._largest_run}: set engine.batch_tokens to {run.vectors}"
+                )
+
+
+def _pieces(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[Tokens]:
+    start = 0
+    for run in runs:
+        yield np.array(run.tokens, np.int32)
+        yield ids[start : start + run.vectors]
+        start += run.vectors
+
+
+def _placed(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[tuple[int, PlacedRun]]:
+    start = 0
+    for run in runs:
+        if run.positions:
+            positions = np.frombuffer(run.positions, "<i4").reshape(_PARTS, run.vectors)
+            yield int(ids[start]), PlacedRun(run.vectors, run.span, positions, run.whole)
+        elif run.whole and run.vectors:
+            yield int(ids[start]), PlacedRun(run.vectors, run.vectors, None, run.whole)
+        start += run.vectors
+
+
+class _Stretch(msgspec.Struct, frozen=True, eq=False):
+    """A run in the prompt: the index of its first token, and that one's position."""
+
+    start: int
+    position: int
+    run: PlacedRun
+
+    @property
+    def end(self) -> int:
+        return self.start + self.run.count
+
+
+class Places:
+    """Of one prompt.
+
+    Args:
+        prompt: its tokens, int32 [tokens].
+        placed: its runs, by the id of their first soft token.
+    """
+
+    def __init__(self, prompt: Tokens, placed: Mapping[int, PlacedRun]) -> None:
+        self._stretches: list[_Stretch] = []
+        fewer = 0  # positions than tokens so far
+        for index in np.flatnonzero(np.isin(prompt, list(placed))).tolist() if placed else ():
+            run = placed[int(prompt[index])]
+            self._stretches.append(_Stretch(index, index - fewer, run))
+            fewer += run.count - run.span
+        self._starts = [one.start for one in self._stretches]
+
+    def position(self, index: int) -> int:
+        """Return the position of a token that is not within a run."""
+        before = self._at(index - 1)
+        return index if before is None else before.position + before.run.span + index - before.end
+
+    def run(self, start: int, count: int) -> tuple[int, bool]:
+        """Return how many of `count` soft tokens from `start` belong to its run, and whether they see each other."""
+        own = self._at(start)
+        if own is not None and start < own.end:
+            return own.end - start, own.run.whole
+        following = bisect_right(self._starts, start)
+        return min([count, *(one - start for one in self._starts[following : following + 1])]), False
+
+    def offsets(self, start: int, end: int) -> tuple[int, NDArray[np.int32] | None]:
+        """Return the first position of the soft tokens from `start` to before `end`, and the others from there."""
+        own = self._at(start)
+        if own is None or start >= own.end:
+            return self.position(start), None
+        if own.run.positions is None:
+            return own.position + start - own.start, None
+        return own.position, own.run.positions[:, start - own.start : end - own.start]
+
+    def cut(self, tokens: int) -> int:
+        """Return `tokens`, or fewer if the last of them is within a run that goes on behind it."""
+        own = self._at(tokens)
+        return own.start if own is not None and own.start < tokens < own.end else tokens
+
+    def _at(self, index: int) -> _Stretch | None:
+        """The last run that begins at `index` or before."""
+        found = bisect_right(self._starts, index)
+        return self._stretches[found - 1] if found else None
+
 
 _CACHE_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # cost of a cached prompt: its objects; each token, with its text

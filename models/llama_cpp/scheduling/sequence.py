@@ -13,9 +13,9 @@ from router.types import Confidence, FinishReason, TokenLogprob
 
 from ..native.vocabulary import Tokens, Vocabulary
 from ..native.weights import Adapter
+from ..prompts import NO_VECTORS, Places, Vectors
 from ..protocol import Emission, Job
 from ..sampler import NO_TOKEN, ConfidenceMeter, LogitsRow, TokenSampler, token_logprob
-from ..soft_tokens import NO_VECTORS, Places, Vectors
 from .kv_cache import SequenceSlot
 from .speculation import PromptLookup
 
