@@ -14,7 +14,9 @@ import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,23 +34,11 @@ _KNOWN = 4096  # vectors whose ids are remembered
 _PARTS = 3  # of a position that `SoftRun.positions` writes
 
 
-class PlacedRun(msgspec.Struct, frozen=True, eq=False):
-    """A run that is not simply one vector after the other.
-
-    `positions`: int32 [3, count] from the first one on; None: one after the other.
-    """
-
-    count: int
-    span: int  # of the model's positions
-    positions: NDArray[np.int32] | None
-    whole: bool
-
-
 class Vectors(msgspec.Struct, frozen=True, eq=False):
     """Of the soft tokens of one prompt, by their ids. False if there are none."""
 
     rows: Mapping[int, NDArray[np.float32]] = {}  # [embedding dimensions]
-    placed: Mapping[int, PlacedRun] = {}  # by the id of its first vector
+    placed: Mapping[int, SoftRun] = {}  # runs that are not simply one vector after the other, by their first one's id
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -71,7 +61,7 @@ class SoftTokenIds:
         self._largest_run = largest_run
         self._parts = positions_have_parts
         self._lock = threading.Lock()
-        self._first: OrderedDict[str, int] = OrderedDict()  # id of the first vector by marker, oldest use first
+        self._first_id = lru_cache(_KNOWN)(self._give_out)  # of the vectors that a marker stands for
         self._next = -1  # an id is never given out again: 2**31 of them are enough for years
 
     def assign(self, soft: Sequence[SoftTokens]) -> tuple[dict[str, Tokens], Vectors]:
@@ -83,30 +73,27 @@ class SoftTokenIds:
         """
         ids: dict[str, Tokens] = {}
         rows: dict[int, NDArray[np.float32]] = {}
-        placed: dict[int, PlacedRun] = {}
+        placed: dict[int, SoftRun] = {}
         for one in soft:
             vectors, marker = self._rows(one), one.marker
-            own = self._range(marker, len(vectors))
+            with self._lock:
+                first = self._first_id(marker, len(vectors))
+            own = np.array(range(first, first - len(vectors), -1), np.int32)
             rows.update(zip(own.tolist(), vectors, strict=True))
-            pieces = [own]
             if one.runs:
                 self._check(one.runs, len(vectors))
-                pieces = list(_pieces(one.runs, own))
-                placed.update(_placed(one.runs, own))
+            pieces, start = list[Tokens](), 0
+            for run in one.runs or (SoftRun(vectors=len(vectors)),):
+                if run.positions or (run.whole and run.vectors):
+                    placed[int(own[start])] = run
+                pieces += [np.array(run.tokens, np.int32), own[start : start + run.vectors]]
+                start += run.vectors
             ids[marker] = np.concatenate(pieces)
         return ids, Vectors(rows, placed)
 
-    def _range(self, marker: str, count: int) -> Tokens:
-        with self._lock:
-            first = self._first.get(marker)
-            if first is None:
-                first, self._next = self._next, self._next - count
-                self._first[marker] = first
-                if len(self._first) > _KNOWN:
-                    self._first.popitem(last=False)
-            else:
-                self._first.move_to_end(marker)
-        return np.array(range(first, first - count, -1), np.int32)
+    def _give_out(self, _marker: str, count: int) -> int:
+        first, self._next = self._next, self._next - count
+        return first
 
     def _rows(self, soft: SoftTokens) -> NDArray[np.float32]:
         size = 4 * self._dimensions
@@ -123,10 +110,7 @@ class SoftTokenIds:
         for run in runs:
             if min(run.tokens, default=0) < 0:
                 raise InvalidRequest(f"soft tokens stand behind a token {min(run.tokens)}, which there is not")
-            if bool(run.positions) != (self._parts and run.vectors > 0) or len(run.positions) not in (
-                0,
-                4 * _PARTS * run.vectors,
-            ):
+            if len(run.positions) != (4 * _PARTS * run.vectors if self._parts else 0):
                 raise InvalidRequest("the positions of soft tokens are not those of this model")
             if run.whole and run.vectors > self._largest_run:
                 raise UnsupportedFeature(
@@ -135,35 +119,20 @@ class SoftTokenIds:
                 )
 
 
-def _pieces(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[Tokens]:
-    start = 0
-    for run in runs:
-        yield np.array(run.tokens, np.int32)
-        yield ids[start : start + run.vectors]
-        start += run.vectors
+class _Stretch(NamedTuple):
+    """A run in the prompt, whose first token has this index and this position.
 
-
-def _placed(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[tuple[int, PlacedRun]]:
-    start = 0
-    for run in runs:
-        if run.positions:
-            positions = np.frombuffer(run.positions, "<i4").reshape(_PARTS, run.vectors)
-            yield int(ids[start]), PlacedRun(run.vectors, run.span, positions, run.whole)
-        elif run.whole and run.vectors:
-            yield int(ids[start]), PlacedRun(run.vectors, run.vectors, None, run.whole)
-        start += run.vectors
-
-
-class _Stretch(msgspec.Struct, frozen=True, eq=False):
-    """A run in the prompt: the index of its first token, and that one's position."""
+    `fewer`: behind the run, a token's position is less than its index by so many.
+    """
 
     start: int
     position: int
-    run: PlacedRun
+    fewer: int
+    run: SoftRun
 
     @property
     def end(self) -> int:
-        return self.start + self.run.count
+        return self.start + self.run.vectors
 
 
 class Places:
@@ -174,19 +143,19 @@ class Places:
         placed: its runs, by the id of their first soft token.
     """
 
-    def __init__(self, prompt: Tokens, placed: Mapping[int, PlacedRun]) -> None:
+    def __init__(self, prompt: Tokens, placed: Mapping[int, SoftRun]) -> None:
         self._stretches: list[_Stretch] = []
-        fewer = 0  # positions than tokens so far
+        fewer = 0
         for index in np.flatnonzero(np.isin(prompt, list(placed))).tolist() if placed else ():
-            run = placed[int(prompt[index])]
-            self._stretches.append(_Stretch(index, index - fewer, run))
-            fewer += run.count - run.span
+            run, position = placed[int(prompt[index])], index - fewer
+            fewer += run.vectors - run.span if run.positions else 0
+            self._stretches.append(_Stretch(index, position, fewer, run))
         self._starts = [one.start for one in self._stretches]
 
     def position(self, index: int) -> int:
         """Return the position of a token that is not within a run."""
         before = self._at(index - 1)
-        return index if before is None else before.position + before.run.span + index - before.end
+        return index if before is None else index - before.fewer
 
     def run(self, start: int, count: int) -> tuple[int, bool]:
         """Return how many of `count` soft tokens from `start` belong to its run, and whether they see each other."""
@@ -201,9 +170,10 @@ class Places:
         own = self._at(start)
         if own is None or start >= own.end:
             return self.position(start), None
-        if own.run.positions is None:
+        if not own.run.positions:
             return own.position + start - own.start, None
-        return own.position, own.run.positions[:, start - own.start : end - own.start]
+        positions = np.frombuffer(own.run.positions, "<i4").reshape(_PARTS, own.run.vectors)
+        return own.position, positions[:, start - own.start : end - own.start]
 
     def cut(self, tokens: int) -> int:
         """Return `tokens`, or fewer if the last of them is within a run that goes on behind it."""
