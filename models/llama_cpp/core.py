@@ -22,7 +22,7 @@ from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder, SoftTokenIds
 from .protocol import Emission, EngineOptions, ModelInfo
-from .sampler import NO_TOKEN, CandidateDraw, GrammarCompiler, LogitsRow
+from .sampler import NO_TOKEN, GrammarCompiler, LogitsRow
 from .scheduling.kv_cache import KVCache, PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
 from .scheduling.scheduler import Scheduler, Throughput
@@ -110,7 +110,6 @@ class EngineCore:
             options.sequences,
             self.planner,
         )
-        self.candidates = CandidateDraw(self.vocabulary)
         self.grammars = GrammarCompiler(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
         self.steps = 0

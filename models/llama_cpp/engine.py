@@ -195,7 +195,6 @@ class Engine:
             return None
         return TokenSampler(
             self._core.vocabulary,
-            self._core.candidates,
             sampling,
             prompt,
             grammar,

@@ -22,9 +22,9 @@ import ctypes
 import math
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import lru_cache, partial
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -51,13 +51,14 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # least recently used first
+        self._kept = lru_cache(_KEPT)(partial(self._matcher, warm=True))
 
-    def prepare(self) -> None:
+    def prepare(self) -> LLTokenizer:
         """Build the tokenizer, which takes a second for a large vocabulary; otherwise the first grammar does."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary)
+            return self._tokenizer
 
     def compile(self, grammar: str, *, keep: bool = True) -> GrammarState:
         """Return the state at the grammar's beginning.
@@ -69,26 +70,17 @@ class GrammarCompiler:
         Raises:
             InvalidGrammar: llguidance cannot read it.
         """
-        self.prepare()
-        assert self._tokenizer is not None
-        with self._lock:
-            matcher = self._compiled.get(grammar)
-            if matcher is not None:
-                self._compiled.move_to_end(grammar)
-        if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-            if keep:  # the first mask builds most of the lexer; here it delays no step
-                matcher.compute_bitmask()
-                matcher.compute_ff_tokens()
-            if matcher.is_error():
-                raise InvalidGrammar(f"The grammar cannot be used: {matcher.get_error()[:300]}")
-            if not keep:
-                return GrammarState(matcher, self._vocabulary)
-            with self._lock:
-                self._compiled[grammar] = matcher
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-        return GrammarState(matcher.deep_copy(), self._vocabulary)
+        matcher = self._kept(grammar).deep_copy() if keep else self._matcher(grammar)
+        return GrammarState(matcher, self._vocabulary)
+
+    def _matcher(self, grammar: str, *, warm: bool = False) -> LLMatcher:
+        matcher = LLMatcher(self.prepare(), grammar, log_level=0, limits=LIMITS)
+        if warm:  # the first mask builds most of the lexer; here it delays no step
+            matcher.compute_bitmask()
+            matcher.compute_ff_tokens()
+        if matcher.is_error():
+            raise InvalidGrammar(f"The grammar cannot be used: {matcher.get_error()[:300]}")
+        return matcher
 
 
 class GrammarState:
@@ -162,7 +154,6 @@ _OPEN, _CLOSE = OPEN.encode(), CLOSE.encode()
 NO_TOKEN = -1
 _TOP_K = 64  # default: beyond it is a small model's noise, and time
 _RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: "choose one"
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 def log_sum_exp(row: LogitsRow) -> float:
@@ -281,30 +272,6 @@ class ThinkingBudget:
         return token
 
 
-class CandidateDraw:
-    """One llama_token_data_array, which the engine's thread reuses for every sequence."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._table = np.empty(vocabulary.size, _CANDIDATE)
-        self._array = native.llama_token_data_array()
-        self._address = ctypes.addressof(self._array)
-
-    def draw(self, row: LogitsRow, candidates: NDArray[np.int64], chain: bindings.Pointer) -> int:
-        """Return the best of `candidates` (without `chain`) or a drawn one, or NO_TOKEN if there is none."""
-        if not len(candidates):
-            return NO_TOKEN
-        logits = row[candidates]
-        if not chain:
-            return int(candidates[logits.argmax()])
-        table = self._table[: len(candidates)]
-        table["id"], table["logit"], table["p"] = candidates, logits, 0.0
-        array = self._array
-        array.data = table.ctypes.data_as(native.llama_token_data_p)  # type: ignore[assignment]
-        array.size, array.selected, array.sorted = len(table), -1, False
-        bindings.apply(chain, self._address)
-        return int(array.data[array.selected].id)
-
-
 class TokenSampler:
     """Owns the native sampler chain of one sequence, which `close` frees, and its place in its grammar.
 
@@ -314,7 +281,6 @@ class TokenSampler:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        candidates: CandidateDraw,
         sampling: Sampling,
         prompt: Tokens,
         grammar: GrammarState | Future[GrammarState] | None = None,
@@ -327,7 +293,6 @@ class TokenSampler:
 
         Args:
             vocabulary: the model's tokens.
-            candidates: shared by all sequences of the engine.
             sampling: temperature, penalties and so on.
             prompt: its tokens, for the repetition penalty.
             grammar: constrains the answer, at its beginning; or one that is being compiled while the prompt is
@@ -340,7 +305,6 @@ class TokenSampler:
         Raises:
             InvalidRequest: `logit_bias` names a token that does not exist.
         """
-        self._candidates = candidates
         self._thinking = thinking
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
@@ -350,7 +314,7 @@ class TokenSampler:
         self._allowed_first = vocabulary.refuse_token if may_refuse and not answer_prefix else None
         prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
         self._answer_prefix = [token for token in prefix if vocabulary.pieces[token]]
-        self.adjusts_logits = self._bias is not None or self._penalties is not None
+        self.adjusts_logits = bool(self._bias or self._penalties or (grammar and self._chain))
 
     @property
     def forced(self) -> list[int]:
@@ -388,7 +352,15 @@ class TokenSampler:
             return token if self._thinking is None else self._thinking.choose(token)
         if self._grammar.allows(token):
             return token
-        return self._candidates.draw(row, self._grammar.allowed(), self._chain)
+        allowed = self._grammar.allowed()
+        if not len(allowed):
+            return NO_TOKEN
+        if not self._chain:
+            return int(allowed[row[allowed].argmax()])
+        logits = row[allowed]
+        row.fill(-np.inf)
+        row[allowed] = logits
+        return bindings.sample(self._chain, context, index)
 
     def accept(self, token: int) -> None:
         """Add `token`, which `sample` returned, to the answer."""

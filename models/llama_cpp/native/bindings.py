@@ -27,7 +27,6 @@ _TEXT, _FLOAT = ctypes.c_char_p, ctypes.c_float
 
 VERSION: str = llama_cpp.__version__
 Pointer = int
-Token = int
 
 
 def _bind(name: str, arguments: list[type], result: type | None) -> Callable[..., int]:
@@ -46,8 +45,6 @@ sample = _bind("llama_sampler_sample", [_PTR, _PTR, _INT], _INT)
 init_adapter = _bind("llama_adapter_lora_init", [_PTR, _TEXT], _PTR)
 invocation_tokens = _bind("llama_adapter_get_alora_n_invocation_tokens", [_PTR], ctypes.c_uint64)
 set_adapters = _bind("llama_set_adapters_lora", [_PTR, _PTR, _SIZE, _PTR], _INT)
-accept = _bind("llama_sampler_accept", [_PTR, _INT], None)
-apply = _bind("llama_sampler_apply", [_PTR, _PTR], None)
 free_sampler = _bind("llama_sampler_free", [_PTR], None)
 chain_init = _bind("llama_sampler_chain_init", [native.llama_sampler_chain_params], _PTR)
 chain_add = _bind("llama_sampler_chain_add", [_PTR, _PTR], None)
