@@ -49,6 +49,7 @@ class LedgerEntry:
         self.cache = ""
         self.closes_later = False  # at the end of a shared generation, which may outlast the request
         self.billable = True  # False: the tokens were generated for another request
+        self.admitted = False  # so that it has an outcome of its own
         self.outcome = ClientGone.code  # stays when the handler is cancelled
 
 

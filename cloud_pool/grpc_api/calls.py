@@ -130,11 +130,7 @@ class GenerateCalls:
     ) -> None:
         arrived_at = self._runner.clock()
         with self._runner.ledger_entry("generate", request_id, headers) as entry:
-            try:
-                context = await self._admit(headers, chunks, call, arrived_at, entry)
-            except CausewayError as error:
-                self._runner.refuse(entry, error)
-                raise
+            context = await self._admit(headers, chunks, call, arrived_at, entry)
             await self._runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
 
     async def _admit(

@@ -91,7 +91,10 @@ class RequestRunner:
 
     @contextmanager
     def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
-        """One request's entry in the ledger, closed at the end, or with the shared generation that answers it."""
+        """One request's entry in the ledger, closed at the end, or with the shared generation that answers it.
+
+        An error before the request is answered counts as a rejection.
+        """
         entry = self._ledger.open(route, headers)
         entry.id = request_id
         try:
@@ -100,14 +103,14 @@ class RequestRunner:
             if entry.outcome == ClientGone.code:
                 entry.outcome = self._cancelled_outcome
             raise
+        except CausewayError as error:
+            if not entry.admitted:
+                entry.outcome = error.code
+                self._metrics.count_rejected(error.code)
+            raise
         finally:
             if not entry.closes_later:
                 self._ledger.close(entry)
-
-    def refuse(self, entry: LedgerEntry, error: CausewayError) -> None:
-        """Count a request that was not admitted."""
-        entry.outcome = error.code
-        self._metrics.count_rejected(error.code)
 
     async def run(
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
@@ -183,7 +186,7 @@ class RequestRunner:
         Args:
             reply: tells whether the client has the whole answer; None: it has none until the block's end.
         """
-        outcome = ClientGone.code
+        outcome, entry.admitted = ClientGone.code, True
         try:
             yield
             outcome = "ok"

@@ -229,11 +229,7 @@ class GenerationRoutes:
         """Answer a request. `echoes`: of one that is answered as a response, filled by `parse`."""
         arrived_at = self._runner.clock()
         with self._runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
-            try:
-                context = await self._admission.admit(http, parse, arrived_at, entry)
-            except CausewayError as error:
-                self._runner.refuse(entry, error)
-                raise
+            context = await self._admission.admit(http, parse, arrived_at, entry)
             request = context.request
             reply = HttpReplyWriter(
                 request,

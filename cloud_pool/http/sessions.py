@@ -153,12 +153,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         runner, arrived_at = self._gateway.runner, self._gateway.runner.clock()
         await live.understood()
         with self._entry("realtime", start.id) as entry:
-            try:
-                context = await self._admit(entry, start.request, start.size_bytes, arrived_at)
-                self._hold(start, start.size_bytes)
-            except CausewayError as error:
-                runner.refuse(entry, error)
-                raise
+            context = await self._admit(entry, start.request, start.size_bytes, arrived_at)
+            self._hold(start, start.size_bytes)
             try:
                 reply = SessionReply(start.response, live.flush, partial(_described, start.id))
                 await runner.run(entry, context, arrived_at, reply)
@@ -172,12 +168,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         runner, parts, arrived_at = self._gateway.runner, self._gateway.parts, self._gateway.runner.clock()
         assert parts is not None
         with self._entry("transcription", secrets.token_hex(8)) as entry:
-            try:
-                request = sound_request(self._model, live.session.request_hints)
-                context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
-            except CausewayError as error:
-                runner.refuse(entry, error)
-                raise
+            request = sound_request(self._model, live.session.request_hints)
+            context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
             entry.tier = context.tier.name
 
             async def respond(on_chunk: OnChunk) -> Transcript:

@@ -53,11 +53,7 @@ class TranscriptionRoutes:
     async def transcription(self, http: web.BaseRequest) -> web.StreamResponse:
         arrived_at = self._runner.clock()
         with self._runner.ledger_entry("transcription", REQUEST.get(), http.headers) as entry:
-            try:
-                context, request = await self._admit(http, arrived_at, entry)
-            except CausewayError as error:
-                self._runner.refuse(entry, error)
-                raise
+            context, request = await self._admit(http, arrived_at, entry)
             headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
             if not request.stream:
                 whole = partial(self._whole, context, request, headers)
