@@ -319,19 +319,14 @@ class CachingService:
         self.following += 1
         span = generation.start_span("follow")
         try:
-            await GenerationFollower(
-                cache.store, cache.metrics, generation, leader, poll_s=cache.config.lease_s / 3
-            ).run()
+            await GenerationFollower(cache, generation, leader).run()
         finally:
             self.following -= 1
             if span is not None:
                 span.end(outcome="whole" if generation.finished else "broken")
 
     async def _lead(self, cache: SharedCache, generation: CoalescedGeneration, lease: LeaderLease | None) -> None:
-        leader = GenerationLeader(
-            cache.store, cache.codec, cache.metrics, self._generate, generation, lease, lease_s=cache.config.lease_s
-        )
-        self._leaders[generation.key] = leader
+        leader = self._leaders[generation.key] = GenerationLeader(cache, self._generate, generation, lease)
         try:
             await leader.run()
         finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 
 import anyio
 
@@ -13,9 +13,10 @@ from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequ
 from router.types import Request
 
 from ..core.request_context import AnswerHead, Generate, RequestContext
-from .entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
+from .entry_codec import CorruptEntry, pack_batch, unpack_batch
+from .shared_cache import SharedCache
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
-from .store import AnswerStore, CacheMetrics, LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
+from .store import LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
 
 _log = logging.getLogger("causeway.cloud.cache")
 _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
@@ -31,23 +32,14 @@ class GenerationLeader:
     """
 
     def __init__(
-        self,
-        store: AnswerStore,
-        codec: EntryCodec,
-        metrics: CacheMetrics,
-        generate: Generate,
-        generation: CoalescedGeneration,
-        lease: LeaderLease | None,
-        *,
-        lease_s: float,
+        self, cache: SharedCache, generate: Generate, generation: CoalescedGeneration, lease: LeaderLease | None
     ) -> None:
-        self._store = store
-        self._codec = codec
-        self._metrics = metrics
+        self._cache = cache
+        self._store = cache.store
         self._generate = generate
         self._generation = generation
         self._lease = lease
-        self._interval_s = lease_s / 3
+        self._interval_s = cache.config.lease_s / 3
         self._wakeup = anyio.Event()
         self.has_remote_followers = False  # whether another gateway has asked for this answer
         self._published = 0  # chunks
@@ -113,7 +105,7 @@ class GenerationLeader:
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        try:
+        with suppress(RedisUnavailable):  # the lease expires
             if error is not None or context is None or not self._generation.whole:
                 await self._store.release(lease)
                 return
@@ -124,18 +116,16 @@ class GenerationLeader:
             finally:
                 if span is not None:
                     span.end(outcome=outcome)
-        except RedisUnavailable:
-            return  # the lease expires
 
     async def _store_answer(self, lease: LeaderLease, request: Request) -> str:
         """Return the outcome for the trace. Raises RedisUnavailable."""
         head, chunks = self._generation.head or AnswerHead(), self._generation.pieces()
-        value = self._codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
+        value = self._cache.codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
-            self._metrics.fault("not_stored")
+            self._cache.metrics.fault("not_stored")
         rest = self._unpublished() if self.has_remote_followers else b""
         if not await self._store.finish(lease, value or b"", rest):
-            self._metrics.fault("lost_lease")
+            self._cache.metrics.fault("lost_lease")
             return "lost_lease"
         return "not_stored" if value is None else "kept"
 
@@ -162,19 +152,18 @@ class GenerationLeader:
         lease = self._lease
         if lease is None:
             return False
-        try:
+        with suppress(RedisUnavailable):
             if await self._store.release_if_unwanted(lease):
                 self.on_remote_follower()
                 return True
-        except RedisUnavailable:
-            pass
         self._lease = None
         return False
 
     async def _update_lease(self, lease: LeaderLease, *, due: bool) -> None:
         if not self._generation.whole:  # too long to be shared
             self._lease = None
-            await _ignore_unavailable(self._store.release(lease))
+            with suppress(RedisUnavailable):
+                await self._store.release(lease)
             return
         try:
             if self.has_remote_followers and self._published < self._generation.length:
@@ -186,7 +175,7 @@ class GenerationLeader:
         except RedisUnavailable:
             return  # the next interval tries again: the lease outlives two of them
         if interest is None:
-            self._metrics.fault("lost_lease")
+            self._cache.metrics.fault("lost_lease")
             self._lease = None
         elif interest:
             self.on_remote_follower()
@@ -203,30 +192,15 @@ class GenerationLeader:
         return pack_batch(first, None if first else self._generation.head, self._generation.pieces(first))
 
 
-async def _ignore_unavailable(call: Awaitable[None]) -> None:
-    try:
-        await call
-    except RedisUnavailable:
-        return
-
-
 class GenerationFollower:
     """Copies one remote leader's chunks into the local generation."""
 
-    def __init__(
-        self,
-        store: AnswerStore,
-        metrics: CacheMetrics,
-        generation: CoalescedGeneration,
-        leader: RemoteLeader,
-        *,
-        poll_s: float,
-    ) -> None:
-        self._store = store
-        self._metrics = metrics
+    def __init__(self, cache: SharedCache, generation: CoalescedGeneration, leader: RemoteLeader) -> None:
+        self._cache = cache
+        self._store = cache.store
         self._generation = generation
         self._leader = leader
-        self._poll_s = poll_s
+        self._poll_s = cache.config.lease_s / 3
         self._last = b"0"
 
     async def run(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -246,7 +220,7 @@ class GenerationFollower:
         except RedisUnavailable:
             return
         except CorruptEntry:
-            self._metrics.fault("corrupt")
+            self._cache.metrics.fault("corrupt")
 
     async def _consume(self, entries: list[StreamEntry]) -> bool:
         """Return whether the leader has ended. Raises CorruptEntry."""
