@@ -207,10 +207,10 @@ def _build_tier_runtimes(
             settings.permits,
             settings.max_queued,
             settings,
-            counters=admission_metrics.of(tier.name),
+            metrics=admission_metrics,
+            tier=tier.name,
             lost_s=lag.lost_s,
         )
-        admission_metrics.watch(tier.name, admission)
         pool = pools.by_tier[tier.name]
         dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pool, dispatch_metrics)
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)

@@ -384,7 +384,8 @@ class ReleaseRate:
         self._span_s = 0.0
         self._released = 0.0
         self._granted = dict.fromkeys(RANK, 0.0)
-        self._held_s: float | None = None
+        self.held_s: float | None = None
+        """Recent mean time for which a permit is held; None before the first sample."""
         self._pending_s: float | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._permits = 1
@@ -395,8 +396,8 @@ class ReleaseRate:
         self._full = full
         if not full:
             return
-        if self._at - past_s - self._full_at > self._memory_s and self._held_s is not None:
-            self._begin(self._held_s)
+        if self._at - past_s - self._full_at > self._memory_s and self.held_s is not None:
+            self._begin(self.held_s)
         self._full_at = now
         decay = math.exp(-past_s / self._memory_s)
         self._span_s = self._span_s * decay + self._memory_s * (1.0 - decay)
@@ -407,10 +408,10 @@ class ReleaseRate:
     def record_release(self, held_s: float, permits: int) -> None:
         """Record the release of one of `permits`, which was held for `held_s`."""
         self._released += self._full
-        self._held_s = _smoothed(self._held_s, held_s)
+        self.held_s = _smoothed(self.held_s, held_s)
         self._recent.append(held_s)
         self._permits = max(1, permits)
-        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / self._permits)
+        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self.held_s / self._permits)
 
     def record_first_token(self, pending_s: float) -> None:
         """Record a first token, which came so long after its sequence got its permit."""
@@ -420,14 +421,9 @@ class ReleaseRate:
         self._granted[priority] += 1.0
 
     @property
-    def held_s(self) -> float | None:
-        """Recent mean time for which a permit is held; None before the first sample."""
-        return self._held_s
-
-    @property
     def pending_share(self) -> float | None:
         """Share of the held permits whose sequence has no first token, if they began evenly; None: not known yet."""
-        return self._pending_s / self._held_s if self._pending_s is not None and self._held_s else None
+        return self._pending_s / self.held_s if self._pending_s is not None and self.held_s else None
 
     @property
     def short_s(self) -> float:
@@ -439,7 +435,7 @@ class ReleaseRate:
         """Permits released a second; None where nothing is known yet."""
         if (self._released >= 1.0 and self._span_s >= _MIN_SPAN_S) or self._span_s > 0.98 * self._memory_s:
             return self._released / self._span_s
-        return self._permits / self._held_s if self._held_s else None
+        return self._permits / self.held_s if self.held_s else None
 
     def rate_for(self, priority: Priority, share: float) -> float | None:
         """Return what is left of the rate for this priority: all but the grants above it, and at least `share`."""

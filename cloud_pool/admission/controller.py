@@ -74,10 +74,8 @@ class Permit:
 
     def first_token(self, seconds_in_triton: float) -> None:
         """Report the first token. The time counts from handing over to Triton; for a retry, from the retry's."""
-        lost_s = self._admission.lost_s() - self._lost_s
-        self._admission.first_token(
-            self._ticket, seconds_in_triton, is_reliable=lost_s <= _LOST_SHARE * seconds_in_triton
-        )
+        is_reliable = self._admission.lost_s() - self._lost_s <= _LOST_SHARE * seconds_in_triton
+        self._admission.first_token(self._ticket, seconds_in_triton if is_reliable else None)
 
     def failed(self) -> None:
         """Report that the tier refused the request or was late with its first token; not that an endpoint broke."""
@@ -114,31 +112,28 @@ class AdmissionController:
         *,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        counters: AdmissionCounters | None = None,
+        metrics: AdmissionMetrics | None = None,
+        tier: str = "",
         lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
         Args:
+            metrics: Of all tiers.
+            tier: The name of its own in them.
             lost_s: Total time that this process lost itself (`observability.metrics.EventLoopLag`).
         """
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
         self._clock = clock
         self._chance = chance
-        self._counters = counters or AdmissionMetrics(CollectorRegistry()).of("")
+        self._metrics = metrics or AdmissionMetrics(CollectorRegistry())
+        self._tier = tier
         settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
-        self.scheduler = AdmissionScheduler(settings, clock(), self._counters.shed)
+        self.scheduler = AdmissionScheduler(settings, clock(), partial(self._metrics.count_shed, tier))
+        self._metrics.watch(tier, self.scheduler)
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
         self._permits: dict[Ticket, Permit] = {}
-
-    @property
-    def running(self) -> int:
-        return self.scheduler.running
-
-    @property
-    def waiting(self) -> int:
-        return self.scheduler.waiting
 
     @property
     def limit(self) -> int:
@@ -190,9 +185,9 @@ class AdmissionController:
             for ticket in reversed(tickets):  # those that wait first: a sibling's permit is for others
                 self.release(ticket)
 
-    def first_token(self, ticket: Ticket, seconds: float, *, is_reliable: bool = True) -> None:
-        """Record a first token. `is_reliable` False: the measured time is not the tier's."""
-        self._wake(self.scheduler.first_token(ticket, self._clock(), seconds if is_reliable else None))
+    def first_token(self, ticket: Ticket, seconds: float | None) -> None:
+        """Record a first token; `seconds` None: the measured time is not the tier's."""
+        self._wake(self.scheduler.first_token(ticket, self._clock(), seconds))
 
     def failed(self, ticket: Ticket) -> None:
         self.scheduler.failed(ticket, self._clock())
@@ -204,7 +199,7 @@ class AdmissionController:
     def report_wait(self, ticket: Ticket) -> None:
         """Report how long the ticket's request waited, by its first sequence."""
         if ticket.is_first:
-            self._counters.admitted(ticket.priority, ticket.admitted - ticket.arrived)
+            self._metrics.observe_wait(self._tier, ticket.priority, ticket.admitted - ticket.arrived)
 
     def release(self, ticket: Ticket) -> None:
         """Give the ticket's permit back, or its place in the queue; a second call does nothing."""
@@ -241,7 +236,7 @@ class AdmissionController:
     def _make_room(self, ticket: Ticket) -> None:
         """Revoke the permit of a preempted ticket, or reject one that was displaced from the queue."""
         if ticket.state is TicketState.WAITING:
-            self._counters.preempted(ticket.priority)
+            self._metrics.count_preempted(self._tier, ticket.priority)
             self._permits[ticket].wait_for(self._future(ticket))
         else:
             self._resolve(ticket, self.scheduler.queue_full_error(ticket.priority))
@@ -266,6 +261,8 @@ class AdmissionController:
 
 
 class AdmissionMetrics:
+    """What becomes of the requests of all tiers."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = Histogram(
             "causeway_cloud_queue_seconds",
@@ -299,33 +296,19 @@ class AdmissionMetrics:
             "causeway_cloud_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
         )
 
-    def of(self, tier: str) -> AdmissionCounters:
-        """Return the counters of one tier."""
-        return AdmissionCounters(tier, self._queue, self._shed, self._preemptions)
-
-    def watch(self, tier: str, admission: AdmissionController) -> None:
-        """Read the controller at each scrape."""
-        self._limit.labels(tier).set_function(lambda: admission.limit)
-        self._running.labels(tier).set_function(lambda: admission.running)
+    def watch(self, tier: str, scheduler: AdmissionScheduler) -> None:
+        """Read the scheduler of a tier at each scrape."""
+        self._limit.labels(tier).set_function(lambda: scheduler.limit)
+        self._running.labels(tier).set_function(lambda: scheduler.running)
         for priority in RANK:
-            self._queued.labels(tier, priority).set_function(partial(admission.scheduler.waiting_of, priority))
+            self._queued.labels(tier, priority).set_function(partial(scheduler.waiting_of, priority))
 
+    def observe_wait(self, tier: str, priority: Priority, seconds: float) -> None:
+        """Count an admitted request that has waited for so long."""
+        self._queue.labels(tier, priority).observe(seconds)
 
-class AdmissionCounters:
-    """Counts what becomes of a tier's requests."""
+    def count_shed(self, tier: str, priority: Priority, reason: Reason) -> None:
+        self._shed.labels(tier, priority, reason).inc()
 
-    def __init__(self, tier: str, queue: Histogram, shed: Counter, preemptions: Counter) -> None:
-        self._tier = tier
-        self._queue = queue
-        self._shed = shed
-        self._preemptions = preemptions
-
-    def admitted(self, priority: Priority, seconds: float) -> None:
-        """Count a request that has waited for so long."""
-        self._queue.labels(self._tier, priority).observe(seconds)
-
-    def shed(self, priority: Priority, reason: Reason) -> None:
-        self._shed.labels(self._tier, priority, reason).inc()
-
-    def preempted(self, priority: Priority) -> None:
-        self._preemptions.labels(self._tier, priority).inc()
+    def count_preempted(self, tier: str, priority: Priority) -> None:
+        self._preemptions.labels(tier, priority).inc()

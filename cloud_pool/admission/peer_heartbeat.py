@@ -147,7 +147,7 @@ class PeerHeartbeat:
         else:
             tier.demand = _ALL if admission.wants_more else float(running)
             # Messages wait in admission, and hold no permit: other workers may have what this one leaves.
-            running, part = running - admission.waiting, int(tier.part)
+            running, part = running - admission.scheduler.waiting, int(tier.part)
         lacks_capacity = admission.scheduler.lacks_capacity(self._clock())
         own = PeerState(self._kind, round(tier.demand, 2), running, lacks_capacity, part)
         tier.peers = {**tier.peers, self._name: own}

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -222,7 +223,7 @@ class PermitAllocator:
         if self._saved < 1.0 or ticket.priority == "bulk" or not self._is_light(ticket, limit, now):
             return None
         preemptible = [each for each in reversed(self._pending) if self._is_preemptible(each, ticket, limit, now)]
-        return max(preemptible, key=_rank, default=None)
+        return max(preemptible, key=attrgetter("rank"), default=None)
 
     def _is_preemptible(self, each: Ticket, ticket: Ticket, limit: int, now: float) -> bool:
         if each.preempted >= MAX_PREEMPTIONS or each.deadline < now + _MIN_LEFT_S:
@@ -247,7 +248,3 @@ class PermitAllocator:
     @property
     def _are_tenants_mixed(self) -> bool:
         return len(self._tenants) > 1
-
-
-def _rank(ticket: Ticket) -> int:
-    return ticket.rank

@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from router.jobs.submission import RANK, Priority
 
@@ -167,7 +168,7 @@ class FairQueue:
     def youngest(self) -> Ticket | None:
         """Return the youngest ticket of a request that has not begun."""
         last = (flow.waiting[-1] for flow in self._backlogged.values())
-        return max((ticket for ticket in last if not ticket.has_begun), key=_arrival, default=None)
+        return max((ticket for ticket in last if not ticket.has_begun), key=attrgetter("arrived"), default=None)
 
     def youngest_over_share(self, ticket: Ticket) -> Ticket | None:
         """Return a ticket of the request that has to make room for a new one in a full queue, None if none has to.
@@ -228,10 +229,6 @@ def _count_before(flow: Flow, start: float) -> int:
         tag += flow.used_share * ticket.tokens / flow.weight
         count += 1
     return count
-
-
-def _arrival(ticket: Ticket) -> float:
-    return ticket.arrived
 
 
 class WaitingTickets:

@@ -39,10 +39,10 @@ async def test_a_free_permit_goes_to_the_most_urgent_then_the_oldest() -> None:
         for name, priority in asks:
             waiting.append(asyncio.ensure_future(ask(name, priority)))
             await settle()
-        assert admission.waiting == 4
+        assert admission.scheduler.waiting == 4
     await asyncio.gather(*waiting)
     assert order == ["i1", "s1", "s2", "b1"]
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_full_queue_rejects_at_once_with_retry_after() -> None:
@@ -52,7 +52,7 @@ async def test_a_full_queue_rejects_at_once_with_retry_after() -> None:
             async with acquire(admission, "interactive", 60.0):
                 pass
     assert raised.value.retry_after_s is not None
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_a_wait_ends_with_the_deadline() -> None:
@@ -61,8 +61,8 @@ async def test_a_wait_ends_with_the_deadline() -> None:
         with pytest.raises(DeadlineExceeded):
             async with acquire(admission, "standard", 0.0):
                 pass
-        assert admission.waiting == 0
-    assert admission.running == 0
+        assert admission.scheduler.waiting == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
@@ -84,7 +84,7 @@ async def test_a_cancelled_waiter_passes_its_permit_on() -> None:
     second.cancel()
     await asyncio.gather(second, third, return_exceptions=True)
     assert third.exception() is None
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 def test_headers_are_read_with_defaults() -> None:

@@ -213,10 +213,10 @@ async def test_requests_at_ejected_endpoints_take_no_permits_of_others(client: r
     endpoints.capacity = PoolCapacity(2)
     await beat(alone)
     async with holding(one, 40):
-        assert (one.running, one.waiting) == (32, 8)
+        assert (one.scheduler.running, one.scheduler.waiting) == (32, 8)
         endpoints.capacity = PoolCapacity(1, away=16)
         await beat(alone)
-        assert (one.limit, one.running) == (32, 32)
+        assert (one.limit, one.scheduler.running) == (32, 32)
         assert one.demand == 16 + 8
         endpoints.capacity = PoolCapacity(1)
         await beat(alone)
@@ -294,8 +294,8 @@ async def test_a_flood_beside_another_tenant_and_running_jobs_stays_within_the_p
     async with holding(own, 1, "quiet"), holding(jobs, 3):
         await beat(gateway, worker)
         async with holding(own, 40, "flood"):
-            assert own.running + jobs.running <= 16
-            assert own.waiting
+            assert own.scheduler.running + jobs.scheduler.running <= 16
+            assert own.scheduler.waiting
 
 
 async def test_workers_back_off_while_a_gateways_requests_wait(client: redis.asyncio.Redis) -> None:

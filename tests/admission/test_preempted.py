@@ -75,7 +75,7 @@ async def preempted(admission: AdmissionController) -> tuple[Work, Work]:
 async def test_a_preempted_request_runs_again_in_its_turn() -> None:
     admission = controller()
     flood, quiet = await preempted(admission)
-    assert (admission.running, admission.waiting) == (1, 1)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 1)
     quiet.answered.set()
     await settle()
     assert quiet.events == ["began", "done"]
@@ -83,16 +83,16 @@ async def test_a_preempted_request_runs_again_in_its_turn() -> None:
     flood.answered.set()
     await settle()
     assert flood.events[-1] == "done"
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_cancelling_a_preempted_request_leaves_the_other_alone() -> None:
     admission = controller()
     flood, quiet = await preempted(admission)
     await flood.end()
-    assert (admission.running, admission.waiting) == (1, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 0)
     await quiet.end()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
@@ -103,9 +103,9 @@ async def test_cancelling_at_the_moment_of_preemption_leaks_nothing() -> None:
     await asyncio.sleep(0)
     await flood.end()
     await settle()
-    assert (admission.running, admission.waiting) == (1, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 0)
     await quiet.end()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_an_immediate_regrant_still_restarts_the_work() -> None:
@@ -117,9 +117,9 @@ async def test_an_immediate_regrant_still_restarts_the_work() -> None:
         pass
     await settle()
     assert flood.events == ["began", "preempted", "began"]
-    assert (admission.running, admission.waiting) == (1, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 0)
     await flood.end()
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_a_first_token_at_the_moment_of_preemption_is_discarded() -> None:
@@ -135,7 +135,7 @@ async def test_a_first_token_at_the_moment_of_preemption_is_discarded() -> None:
         await settle()
     assert flood.events[-1] == "done"
     await quiet.end()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_preempted_request_keeps_its_deadline() -> None:
@@ -149,7 +149,7 @@ async def test_a_preempted_request_keeps_its_deadline() -> None:
     await settle()
     assert isinstance(flood.task.exception(), DeadlineExceeded)
     await quiet.end()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
@@ -164,7 +164,7 @@ async def test_a_preempted_request_can_be_displaced_from_a_full_queue() -> None:
     assert isinstance(bulk.exception(), QueueFull)
     for work in (urgent, more):
         await work.end()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def _bulk(admission: AdmissionController) -> None:
@@ -200,13 +200,13 @@ async def test_errors_of_the_work_pass_through() -> None:
         with pytest.raises(raised):
             async with acquire(admission, "interactive", 60.0, preemptible=True) as permit, permit.while_held():
                 raise raised
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_preemptions_are_counted() -> None:
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(1, 4, clock=Clock(), counters=metrics.of("large"))
+    admission = AdmissionController(1, 4, clock=Clock(), metrics=metrics, tier="large")
     works = await preempted(admission)
     of = {"tier": "large", "priority": "interactive"}
     assert registry.get_sample_value("causeway_cloud_preemptions_total", of) == 1.0

@@ -174,14 +174,14 @@ async def test_a_sequence_that_ends_lets_the_next_one_run() -> None:
     admission = AdmissionController(permits=2, max_queued=8)
     running = Running(admission, 3)
     await settle()
-    assert (running.running, admission.running, admission.waiting) == (2, 2, 1)
+    assert (running.running, admission.scheduler.running, admission.scheduler.waiting) == (2, 2, 1)
     running.ends[1].set()
     await settle()
-    assert (running.running, admission.running, admission.waiting) == (2, 2, 0)
+    assert (running.running, admission.scheduler.running, admission.scheduler.waiting) == (2, 2, 0)
     for end in running.ends:
         end.set()
     await running.task
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_client_that_leaves_gives_every_permit_back() -> None:
@@ -191,11 +191,11 @@ async def test_a_client_that_leaves_gives_every_permit_back() -> None:
     leaving.task.cancel()
     await asyncio.gather(leaving.task, return_exceptions=True)
     await settle()
-    assert (staying.running, admission.running, admission.waiting) == (2, 2, 0)
+    assert (staying.running, admission.scheduler.running, admission.scheduler.waiting) == (2, 2, 0)
     for end in staying.ends:
         end.set()
     await staying.task
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_a_client_that_leaves_as_a_permit_comes_passes_it_on() -> None:
@@ -208,7 +208,7 @@ async def test_a_client_that_leaves_as_a_permit_comes_passes_it_on() -> None:
     leaving.task.cancel()
     await asyncio.gather(first.task, leaving.task, return_exceptions=True)
     await settle()
-    assert (staying.running, admission.running, admission.waiting) == (1, 1, 0)
+    assert (staying.running, admission.scheduler.running, admission.scheduler.waiting) == (1, 1, 0)
     staying.ends[0].set()
     await staying.task
 
@@ -224,7 +224,7 @@ async def test_a_displaced_request_gets_one_error_for_all_its_sequences() -> Non
     for each in (first, quiet):
         each.ends[0].set()
         await each.task
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_displaced_request_learns_of_it_at_its_next_step() -> None:
@@ -238,7 +238,7 @@ async def test_a_displaced_request_learns_of_it_at_its_next_step() -> None:
                 await permit.granted()
         quiet.task.cancel()
         await asyncio.gather(quiet.task, return_exceptions=True)
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_sequences_that_wait_beyond_the_deadline_fail() -> None:
@@ -247,4 +247,4 @@ async def test_sequences_that_wait_beyond_the_deadline_fail() -> None:
         with pytest.raises(DeadlineExceeded):
             async with admission.acquire(2, "standard", 0.01) as permits:
                 await permits[0].granted()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)

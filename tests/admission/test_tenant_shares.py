@@ -57,9 +57,9 @@ async def test_a_displaced_waiter_gets_a_429_with_retry_after() -> None:
     assert admission.scheduler.waiting_of("interactive") == 1
     await end(held)
     await settle()
-    assert (admission.running, admission.waiting) == (1, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 0)
     await end(urgent)
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_displaced_waiter_cancelled_at_once_leaves_nothing() -> None:
@@ -72,9 +72,9 @@ async def test_a_displaced_waiter_cancelled_at_once_leaves_nothing() -> None:
     urgent = asyncio.ensure_future(hold(admission, "interactive"))
     await asyncio.gather(bulk, return_exceptions=True)
     await settle()
-    assert (admission.running, admission.waiting) == (1, 1)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 1)
     await end(held, urgent)
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_a_permit_granted_to_a_cancelled_waiter_passes_on() -> None:
@@ -86,9 +86,9 @@ async def test_a_permit_granted_to_a_cancelled_waiter_passes_on() -> None:
     # Granted to the first, which has not run yet.
     waiters[0].cancel()
     await settle()
-    assert (admission.running, admission.waiting) == (1, 1)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (1, 1)
     await end(*waiters)
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("step", ["nothing", "first token", "failed"])
@@ -105,14 +105,13 @@ async def test_failing_work_releases_its_permit(step: str) -> None:
 
     with pytest.raises(RuntimeError):
         await work()
-    assert (admission.running, admission.waiting) == (0, 0)
+    assert (admission.scheduler.running, admission.scheduler.waiting) == (0, 0)
 
 
 async def test_waits_and_sheds_are_counted() -> None:
     clock, registry = Clock(), CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(1, 1, clock=clock, counters=metrics.of("large"))
-    metrics.watch("large", admission)
+    admission = AdmissionController(1, 1, clock=clock, metrics=metrics, tier="large")
     held = asyncio.ensure_future(hold(admission))
     await settle()
     waiting = asyncio.ensure_future(hold(admission, "interactive"))
@@ -142,7 +141,7 @@ async def test_expected_waits() -> None:
             clock.now += 1.0
     tasks = [asyncio.ensure_future(hold(admission)) for _ in range(6)]
     await settle()
-    assert admission.waiting == 4
+    assert admission.scheduler.waiting == 4
     assert admission.scheduler.expected_wait_s("standard") == pytest.approx(5 / 2, rel=0.2)
     assert admission.scheduler.expected_wait_s("interactive") == pytest.approx(1 / 2, rel=0.2)
     with pytest.raises(Shed) as raised:

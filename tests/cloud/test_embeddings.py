@@ -111,7 +111,7 @@ async def test_vectors_are_in_the_order_of_the_inputs_and_their_tokens_add_up() 
     assert embeddings.vectors == ((0.0, 0.5), (1.0, 0.5), (2.0, 0.5))
     assert embeddings.usage.prompt_tokens == 15
     assert [embedding_input(request) for request in fake.requests] == ["one", "two", [3, 4]]
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_the_model_learns_which_texts_are_one_caller_s_and_not_its_name() -> None:
@@ -182,7 +182,7 @@ async def test_a_failed_input_fails_the_request_and_frees_its_permit(script: Scr
         with pytest.raises(CausewayError) as failed:
             await embed(triton, TEXTS, admission)
     assert failed.value.code == code
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_no_other_tier_ever_answers() -> None:
@@ -215,7 +215,7 @@ async def test_a_cancelled_request_frees_its_permit_and_sends_nothing_more() -> 
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert admission.running == 0
+        assert admission.scheduler.running == 0
         await fake.cancelled.wait()
         assert texts == ["one", "two"]
 

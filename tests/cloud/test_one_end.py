@@ -226,4 +226,4 @@ async def test_a_stock_backend_may_fail_after_the_finish_reason(script: Script, 
         chunks = await answer(triton, Request(kind="chat", model="stock", messages=CHAT.messages, n=n), admission)
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"] * n
     assert chunks[-1].usage == Usage(5, 2 * n)
-    assert admission.running == 0
+    assert admission.scheduler.running == 0

@@ -401,7 +401,7 @@ async def test_stock_backend() -> None:
     )
     assert sent["text_input"][4:] == b"<|u|>hi < |u|>"
     assert b'"max_tokens":77' in sent["sampling_parameters"]
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 def generators_here() -> int:
@@ -458,7 +458,7 @@ async def test_failed_answer_releases_its_permit(script: Script, request_: Reque
     async with bed(script) as (_, triton):
         with pytest.raises(CausewayError):
             await answer(triton, request_, admission)
-    assert admission.running == 0
+    assert admission.scheduler.running == 0
 
 
 async def test_cancelled_answer_releases_its_permits_and_all_its_calls() -> None:
@@ -472,4 +472,4 @@ async def test_cancelled_answer_releases_its_permits_and_all_its_calls() -> None
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         await fake.cancelled.wait()
-    assert admission.running == 0
+    assert admission.scheduler.running == 0

@@ -154,9 +154,8 @@ class Bed:
     @property
     def is_free(self) -> bool:
         """Whether nothing runs and every permit is free."""
-        return not any(admission.running or admission.waiting for admission in self.admissions.values()) and not any(
-            triton.open for triton in self.tritons.values()
-        )
+        demands = (admission.demand for admission in self.admissions.values())
+        return not any(demands) and not any(triton.open for triton in self.tritons.values())
 
 
 def text_of(chunks: list[Chunk]) -> str:

@@ -58,7 +58,7 @@ async def test_no_more_sequences_are_sent_than_there_are_permits() -> None:
     await triton.hangs.wait()
     await asyncio.sleep(0)
     assert sum(request.parameters.n for request in triton.requests) <= PERMITS
-    assert bed.admissions["large"].waiting == 128 - PERMITS
+    assert bed.admissions["large"].scheduler.waiting == 128 - PERMITS
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert bed.is_free
@@ -99,10 +99,13 @@ async def test_a_client_that_leaves_while_its_sequences_wait_leaves_nothing() ->
     await bed.tritons["large"].hangs.wait()
     waiting = asyncio.ensure_future(bed.send(bed.call(fan_out())))
     await settle()
-    assert bed.admissions["large"].waiting
+    assert bed.admissions["large"].scheduler.waiting
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert (bed.admissions["large"].running, bed.admissions["large"].waiting) == (1, 0)
+    assert (
+        bed.admissions["large"].scheduler.running,
+        bed.admissions["large"].scheduler.waiting,
+    ) == (1, 0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert bed.is_free
@@ -118,7 +121,7 @@ async def test_another_tenants_chat_is_answered_before_the_fan_out_has_ended() -
 
     loud = asyncio.ensure_future(send("loud", fan_out()))
     await settle()
-    assert bed.admissions["large"].waiting
+    assert bed.admissions["large"].scheduler.waiting
     await asyncio.gather(loud, send("quiet"))
     assert order == ["quiet", "loud"]
 
