@@ -17,7 +17,7 @@ from router.types import Request, Usage
 
 from ..core.principal import Principal
 from .audit import AuditLog, AuditRecord
-from .tenants.config import MICRO_USD_PER_USD, Price, TenantLimits, TenantsConfig
+from .tenants.config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .tenants.rate_limiter import TenantRateLimiter
 from .tenants.usage import Charge, Demand, Reservation, UsageRecorder
 
@@ -53,30 +53,15 @@ class LedgerEntry:
         self.outcome = ClientGone.code  # stays when the handler is cancelled
 
 
-class Ledger:
-    """Opens and closes entries: limits before a request, usage after it, which is written to Redis in the background.
+class Ledger(msgspec.Struct, frozen=True):
+    """Opens and closes entries: limits before a request; usage after it, which goes to Redis in the background."""
 
-    Args:
-        wall_clock: unix time, s
-    """
-
-    def __init__(
-        self,
-        config: TenantsConfig,
-        limiter: TenantRateLimiter,
-        usage: UsageRecorder,
-        audit: AuditLog,
-        metrics: TenantMetrics,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.usage = usage
-        self._config = config
-        self._prices = {price.tier: price for price in config.prices}
-        self._limiter = limiter
-        self._audit = audit
-        self._metrics = metrics
-        self._wall_clock = wall_clock
+    config: TenantsConfig
+    limiter: TenantRateLimiter
+    usage: UsageRecorder
+    audit: AuditLog
+    metrics: TenantMetrics
+    wall_clock: Callable[[], float] = time.time  # unix, s
 
     def open(self, route: str, headers: Mapping[str, str]) -> LedgerEntry:
         """Open an entry. The policy comes from `x-causeway-policy` (name@revision), which is recorded, not trusted."""
@@ -85,15 +70,15 @@ class Ledger:
 
     def limits(self, principal: Principal) -> TenantLimits:
         """Return the limits of the principal's tenant."""
-        return self._config.limits(principal.tenant)
+        return self.config.limits(principal.tenant)
 
     async def admit_submission(self, principal: Principal) -> None:
         """Count a submission of a job or batch against the tenant's rate of submissions. Raises RateLimited."""
-        await self._limiter.take_submission(principal.tenant)
+        await self.limiter.take_submission(principal.tenant)
 
     async def admit_reads(self, principal: Principal, reads: int) -> None:
         """Count reads of jobs, files and batches against the tenant's rate of reads. Raises RateLimited."""
-        await self._limiter.take_reads(principal.tenant, reads)
+        await self.limiter.take_reads(principal.tenant, reads)
 
     async def admit(
         self,
@@ -128,7 +113,7 @@ class Ledger:
             job=entry.id if fence else "",
             fence=fence,
         )
-        entry.reservation = await self._limiter.reserve(principal.tenant, demand)
+        entry.reservation = await self.limiter.reserve(principal.tenant, demand)
 
     def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
         """Return the most that a request may cost, micro-USD.
@@ -141,8 +126,8 @@ class Ledger:
         """
         answer_tokens = (request.max_tokens or max_tokens) * _answers(request)
         most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens)
-        micro_usd = self._price(tier).micro_usd(most)
-        usd_per_day = self._config.limits(tenant).usd_per_day
+        micro_usd = self.config.price(tier).micro_usd(most)
+        usd_per_day = self.config.limits(tenant).usd_per_day
         if usd_per_day and micro_usd > usd_per_day * MICRO_USD_PER_USD:
             raise InvalidRequest(
                 f"this request may cost up to {micro_usd / MICRO_USD_PER_USD:g} USD, and your budget is"
@@ -159,7 +144,7 @@ class Ledger:
         if entry.billable and usage.completion_tokens and not usage.prompt_tokens:  # the model told no number
             usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
             entry.estimated = True
-        micro_usd = self._price(entry.tier).micro_usd(usage)
+        micro_usd = self.config.price(entry.tier).micro_usd(usage)
         return Charge(entry.reservation, entry.tier, entry.route, usage, micro_usd)
 
     def close(self, entry: LedgerEntry) -> None:
@@ -177,7 +162,7 @@ class Ledger:
             self._settle(entry, charge)
             return
         if charge is not None:
-            self._limiter.settle(charge)
+            self.limiter.settle(charge)
         if end == "superseded":
             entry.outcome = SUPERSEDED
             if charge is not None:
@@ -188,18 +173,18 @@ class Ledger:
     def _settle(self, entry: LedgerEntry, charge: Charge | None) -> None:
         """Settle what was reserved, record the usage, exactly once for each reservation, and write the audit record."""
         if charge is not None:
-            self._limiter.settle(charge)
+            self.limiter.settle(charge)
             self.usage.record(charge)
         self._record(entry, charge)
 
     def _record(self, entry: LedgerEntry, charge: Charge | None) -> None:
         if charge is not None and entry.outcome != SUPERSEDED:
-            self._metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.micro_usd)
+            self.metrics.count(charge.reservation.tenant, entry.tier, entry.route, charge.usage, charge.micro_usd)
         usage = entry.usage if charge is None else charge.usage
         principal = entry.principal
-        self._audit.enqueue(
+        self.audit.enqueue(
             AuditRecord(
-                at=self._wall_clock(),
+                at=self.wall_clock(),
                 id=entry.id,
                 tenant=principal.tenant if principal else "",
                 device=principal.device if principal else "",
@@ -221,16 +206,13 @@ class Ledger:
         """Flush every `usage_flush_s`, until cancelled."""
         while True:
             await self.flush()
-            await anyio.sleep(self._config.usage_flush_s)
+            await anyio.sleep(self.config.usage_flush_s)
 
     async def flush(self) -> None:
         """Write what was settled since the last flush to Redis, and meet the other gateways."""
         # Usage first: what was spent while Redis was away is then part of what the budget is checked against.
         await self.usage.flush()
-        await self._limiter.flush()
-
-    def _price(self, tier: str) -> Price:
-        return self._prices.get(tier, Price(tier=tier))
+        await self.limiter.flush()
 
 
 def _answers(request: Request) -> int:

@@ -53,17 +53,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_TokenContent)
 
 
-class ContinueTokens:
-    """Issues and reads tokens. `wall_clock` is unix time, s: gateways and their restarts share it."""
+class ContinueTokens(msgspec.Struct, frozen=True):
+    """Issues and reads tokens."""
 
-    def __init__(self, keys: MultiFernet, ttl_s: float, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._keys = keys
-        self._ttl_s = ttl_s
-        self._wall_clock = wall_clock
+    keys: MultiFernet
+    ttl_s: float
+    wall_clock: Callable[[], float] = time.time  # unix, s: gateways and their restarts share it
 
     def issue(self, tenant: str, request: Request, so_far: PartialAnswer) -> str:
         content = _ENCODER.encode(_TokenContent(_VERSION, tenant, question_digest(request), so_far))
-        return self._keys.encrypt_at_time(content, int(self._wall_clock())).decode()
+        return self.keys.encrypt_at_time(content, int(self.wall_clock())).decode()
 
     def read(self, tenant: str, request: Request) -> PartialAnswer:
         """Return the content of the request's token.
@@ -73,7 +72,7 @@ class ContinueTokens:
             PermissionDenied: It belongs to another tenant.
         """
         try:
-            plain = self._keys.decrypt_at_time(request.resume.encode(), math.ceil(self._ttl_s), int(self._wall_clock()))
+            plain = self.keys.decrypt_at_time(request.resume.encode(), math.ceil(self.ttl_s), int(self.wall_clock()))
             content = _DECODER.decode(plain)
         except (InvalidToken, UnicodeEncodeError, msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(

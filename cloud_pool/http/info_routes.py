@@ -91,43 +91,30 @@ async def _check_tier(tier: str, pool: Pool, checked: dict[str, TierReadiness]) 
 MODELS = "/v1/models/"
 
 
-class InfoRoutes:
-    """`draining`: /readyz reports 503, so that load balancers send no more requests.
+class InfoRoutes(msgspec.Struct):
+    """`draining`: /readyz reports 503, so that load balancers send no more requests."""
 
-    Args:
-        tiers: by name and alias.
-        created: unix time, s, of the models.
-        document: makes the OpenAPI document of paths and their methods, as JSON.
-    """
-
-    def __init__(
-        self,
-        tiers: Mapping[str, Tier],
-        readiness: Readiness,
-        created: int,
-        document: Callable[[Mapping[str, str]], bytes],
-    ) -> None:
-        self.document = document
-        self._tiers = tiers
-        self._readiness = readiness
-        self._created = created
-        self.draining = False
+    tiers: Mapping[str, Tier]  # by name and alias
+    readiness: Readiness
+    created: int  # unix time of the models, s
+    document: Callable[[Mapping[str, str]], bytes]  # paths and their methods → the OpenAPI document as JSON
+    draining: bool = False
 
     def models(self, allowed: AllowedTiers) -> web.StreamResponse:
         """List the models that the caller may name in a request, by name and alias."""
-        listed = [self._listed(name, tier) for name, tier in usable(self._tiers, allowed).items() if tier.paths]
+        listed = [self._listed(name, tier) for name, tier in usable(self.tiers, allowed).items() if tier.paths]
         return body_response(encode_models(listed))
 
     def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
         """Raises ModelNotFound or ModelNotAllowed."""
         name = path.removeprefix(MODELS)
-        tier = find_tier(self._tiers, name, allowed)
+        tier = find_tier(self.tiers, name, allowed)
         if not tier.paths:
             raise ModelNotFound(f"No request names the tier {name!r}: it reads parts of requests.", param="model")
         return body_response(encode_model(self._listed(name, tier)))
 
     def _listed(self, name: str, tier: Tier) -> ModelObject:
-        return ModelObject(name, "causeway", self._created, causeway=ModelUse(tier.paths))
+        return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths))
 
     async def healthz(self, http: web.BaseRequest) -> web.StreamResponse:
         return body_response(b'{"status":"ok"}')
@@ -137,6 +124,6 @@ class InfoRoutes:
 
         Anyone may ask, so it names no tier and no endpoint; `operator` does.
         """
-        if not self.draining and await self._readiness.ready():
+        if not self.draining and await self.readiness.ready():
             return body_response(b'{"ready":true}')
         return body_response(b'{"ready":false}', 503)

@@ -123,59 +123,36 @@ InlineFiles = Callable[[bytes, str, int, Callable[[int], None]], Awaitable[bytes
 """As `jobs.named_files.NamedFileReader.inline`: body, owner, most bytes and what counts them in memory → body."""
 
 
-class RequestAdmission:
-    """Turns HTTP requests into requests that may be served.
+class RequestAdmission(msgspec.Struct):
+    """Turns HTTP requests into requests that may be served."""
 
-    Args:
-        config: the `server` section.
-        tiers: by name and alias.
-        authenticator: authenticates clients.
-        ledger: limits of tenants.
-        bodies: bounds the bodies in memory; the server releases them.
-        critical_tenants: tenants whose requests are all critical.
-        tracing: None without a collector.
-        inline_files: puts uploaded files in place of their ids; None: this gateway has no files.
-    """
-
-    def __init__(
-        self,
-        config: ServerConfig,
-        tiers: Mapping[str, Tier],
-        authenticator: Authenticator,
-        ledger: Ledger,
-        bodies: BodyMemory,
-        *,
-        critical_tenants: Collection[str] = (),
-        tracing: Tracing | None = None,
-        inline_files: InlineFiles | None = None,
-    ) -> None:
-        self._inline_files = inline_files
-        self._config = config
-        self._tiers = tiers
-        self._authenticator = authenticator
-        self._ledger = ledger
-        self._bodies = bodies
-        self._critical_tenants = critical_tenants
-        self._tracing = tracing
-        self.draining = False
+    config: ServerConfig
+    tiers: Mapping[str, Tier]  # by name and alias
+    authenticator: Authenticator
+    ledger: Ledger  # with the limits of tenants
+    bodies: BodyMemory  # bounds the bodies in memory; the server releases them
+    critical_tenants: Collection[str] = ()  # whose requests are all critical
+    tracing: Tracing | None = None  # None without a collector
+    inline_files: InlineFiles | None = None  # puts uploaded files in place of their ids; None: there are no files here
+    draining: bool = False
 
     def principal(self, http: web.BaseRequest) -> Principal:
         """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
-        principal = self._authenticator.identify(http)
-        self._bodies.enter(http, principal.caller)
+        principal = self.authenticator.identify(http)
+        self.bodies.enter(http, principal.caller)
         return principal
 
     def check_model(self, model: str, principal: Principal) -> None:
         """Raises ModelNotFound or ModelNotAllowed."""
-        find_tier(self._tiers, model, self.allowed(principal))
+        find_tier(self.tiers, model, self.allowed(principal))
 
     def allowed(self, principal: Principal) -> AllowedTiers:
         """Return the tiers that the caller may use."""
-        return allowed_tiers(self._tiers, self._ledger.limits(principal).models, principal.grants.models)
+        return allowed_tiers(self.tiers, self.ledger.limits(principal).models, principal.grants.models)
 
     def max_body_bytes(self, principal: Principal) -> int:
         """Return the size of the largest body that the caller may send."""
-        return self._ledger.limits(principal).body_bytes(self._config.max_body_bytes)
+        return self.ledger.limits(principal).body_bytes(self.config.max_body_bytes)
 
     def caller(self, authorization: str, entry: LedgerEntry, http: web.BaseRequest | None = None) -> Principal:
         """Authenticate the caller of a request that generates.
@@ -189,18 +166,18 @@ class RequestAdmission:
             PermissionDenied: the token may not generate.
             Draining: the gateway is shutting down.
         """
-        principal = entry.principal = self._authenticator.principal(authorization)
+        principal = entry.principal = self.authenticator.principal(authorization)
         principal.require("chat")
         if http is not None:
-            self._bodies.enter(http, principal.caller)
+            self.bodies.enter(http, principal.caller)
         if self.draining:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         return principal
 
     async def read(self, http: web.BaseRequest, principal: Principal, *, form: bool = False) -> bytes:
         """Return the whole body: JSON, or a multipart form. Raises as `read_body`."""
-        max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
-        return await read_body(http, max_bytes, timeout_s, self._bodies, principal.caller, form=form)
+        max_bytes, timeout_s = self.max_body_bytes(principal), self.config.read_timeout_s
+        return await read_body(http, max_bytes, timeout_s, self.bodies, principal.caller, form=form)
 
     async def with_files(self, body: bytes, principal: Principal, request: object) -> bytes:
         """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.
@@ -208,10 +185,10 @@ class RequestAdmission:
         Args:
             request: that the memory of the body is counted for.
         """
-        if self._inline_files is None or FILE_MARK not in body:
+        if self.inline_files is None or FILE_MARK not in body:
             return body
-        hold = partial(self._bodies.hold, request, principal.caller)
-        return await self._inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
+        hold = partial(self.bodies.hold, request, principal.caller)
+        return await self.inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
 
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
@@ -240,11 +217,11 @@ class RequestAdmission:
             arrived_at: monotonic time in seconds.
             entry: of the request.
         """
-        limits, allowed = self._ledger.limits(principal), self.allowed(principal)
+        limits, allowed = self.ledger.limits(principal), self.allowed(principal)
         max_bytes = self.max_body_bytes(principal)
         if size_bytes > max_bytes:  # of a live session or a call, whose requests are read from no body
             raise BodyTooLarge(f"The request has {size_bytes} bytes; at most {max_bytes} are allowed.")
-        tier = find_tier(self._tiers, parsed.model, allowed)
+        tier = find_tier(self.tiers, parsed.model, allowed)
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
         request = limits.bounded(parsed)
@@ -252,7 +229,7 @@ class RequestAdmission:
         tier.check_sequences(request)
         size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
         deadline_s = self._deadline_s(request)
-        await self._ledger.admit(
+        await self.ledger.admit(
             entry, principal, request, size_bytes, max_tokens=tier.max_tokens, lifetime_s=deadline_s
         )
         return RequestContext(
@@ -262,18 +239,18 @@ class RequestAdmission:
             deadline=arrived_at + deadline_s,
             priority=principal.grants.bounded_priority(inbound.priority),
             traceparent=inbound.traceparent,
-            trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
+            trace=None if self.tracing is None else self.tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
             tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
-            critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
+            critical=(inbound.critical and principal.grants.critical) or principal.tenant in self.critical_tenants,
             allowed_tiers=allowed,
         )
 
     def _deadline_s(self, request: Request) -> float:
         if request.hints.deadline_ms is None:
-            return self._config.default_deadline_s
-        return min(request.hints.deadline_ms / 1000.0, self._config.default_deadline_s)
+            return self.config.default_deadline_s
+        return min(request.hints.deadline_ms / 1000.0, self.config.default_deadline_s)
 
 
 def _answer_tokens(request: Request, tier: Tier) -> int:

@@ -55,39 +55,20 @@ class Respond(Protocol[Answered]):
     def __call__(self, on_chunk: OnChunk, /) -> Awaitable[Answered]: ...
 
 
-class RequestRunner:
-    """Runs requests on the service, with exactly one outcome for each.
+class RequestRunner(msgspec.Struct):
+    """Runs requests on the service, with exactly one outcome for each."""
 
-    Args:
-        service: makes embeddings.
-        caching_service: answers everything else.
-        ledger: usage and audit records.
-        metrics: the process's metrics.
-        callers: ends the answers of those whose tokens are revoked; None: none are.
-        clock: monotonic time in seconds.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        caching_service: CachingService,
-        ledger: Ledger,
-        metrics: Metrics,
-        *,
-        callers: Authenticator | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock = clock
-        self._callers = callers
-        self._service = service
-        self._caching_service = caching_service
-        self._ledger = ledger
-        self._metrics = metrics
-        self._cancelled_outcome = ClientGone.code
+    service: Service  # makes embeddings
+    caching_service: CachingService  # answers everything else
+    ledger: Ledger  # usage and audit records
+    metrics: Metrics  # of the process
+    callers: Authenticator | None = None  # ends the answers of those whose tokens are revoked; None: none are
+    clock: Callable[[], float] = time.monotonic  # s
+    cancelled_outcome: str = ClientGone.code  # of requests that are cancelled from now on
 
     def stop(self) -> None:
         """Name the requests that are cancelled from now on as cut by the drain: their clients are still there."""
-        self._cancelled_outcome = Draining.code
+        self.cancelled_outcome = Draining.code
 
     @contextmanager
     def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
@@ -95,29 +76,29 @@ class RequestRunner:
 
         An error before the request is answered counts as a rejection.
         """
-        entry = self._ledger.open(route, headers)
+        entry = self.ledger.open(route, headers)
         entry.id = request_id
         try:
             yield entry
         except asyncio.CancelledError:
             if entry.outcome == ClientGone.code:
-                entry.outcome = self._cancelled_outcome
+                entry.outcome = self.cancelled_outcome
             raise
         except CausewayError as error:
             if not entry.admitted:
                 entry.outcome = error.code
-                self._metrics.count_rejected(error.code)
+                self.metrics.count_rejected(error.code)
             raise
         finally:
             if not entry.closes_later:
-                self._ledger.close(entry)
+                self.ledger.close(entry)
 
     async def run(
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
     ) -> None:
         """Answer an admitted request. Raises CausewayError: the client has no answer, or a part of it."""
-        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
-        billing, answer = self._caching_service.reply(context, measured.first_token)
+        measured = RequestMetrics(self.metrics, context.tier.name, arrived_at, self.clock)
+        billing, answer = self.caching_service.reply(context, measured.first_token)
         with self._settled(entry, context, measured, billing, reply):
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
@@ -143,8 +124,8 @@ class RequestRunner:
 
     def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk) -> None:
         """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
-        if self._callers is not None and entry.principal is not None:
-            self._callers.check_again(entry.principal)
+        if self.callers is not None and entry.principal is not None:
+            self.callers.check_again(entry.principal)
         measured.on_chunk(billing, chunk)
 
     async def embed(
@@ -153,7 +134,7 @@ class RequestRunner:
         """Answer an admitted request for embeddings. Raises CausewayError."""
 
         async def send(on_chunk: OnChunk) -> None:
-            head, embeddings = await self._service.embed(context)
+            head, embeddings = await self.service.embed(context)
             on_chunk(Chunk(usage=embeddings.usage))
             entry.response_headers = dict(head.headers)
             await reply.commit(head)
@@ -167,7 +148,7 @@ class RequestRunner:
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Answered]
     ) -> Answered:
         """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
-        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
+        measured = RequestMetrics(self.metrics, context.tier.name, arrived_at, self.clock)
         billing = Billing(measured.first_token, "")
         with self._settled(entry, context, measured, billing):
             return await respond(partial(measured.on_chunk, billing))
@@ -192,7 +173,7 @@ class RequestRunner:
             outcome = "ok"
         except asyncio.CancelledError:
             # A client that left without waiting for the stream's end has its answer.
-            outcome = "ok" if reply is not None and reply.finished else self._cancelled_outcome
+            outcome = "ok" if reply is not None and reply.finished else self.cancelled_outcome
             if outcome == Draining.code:  # its client is there
                 raise Draining(STOPPED) from None
             raise
@@ -224,7 +205,7 @@ class RequestRunner:
             if context.trace is not None:
                 context.trace.end(tier=measured.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
             if entry.closes_later:
-                self._ledger.close(entry)
+                self.ledger.close(entry)
 
         def on_usage(usage: Usage) -> None:
             if usage.prompt_tokens or not billing.billable or outcome in _REFUSED:

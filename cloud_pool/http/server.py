@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
@@ -181,28 +182,13 @@ def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamRespons
     return response
 
 
-class GenerationRoutes:
-    """The routes that generate: chats, completions, embeddings and responses, each request with exactly one outcome.
+class GenerationRoutes(msgspec.Struct, frozen=True):
+    """The routes that generate: chats, completions, embeddings and responses, each request with exactly one outcome."""
 
-    Args:
-        admission: reads and admits requests.
-        runner: answers them.
-        heartbeat_s: the longest silence of a stream; 0: no limit.
-        wall_clock: Unix time in seconds.
-    """
-
-    def __init__(
-        self,
-        admission: RequestAdmission,
-        runner: RequestRunner,
-        *,
-        heartbeat_s: float = 0.0,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._admission = admission
-        self._runner = runner
-        self._heartbeat_s = heartbeat_s
-        self._wall_clock = wall_clock
+    admission: RequestAdmission
+    runner: RequestRunner
+    heartbeat_s: float = 0.0  # the longest silence of a stream; 0: no limit
+    wall_clock: Callable[[], float] = time.time  # unix, s
 
     async def chat(self, http: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(http, partial(parse_chat, resumes=True), "chat")
@@ -227,20 +213,20 @@ class GenerationRoutes:
         self, http: web.BaseRequest, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
     ) -> web.StreamResponse:
         """Answer a request. `echoes`: of one that is answered as a response, filled by `parse`."""
-        arrived_at = self._runner.clock()
-        with self._runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
-            context = await self._admission.admit(http, parse, arrived_at, entry)
+        arrived_at = self.runner.clock()
+        with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
+            context = await self.admission.admit(http, parse, arrived_at, entry)
             request = context.request
             reply = HttpReplyWriter(
                 request,
                 http,
                 partial(_header_lines, context.id),
                 id=context.id,
-                created=int(self._wall_clock()),
+                created=int(self.wall_clock()),
                 echo=next(iter(echoes), None),
-                heartbeat_s=self._heartbeat_s,
+                heartbeat_s=self.heartbeat_s,
             )
-            run = self._runner.embed if request.kind == "embedding" else self._runner.run
+            run = self.runner.embed if request.kind == "embedding" else self.runner.run
             answer = run(entry, context, arrived_at, reply)
             try:
                 # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep.

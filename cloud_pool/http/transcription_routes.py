@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 
+import msgspec
 from aiohttp import hdrs, web
 
 from models.modalities.process.messages import Segment
@@ -36,32 +37,25 @@ from .request_admission import read_headers
 TEXT = "text/plain; charset=utf-8"
 
 
-class TranscriptionRoutes:
-    """The handler.
+class TranscriptionRoutes(msgspec.Struct, frozen=True):
+    """The handler of the path."""
 
-    Args:
-        admission: reads and admits requests.
-        runner: records their outcomes.
-        parts: understands sounds.
-    """
-
-    def __init__(self, admission: RequestAdmission, runner: RequestRunner, parts: RequestParts) -> None:
-        self._admission = admission
-        self._runner = runner
-        self._parts = parts
+    admission: RequestAdmission
+    runner: RequestRunner
+    parts: RequestParts  # understands sounds
 
     async def transcription(self, http: web.BaseRequest) -> web.StreamResponse:
-        arrived_at = self._runner.clock()
-        with self._runner.ledger_entry("transcription", REQUEST.get(), http.headers) as entry:
+        arrived_at = self.runner.clock()
+        with self.runner.ledger_entry("transcription", REQUEST.get(), http.headers) as entry:
             context, request = await self._admit(http, arrived_at, entry)
             headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
             if not request.stream:
                 whole = partial(self._whole, context, request, headers)
-                return await self._runner.respond(entry, context, arrived_at, whole)
+                return await self.runner.respond(entry, context, arrived_at, whole)
             stream = EventStream(http, header_lines({**STREAMED, **headers}))
             try:
                 words = partial(self._stream, context, request, stream)
-                await self._runner.respond(entry, context, arrived_at, words)
+                await self.runner.respond(entry, context, arrived_at, words)
             except ClientGone:
                 raise
             except CausewayError as error:
@@ -74,20 +68,20 @@ class TranscriptionRoutes:
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Raises CausewayError."""
-        principal = self._admission.caller(read_authorization(http), entry, http)
+        principal = self.admission.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
-        body = await self._admission.read(http, principal, form=True)
+        body = await self.admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
         parsed = sound_request(request.model, hints, stream=request.stream)
-        context = await self._admission.admit_parsed(parsed, inbound, 0, principal, arrived_at, entry)
+        context = await self.admission.admit_parsed(parsed, inbound, 0, principal, arrived_at, entry)
         context.tier.check_ability("audio")
         return context, request
 
     async def _whole(
         self, context: RequestContext, request: TranscriptionRequest, headers: Mapping[str, str], on_chunk: OnChunk
     ) -> web.Response:
-        transcript = await self._parts.transcribe(context, request)
+        transcript = await self.parts.transcribe(context, request)
         on_chunk(Chunk(usage=Usage()))
         form = JSON if request.format in JSON_FORMATS else TEXT
         return web.Response(body=encode_transcript(transcript, request), headers={**headers, "Content-Type": form})
@@ -97,7 +91,7 @@ class TranscriptionRoutes:
     ) -> None:
         """Send the words of each segment as soon as it is understood. Raises CausewayError."""
         segments: asyncio.Queue[Segment | None] = asyncio.Queue()
-        transcription = asyncio.ensure_future(self._parts.transcribe(context, request, segments.put_nowait))
+        transcription = asyncio.ensure_future(self.parts.transcribe(context, request, segments.put_nowait))
         transcription.add_done_callback(lambda _: segments.put_nowait(None))
         try:
             while (segment := await segments.get()) is not None:

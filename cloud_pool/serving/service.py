@@ -54,41 +54,20 @@ async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
     return None
 
 
-class Service:
-    """Answers requests from the tiers.
+class Service(msgspec.Struct, frozen=True):
+    """Answers requests from the tiers."""
 
-    Args:
-        runtimes: by the tier's name.
-        fallback: decides which tiers are tried.
-        continue_tokens: issues and reads the tokens of truncated answers; None: no answer is truncated.
-        find_stale: looks up a stale answer when every tier has failed.
-        parts: reads sounds, pictures and files; None: no tier is an encoder.
-        metrics: counts fallback and degraded answers.
-        clock: monotonic time in seconds.
-    """
-
-    def __init__(
-        self,
-        runtimes: Mapping[str, TierRuntime],
-        fallback: TierFallback,
-        *,
-        continue_tokens: ContinueTokens | None = None,
-        find_stale: FindStale = nothing_stale,
-        parts: RequestParts | None = None,
-        metrics: DegradationMetrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runtimes = runtimes
-        self._fallback = fallback
-        self._continue_tokens = continue_tokens
-        self._find_stale = find_stale
-        self._parts = parts
-        self._metrics = metrics
-        self._clock = clock
+    runtimes: Mapping[str, TierRuntime]  # by the tier's name
+    fallback: TierFallback  # decides which tiers are tried
+    continue_tokens: ContinueTokens | None = None  # of truncated answers; None: no answer is truncated
+    find_stale: FindStale = nothing_stale  # looks up a stale answer when every tier has failed
+    parts: RequestParts | None = None  # reads sounds, pictures and files; None: no tier is an encoder
+    metrics: DegradationMetrics | None = None  # counts fallback and degraded answers
+    clock: Callable[[], float] = time.monotonic  # s
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request. Raises CausewayError."""
-        return await embed(context, self._runtimes, self._fallback, self._clock)
+        return await embed(context, self.runtimes, self.fallback, self.clock)
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
@@ -103,10 +82,10 @@ class Service:
         fallback_request = self._fallback_request(context, partial_answer, key)
         stress: dict[str, Stress] = {}
         failures: list[TierFailed] = []
-        for step in self._fallback.fallback_steps(fallback_request, context.priority):
-            runtime = self._runtimes[step.tier]
+        for step in self.fallback.fallback_steps(fallback_request, context.priority):
+            runtime = self.runtimes[step.tier]
             truncator = self._truncator(context, step, runtime.tier, partial_answer)
-            attempt = TierAttempt(self._fallback, step, runtime, self._clock)
+            attempt = TierAttempt(self.fallback, step, runtime, self.clock)
             held = await _held(context.request, runtime.tier)
             async with AsyncExitStack() as resources:
                 try:
@@ -138,7 +117,7 @@ class Service:
                 attempt.report_tokens(builder.tokens)
                 yield builder.end()
                 return
-        stale = None if context.critical or partial_answer else await self._find_stale(context.request, context.tenant)
+        stale = None if context.critical or partial_answer else await self.find_stale(context.request, context.tenant)
         if stale is None:
             raise combined_error(failures)  # (5)
         yield self._stale_head(context, stale, stress)  # (4)
@@ -149,16 +128,16 @@ class Service:
         """Read sounds, pictures and files; None: there are none. Raises CausewayError."""
         if not first_part(context.request)[0]:
             return None
-        check_parts(context.request, () if self._parts is None else self._parts.kinds)
-        return None if self._parts is None else await self._parts.read(context)
+        check_parts(context.request, () if self.parts is None else self.parts.kinds)
+        return None if self.parts is None else await self.parts.read(context)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
         """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
         if not context.request.resume:
             return None
-        if self._continue_tokens is None:
+        if self.continue_tokens is None:
             raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
-        return self._continue_tokens.read(context.tenant, _question(context))
+        return self.continue_tokens.read(context.tenant, _question(context))
 
     def _fallback_request(
         self, context: RequestContext, partial_answer: PartialAnswer | None, key: bytes
@@ -166,18 +145,18 @@ class Service:
         # The tier that gave the first part continues it best.
         first = partial_answer.tier if partial_answer else ""
         allowed = context.allowed_tiers is None or first in context.allowed_tiers
-        tier = first if allowed and first in self._runtimes else context.tier.name
-        resumable = self._continue_tokens is not None and is_resumable(context.request)
+        tier = first if allowed and first in self.runtimes else context.tier.name
+        resumable = self.continue_tokens is not None and is_resumable(context.request)
         position = caller_position(context.tenant, context.request.hints.client, key)
-        left_s = context.deadline - self._clock()
+        left_s = context.deadline - self.clock()
         return FallbackRequest(tier, left_s, position, context.critical, context.allowed_tiers, resumable)
 
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
     ) -> Truncator | None:
         """None: the answer may have its full length."""
-        limit = self._fallback.config.truncate_to_tokens
-        tokens = self._continue_tokens
+        limit = self.fallback.config.truncate_to_tokens
+        tokens = self.continue_tokens
         if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
         return Truncator(tokens, context.tenant, _question(context), tier.name, limit, partial_answer)
@@ -240,22 +219,22 @@ class Service:
         is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
         if is_fallback and not step.skipped:
             reason = "continued"  # by the tier that gave the first part
-        if self._metrics is not None:
-            self._metrics.answered(context.tier.name, step.tier, step.nearest_reason(stress))
+        if self.metrics is not None:
+            self.metrics.answered(context.tier.name, step.tier, step.nearest_reason(stress))
             kinds: tuple[tuple[Kind, bool], ...] = (
                 ("tier", is_fallback),
                 ("partial", truncator is not None),
                 ("continued", partial_answer is not None),
             )
-            self._metrics.degraded(*(kind for kind, holds in kinds if holds))
+            self.metrics.degraded(*(kind for kind, holds in kinds if holds))
         if truncator is not None:
             reason += "; truncated"
         degraded = is_fallback or truncator is not None
         return answer_head(step.tier, reason, degraded=degraded, keep=partial_answer is None, loosened=loosened)
 
     def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:
-        if self._metrics is not None:
-            self._metrics.degraded("stale")
+        if self.metrics is not None:
+            self.metrics.degraded("stale")
         reason = "; ".join([*(f"{tier}={why}" for tier, why in stress.items()), "stale"])
         return answer_head(stale.head.model or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
 

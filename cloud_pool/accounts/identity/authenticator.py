@@ -40,35 +40,16 @@ _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LISTS = ("models", "modalities", "regions")
 
 
-class Authenticator:
-    """Authenticates callers.
+class Authenticator(msgspec.Struct, frozen=True):
+    """Authenticates callers."""
 
-    Args:
-        verifier, revocations: None for static tokens only
-        static_scopes: of each static token
-        region: of this gateway
-        clock: monotonic time, s
-        wall_clock: unix time, s
-    """
-
-    def __init__(
-        self,
-        static: StaticTokens,
-        verifier: TokenVerifier | None = None,
-        revocations: RevocationList | None = None,
-        *,
-        static_scopes: frozenset[str] = CALLER_SCOPES,
-        region: str = "",
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._static = static
-        self._verifier = verifier
-        self._revocations = revocations
-        self._static_scopes = static_scopes
-        self._region = region
-        self._clock = clock
-        self._wall_clock = wall_clock
+    static: StaticTokens
+    verifier: TokenVerifier | None = None  # None for static tokens only, as the next one
+    revocations: RevocationList | None = None
+    static_scopes: frozenset[str] = CALLER_SCOPES  # of each static token
+    region: str = ""  # of this gateway
+    clock: Callable[[], float] = time.monotonic  # s
+    wall_clock: Callable[[], float] = time.time  # unix, s
 
     def principal(self, authorization: str) -> Principal:
         """Return the caller.
@@ -78,21 +59,21 @@ class Authenticator:
             IdentityUnavailable: the copy of the revocations is too old (`when_revocations_stale: deny`)
             PermissionDenied: the token is for other regions
         """
-        if self._verifier is None and not self._static.known:  # (1)
+        if self.verifier is None and not self.static.known:  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise AuthenticationFailed("send `Authorization: Bearer <token>`")
-        if self._verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
-            claims = self._verifier.verify(token, now=self._clock(), now_unix=self._wall_clock())
-            if self._revocations is not None:
-                self._revocations.check(claims.owner, claims.jti, claims.iat)
-            claims.require_region(self._region)  # (4)
+        if self.verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
+            claims = self.verifier.verify(token, now=self.clock(), now_unix=self.wall_clock())
+            if self.revocations is not None:
+                self.revocations.check(claims.owner, claims.jti, claims.iat)
+            claims.require_region(self.region)  # (4)
             return claims.principal()
-        static = self._static.find(token)  # (3)
-        static.grants.require_region(self._region)
-        return Principal(DEFAULT_TENANT, static.device, self._static_scopes, static.grants)
+        static = self.static.find(token)  # (3)
+        static.grants.require_region(self.region)
+        return Principal(DEFAULT_TENANT, static.device, self.static_scopes, static.grants)
 
     def identify(self, http: web.BaseRequest) -> Principal:
         """Return the caller of a request. Raises as `principal`, and InvalidRequest for two credentials."""
@@ -104,8 +85,8 @@ class Authenticator:
         Raises:
             AuthenticationFailed: its token was revoked since
         """
-        if principal.token_id and self._revocations is not None:
-            self._revocations.check_again(principal.owner, principal.token_id, principal.issued)
+        if principal.token_id and self.revocations is not None:
+            self.revocations.check_again(principal.owner, principal.token_id, principal.issued)
 
 
 class StaticToken(msgspec.Struct, frozen=True):

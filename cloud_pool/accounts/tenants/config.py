@@ -117,6 +117,10 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the limits of a tenant."""
         return next((each for each in self.overrides if each.name == tenant), self.default)
 
+    def price(self, tier: str) -> Price:
+        """Return the price of a tier; one that has none costs nothing."""
+        return next((each for each in self.prices if each.tier == tier), Price(tier=tier))
+
     def check(self, models: Collection[str]) -> None:
         """Raises ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
