@@ -39,18 +39,7 @@ _FORMATS = {  # what the patterns of the schema stand for
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
-_PATHS = (
-    *("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file"),
-    "jobs.webhooks.ca_file",
-    *("mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
-)
-
-
-class Leaf(msgspec.Struct, frozen=True):
-    """The type of one key: the annotation with its limits, and msgspec's description of it."""
-
-    annotation: object
-    kind: inspect.Type
+_PATHS = re.compile(r".+_file|policy|state_dir|server\.socket|engine\.model_dirs")  # keys that hold paths
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -65,37 +54,44 @@ class Setting(msgspec.Struct, frozen=True):
 Layer = Mapping[str, Setting]
 
 
-def coerce(setting: Setting, leaf: Leaf, key: str) -> object:
+def coerce(setting: Setting, annotation: object, key: str) -> object:
     """Return the value as the key's type. A duration may be written ``10m``, a size ``64MiB``.
+
+    Args:
+        annotation: The type with its limits.
 
     Raises:
         ConfigError: Names the expected type, the value, and where it was written.
     """
-    value = setting.value
+    value, kind = setting.value, inspect.type_info(annotation)
     if isinstance(value, str):
-        value = _read_text(value, leaf.kind, key, is_text=setting.is_text)
+        value = _read_text(value, kind, key, is_text=setting.is_text)
     try:
-        result: object = msgspec.convert(value, leaf.annotation)
+        result: object = msgspec.convert(value, annotation, strict=not setting.is_text)
     except msgspec.ValidationError as error:
         reason, inside, path = str(error).partition(" - at `$")
-        message = f"must be {_expected(leaf.kind, key)}, not {_display(setting.value, key)}"
+        message = f"must be {_expected(kind, key)}, not {_display(setting.value, key)}"
         if inside:  # a list: what is wrong is one of its values, which may be a secret
             message = _in_words(reason)
         raise ConfigError(message, where=f"{setting.where}: {key}{path.rstrip('`')}") from error
     if isinstance(result, float) and not math.isfinite(result):
-        raise ConfigError(f"must be {_expected(leaf.kind, key)}, not {result}", where=f"{setting.where}: {key}")
+        raise ConfigError(f"must be {_expected(kind, key)}, not {result}", where=f"{setting.where}: {key}")
     return result
 
 
 def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> object:
-    """Parse the text as this type. Returns the text itself if it cannot be parsed; the conversion then rejects it."""
-    if isinstance(kind, (inspect.StrType, inspect.LiteralType)):
-        return text
+    """Parse what msgspec does not. Returns the text itself if it cannot be parsed; the conversion then rejects it."""
     if isinstance(kind, inspect.FloatType) and key.endswith("_s") and (seconds := seconds_of(text)) is not None:
         return seconds
     if isinstance(kind, inspect.IntType) and key.endswith("_bytes") and (size := bytes_of(text)) is not None:
         return size
-    return _read_plain(text, kind) if is_text else text
+    if is_text and isinstance(kind, inspect.BoolType):
+        return _BOOLEANS.get(text.strip().lower(), text)
+    if is_text and isinstance(kind, inspect.VarTupleType):
+        return read_list(text)
+    if is_text and isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        return text.strip().replace("_", "")
+    return text
 
 
 def plain_value(tree: strict_yaml.Tree) -> object:
@@ -128,21 +124,6 @@ def read_list(text: str) -> object:
     try:
         return plain_value(strict_yaml.read_yaml(text, ""))
     except strict_yaml.YamlError:
-        return text
-
-
-def _read_plain(text: str, kind: inspect.Type) -> object:
-    if isinstance(kind, inspect.BoolType):
-        return _BOOLEANS.get(text.strip().lower(), text)
-    if isinstance(kind, inspect.VarTupleType):
-        return read_list(text)
-    if isinstance(kind, inspect.UnionType):  # of a number and words
-        return next((value for one in kind.types if (value := _read_plain(text, one)) != text), text)
-    if isinstance(kind, inspect.LiteralType):
-        return text
-    try:
-        return int(text) if isinstance(kind, inspect.IntType) else float(text)
-    except ValueError:
         return text
 
 
@@ -198,15 +179,14 @@ def _in_words(reason: str) -> str:
 
 
 @functools.cache
-def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, Leaf]:
-    """Return every dotted key of `struct` and its type. A nested struct is a section, not a key."""
-    found: dict[str, Leaf] = {}
+def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, object]:
+    """Return every dotted key of `struct` and its type with its limits. A nested struct is a section, not a key."""
+    found: dict[str, object] = {}
     for name, annotation in get_type_hints(struct, include_extras=True).items():
-        kind = inspect.type_info(annotation)
-        if isinstance(kind, inspect.StructType):
-            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(kind.cls).items()}
+        if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(annotation).items()}
         else:
-            found[name] = Leaf(annotation, kind)
+            found[name] = annotation
     return found
 
 
@@ -322,7 +302,7 @@ def unknown_key(key: str, where: str) -> ConfigError:
 
 
 def build(layer: Layer) -> Config:
-    """Build the configuration.
+    """Build the configuration. Paths are absolute then.
 
     Raises:
         ConfigError: A value does not fit its key; names the key and where it was written.
@@ -333,7 +313,8 @@ def build(layer: Layer) -> Config:
         parent = tree
         for section in sections:
             parent = parent.setdefault(section, {})  # type: ignore[assignment]  # the parent of a leaf is a section
-        parent[name] = coerce(setting, leaves_of(Config)[key], key)
+        value = coerce(setting, leaves_of(Config)[key], key)
+        parent[name] = _absolute(value, setting.base) if _PATHS.fullmatch(key) else value
     return msgspec.convert(tree, Config)
 
 
@@ -361,12 +342,8 @@ def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[st
     Raises:
         ConfigError: Names the file and line, the variable or the flag, and the key.
     """
-    layers: list[Layer] = [
-        read_yaml(_read(path, "config file"), str(path), path.absolute().parent) if path else {},
-        read_environ(environ),
-        read_flags(flags),
-    ]
-    merged = _merge_secrets([_resolve_paths(layer) for layer in layers])
+    file = read_yaml(_read(path, "config file"), str(path), path.absolute().parent) if path else {}
+    merged = _merge_secrets([file, read_environ(environ), read_flags(flags)])
     _check_url(merged.get("cloud.url"))
     config = build(merged)
     return msgspec.structs.replace(
@@ -386,23 +363,11 @@ def _read(path: Path, description: str) -> str:
         raise ConfigError(f"the {description} is not UTF-8 text", where=str(path)) from error
 
 
-def _resolve_paths(layer: Layer) -> dict[str, Setting]:
-    """Make paths absolute, relative to the folder of the file that sets them."""
-    resolved = dict(layer)
-    for key in _PATHS:
-        setting = layer.get(key)
-        if setting and isinstance(setting.value, str) and setting.value:
-            resolved[key] = msgspec.structs.replace(setting, value=_absolute(setting.value, setting.base))
-    dirs = layer.get("engine.model_dirs")
-    listed = read_list(dirs.value) if dirs and isinstance(dirs.value, str) else dirs and dirs.value
-    if dirs and isinstance(listed, list):
-        absolute = [_absolute(item, dirs.base) if isinstance(item, str) else item for item in listed]
-        resolved["engine.model_dirs"] = msgspec.structs.replace(dirs, value=absolute)
-    return resolved
-
-
-def _absolute(path: str, base: Path) -> str:
-    return str((base / Path(path).expanduser()).absolute())
+def _absolute(value: object, folder: Path) -> object:
+    """Return a path, or each of several, that is relative to `folder`, as an absolute one; "" stays."""
+    if isinstance(value, tuple):
+        return tuple(_absolute(path, folder) for path in value)
+    return str((folder / Path(value).expanduser()).absolute()) if isinstance(value, str) and value else value
 
 
 def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
