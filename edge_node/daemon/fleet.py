@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -57,6 +58,7 @@ See = Callable[[Blob], Awaitable[SoftTokens]]
 """Turns a picture of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
 _GOLDEN_TRIES = 3
 _LOAD_S = 300.0
+_Section = TypeVar("_Section", bound=msgspec.Struct)
 _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
 
@@ -278,13 +280,15 @@ def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
 def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Config:
     """Return the configuration with these values, by dotted key; the bundle's manifest has checked them."""
     for key, value in settings.items():
-        section, _, name = key.rpartition(".")
-        if section:
-            part = msgspec.structs.replace(getattr(config, section), **{name: value})
-            config = msgspec.structs.replace(config, **{section: part})
-        else:
-            config = msgspec.structs.replace(config, **{name: value})
+        config = _with_value(config, key, value)
     return config
+
+
+def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
+    name, _, below = key.partition(".")
+    return msgspec.structs.replace(
+        section, **{name: _with_value(getattr(section, name), below, value) if below else value}
+    )
 
 
 class BundleHost:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 from msgspec import inspect
 
 from edge_node.config.loader import config_keys, leaves_of
 from edge_node.config.schema import Config
+from edge_node.daemon.fleet import with_settings
 from router.bundle.settings import SETTINGS, check_setting, read_setting
 
 # Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
@@ -28,6 +31,13 @@ REFUSED = {
 @pytest.mark.parametrize("key", SETTINGS)
 def test_types_and_bounds_are_those_of_the_daemon(key: str) -> None:
     assert inspect.type_info(SETTINGS[key]) == inspect.type_info(leaves_of(Config)[key])
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_daemon_starts_with_a_bundle_that_sets_the_key(key: str) -> None:
+    """Also a key of a section in a section, such as `jobs.webhooks.timeout_s`."""
+    value = attrgetter(key)(Config())
+    assert attrgetter(key)(with_settings(Config(), {key: value})) == value
 
 
 def test_each_key_of_the_daemon_is_allowed_or_refused_on_purpose() -> None:
