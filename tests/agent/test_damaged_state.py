@@ -11,8 +11,10 @@ from edge_node.agent.disk import Disk
 from edge_node.agent.journal import JOURNAL, boot
 from edge_node.agent.link.connection import LINK_FILE, read_record
 from edge_node.agent.link.identity import IDENTITY, read_identity
-from edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryFile
+from edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryLog
 from edge_node.agent.store import POINTER, BundleStore
+from edge_node.clock import Clock
+from edge_node.observability.metrics import Traffic
 from router.errors import ConfigError
 
 
@@ -23,7 +25,7 @@ def test_each_file_counts_as_damaged(tmp_path: Path) -> None:
     (tmp_path / IDENTITY).write_bytes(b'{"device": "\xff"}')
     assert BundleStore(tmp_path, Disk(), "1.0.0").pointer() is None
     assert read_record(tmp_path) is None
-    assert TelemetryFile(tmp_path, "box").read() == ()
+    assert TelemetryLog("box", "boot", Traffic, Clock(), tmp_path).next() is None
     with pytest.raises(ConfigError, match="the identity is damaged"):
         read_identity(tmp_path)
 

@@ -18,7 +18,7 @@ import pytest
 from edge_node.agent.link.connection import AgentReport, FleetConnection, open_link, read_record
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
 from edge_node.agent.link.identity import DeviceKey, JoinRequest, join, leave, new_key, open_key, read_identity
-from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryFile, TelemetryLog
+from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryLog
 from edge_node.clock import Clock
 from edge_node.config.schema import CloudConfig
 from edge_node.daemon.fleet import credentials
@@ -513,7 +513,7 @@ async def test_telemetry_of_an_earlier_run_is_sent_and_counted_once(
 @pytest.mark.parametrize("content", [b"", b"[{", b'{"device":1}', b"\xff"])
 def test_a_damaged_telemetry_file_is_passed_over(tmp_path: Path, content: bytes) -> None:
     (tmp_path / TELEMETRY_FILE).write_bytes(content)
-    assert TelemetryFile(tmp_path, "kiosk-1").read() == ()
+    assert TelemetryLog("kiosk-1", "boot", Sums().read, Clock(), tmp_path).next() is None
 
 
 def test_what_waits_is_bounded_and_its_loss_counted(tmp_path: Path) -> None:

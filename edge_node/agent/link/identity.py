@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from router.bundle.manifest import Device, Name
 from router.bundle.protocol import EnrolmentRequest, base64url, enrolment_proof
 from router.errors import ConfigError
+from router.serving.folders import sync, write_atomically, write_new
 
 from ... import daemon_version
-from ..disk import Disk
 from .control_plane import ControlPlane
 
 log = logging.getLogger(__name__)
@@ -74,12 +74,8 @@ class DeviceKey:
         """Make a key and write it, synced to disk. Raises OSError, also if the file exists."""
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        partial = path.with_name(f".{path.name}.partial")
-        partial.unlink(missing_ok=True)
-        _write(partial, pem, os.O_EXCL)
-        os.link(partial, path)  # unlike a rename, this fails if there is a key already
-        partial.unlink()
-        Disk().sync_folder(path.parent)
+        write_new(path, pem, 0o600)
+        sync(path.parent)
         return cls(private)
 
     @classmethod
@@ -150,18 +146,8 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 def write_synced(path: Path, content: bytes) -> None:
     """Replace a file by rename, with mode 0600; it is on disk when this returns. Raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    _write(partial, content, os.O_EXCL)
-    partial.replace(path)
-    Disk().sync_folder(path.parent)
-
-
-def _write(path: Path, content: bytes, flags: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(path, content, 0o600)
+    sync(path.parent)
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):

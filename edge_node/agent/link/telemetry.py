@@ -37,7 +37,7 @@ class TelemetryLog:
     Samples are sealed into messages, whose number and content stay. `lost` counts samples that were dropped because too
     many waited.
 
-    Messages that could not be sent are kept on disk for the next run.
+    Messages that could not be sent are kept in `telemetry.json` for the next run.
 
     Args:
         device: The box's id.
@@ -50,14 +50,15 @@ class TelemetryLog:
     def __init__(self, device: str, boot: str, read: Callable[[], Traffic], clock: Clock, folder: Path) -> None:
         self._device = device
         self._boot = boot
-        self._read = read
+        self._sums = read
         self._clock = clock
-        self._file = TelemetryFile(folder, device)
+        self._path = folder / TELEMETRY_FILE
+        self._is_kept = True  # there may be a file
         self._kept_at = float("-inf")
         self._last, self._began = read(), clock.unix()
         self._bundle: str | None = None
         self._waiting: deque[TelemetrySample] = deque()
-        self._sealed = deque(self._file.read())
+        self._sealed = deque(self._read())
         self._seq = 0
         self.lost = 0
 
@@ -67,7 +68,7 @@ class TelemetryLog:
 
     def cut(self, bundle: str | None) -> None:
         """End the present sample; `bundle` serves from now on (None: the factory's files)."""
-        sums, now = self._read(), self._clock.unix()
+        sums, now = self._sums(), self._clock.unix()
         new = sums - self._last
         if new.requests > 0:
             began = min(self._began, now)
@@ -112,18 +113,18 @@ class TelemetryLog:
             except FleetUnreachable:
                 if self._clock.monotonic() >= self._kept_at + _KEEP_S:  # a few times an hour: flash wears out
                     self._kept_at = self._clock.monotonic()
-                    await to_thread.run_sync(self._file.write, self._seal_all())
+                    await to_thread.run_sync(self._write, self._seal_all())
                 return
             except FleetRefused as error:
                 if is_revoked(error):
                     return
                 log.warning("the control plane does not take telemetry: %s", error)
             self.accepted(message)
-        self._file.write(())
+        self._write(())
 
     def keep(self) -> None:
         """Write what waits to disk, for the next run."""
-        self._file.write(self._seal_all())
+        self._write(self._seal_all())
 
     def _seal_all(self) -> tuple[Telemetry, ...]:
         while self._waiting:
@@ -136,22 +137,10 @@ class TelemetryLog:
             self._seq += 1
             self._sealed.append(Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples))
 
+    # --- the file ----------------------------------------------------------------------------------------------------
 
-class TelemetryFile:
-    """`telemetry.json`: messages that the control plane did not answer, for the next run of the daemon.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        device: The box's id; messages of another identity are ignored.
-    """
-
-    def __init__(self, folder: Path, device: str) -> None:
-        self._path = folder / TELEMETRY_FILE
-        self._device = device
-        self._there = True
-
-    def read(self) -> tuple[Telemetry, ...]:
-        """Return the messages; none from a file that is damaged."""
+    def _read(self) -> tuple[Telemetry, ...]:
+        """Return what an earlier run could not send: not messages of another identity, and none of a damaged file."""
         try:
             messages = msgspec.json.decode(self._path.read_bytes(), type=tuple[Telemetry, ...])
         except FileNotFoundError:
@@ -161,14 +150,14 @@ class TelemetryFile:
             return ()
         return tuple(message for message in messages if message.device == self._device)
 
-    def write(self, messages: Sequence[Telemetry]) -> None:
+    def _write(self, messages: Sequence[Telemetry]) -> None:
         """Replace the file; without messages there is none. A disk that fails costs telemetry, nothing else."""
         try:
             if messages:
-                self._there = True
+                self._is_kept = True
                 write_synced(self._path, msgspec.json.encode(messages))
-            elif self._there:
+            elif self._is_kept:
                 self._path.unlink(missing_ok=True)
-                self._there = False
+                self._is_kept = False
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
