@@ -209,9 +209,8 @@ def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:
 
 
 def _backend_gauges(parts: Components) -> Iterator[Gauge]:
-    edge = parts.engines.signals() if parts.engines is not None else None
-    cloud = parts.cloud.signals() if parts.cloud is not None else None
-    if edge is not None:
+    if (engines := parts.engines) is not None:
+        edge = engines.signals()
         yield Gauge(
             "causeway_edge_engine_loaded",
             "1: the edge model is loaded, or is as soon as a request needs it.",
@@ -219,13 +218,12 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
         )
         if edge.queue is not None:
             yield Gauge("causeway_edge_engine_waiting_requests", "Requests waiting in the engine.", edge.queue)
-    if parts.engines is not None:
-        for model, restarts in parts.engines.restarts():
+        for model, restarts in engines.restarts():
             labels = (("model", model),)
             yield _counter(
                 "causeway_edge_engine_restarts", "Engine processes that were restarted, by model.", restarts, labels
             )
-        for model, unloads, is_unloaded in parts.engines.unloads():
+        for model, unloads, is_unloaded in engines.unloads():
             labels = (("model", model),)
             yield Gauge(
                 "causeway_edge_engine_unloaded",
@@ -239,21 +237,13 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
                 unloads,
                 labels,
             )
-    if cloud is not None:
-        yield Gauge(
-            "causeway_edge_cloud_reachable", "1: the last probe of the cloud succeeded.", float(bool(cloud.reachable))
-        )
-        yield Gauge(
-            "causeway_edge_cloud_breaker_open",
-            "1: the circuit breaker of the cloud is open.",
-            float(cloud.breaker == "open"),
-        )
     if parts.cloud is not None:
-        yield Gauge(
-            "causeway_edge_cloud_token_refused",
-            "1: the cloud refuses the token (HTTP 401).",
-            float(parts.cloud.health.token_refused),
-        )
+        cloud, health = parts.cloud.signals(), parts.cloud.health
+        reachable, is_open = float(bool(cloud.reachable)), float(cloud.breaker == "open")
+        refused = float(health.token_refused)
+        yield Gauge("causeway_edge_cloud_reachable", "1: the last probe of the cloud succeeded.", reachable)
+        yield Gauge("causeway_edge_cloud_breaker_open", "1: the circuit breaker of the cloud is open.", is_open)
+        yield Gauge("causeway_edge_cloud_token_refused", "1: the cloud refuses the token (HTTP 401).", refused)
 
 
 def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:

@@ -36,8 +36,9 @@ from .. import daemon_version
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
 from ..agent.journal import Booted
-from ..agent.link.connection import AgentReport, FleetConnection, open_link
+from ..agent.link.connection import AgentReport, FleetConnection
 from ..agent.link.control_plane import carries_secrets
+from ..agent.link.identity import open_key, read_identity
 from ..agent.link.tokens import TokenKeeper
 from ..agent.store import InstalledBundle, picture_file
 from ..agent.trial import TrialSettings
@@ -73,7 +74,11 @@ def connect(
         folder: STATE_DIR/fleet.
     """
     try:
-        return open_link(folder, clock=clock, read_traffic=read_traffic, telemetry_s=config.telemetry_s), ""
+        if (identity := read_identity(folder)) is None:
+            return None, ""
+        return FleetConnection(
+            folder, identity, open_key(folder), clock=clock, read_traffic=read_traffic, telemetry_s=config.telemetry_s
+        ), ""
     except (ConfigError, FileNotFoundError) as error:
         problem = f"this box cannot speak to its fleet: {error}"
         log.error(problem)
@@ -152,23 +157,25 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
     return connection.tokens
 
 
-async def check_golden(engine: Backend, model: BundleModel, see: See, tries: int = 1) -> None:
+async def check_golden(
+    engine: Backend, model: BundleModel, model_dirs: Sequence[Path], config: ModalitiesConfig, tries: int = 1
+) -> None:
     """Ask a model and each of its adapters directly.
 
     Args:
-        see: For prompts with a picture.
         tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
 
     Raises:
         GoldenAnswerDiffers: One of them answers something else.
         ModelUnusable: One of them does not answer, or a picture cannot be read.
     """
-    await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
-    for adapter in model.adapters:
-        target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
-        if not adapter.golden:
-            await golden_answer(engine, target, _PROBE, max_tokens=_PROBE_TOKENS)
-        await _check_answers(engine, target, adapter.golden, see, tries)
+    async with golden_pictures(model, model_dirs, config) as see:
+        await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
+        for adapter in model.adapters:
+            target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
+            if not adapter.golden:
+                await golden_answer(engine, target, _PROBE, max_tokens=_PROBE_TOKENS)
+            await _check_answers(engine, target, adapter.golden, see, tries)
 
 
 async def _check_answers(
@@ -386,7 +393,7 @@ class BundleHost:
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
             if (brought := models.get(model)) is not None:
-                await self._check_golden(engine, brought)
+                await check_golden(engine, brought, self.model_dirs, self._running.modalities)
             self._checked_models.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
@@ -402,12 +409,7 @@ class BundleHost:
         if engines is None:
             raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:
-            await self._check_golden(engines, model, _GOLDEN_TRIES)
-
-    async def _check_golden(self, engine: Backend, model: BundleModel, tries: int = 1) -> None:
-        """Raises GoldenAnswerDiffers, ModelUnusable."""
-        async with golden_pictures(model, self.model_dirs, self._running.modalities) as see:
-            await check_golden(engine, model, see, tries)
+            await check_golden(engines, model, self.model_dirs, self._running.modalities, _GOLDEN_TRIES)
 
 
 def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:

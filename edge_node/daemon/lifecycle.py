@@ -254,7 +254,7 @@ class App:
                 parts.engines.start(tasks)
             if parts.cloud is not None:
                 tasks.start_soon(_every, 0.0, parts.cloud.connection.watch)
-            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample))
+            tasks.start_soon(_every, _SAMPLE_S, parts.signals.sample)
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)
             tasks.start_soon(_every, 0.0, self._reload)
@@ -324,21 +324,15 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+async def _every(seconds: float, work: Callable[[], Awaitable[object] | None]) -> None:
     """Repeat `work` forever, first after `seconds`. A failure is logged and the next run follows as usual."""
     while True:
         await asyncio.sleep(seconds)
         try:
-            await work()
+            if (unfinished := work()) is not None:
+                await unfinished
         except Exception as error:
             log.error("a recurring task failed: %s", redacted(error))
-
-
-def _sync(work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def run() -> None:
-        work()
-
-    return run
 
 
 async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:

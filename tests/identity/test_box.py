@@ -15,13 +15,13 @@ import anyio
 import msgspec
 import pytest
 
-from edge_node.agent.link.connection import AgentReport, FleetConnection, open_link, read_record
+from edge_node.agent.link.connection import AgentReport, FleetConnection, read_record
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
 from edge_node.agent.link.identity import DeviceKey, JoinRequest, join, leave, new_key, open_key, read_identity
 from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryLog
 from edge_node.clock import Clock
-from edge_node.config.schema import CloudConfig
-from edge_node.daemon.fleet import credentials
+from edge_node.config.schema import CloudConfig, FleetConfig
+from edge_node.daemon.fleet import connect, credentials
 from edge_node.observability.metrics import Traffic
 from router.bundle.protocol import MAX_MESSAGE_BYTES, BoxState, StatusReply
 from router.errors import ConfigError
@@ -224,7 +224,7 @@ async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -
 
 
 def test_a_box_that_never_joined_has_no_link(tmp_path: Path) -> None:
-    assert open_link(tmp_path, clock=Clock(), read_traffic=Traffic) is None
+    assert connect(tmp_path, FleetConfig(), Clock(), Traffic) == (None, "")
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from ...observability.logs import Fault
 from ...observability.metrics import Traffic
 from ..source import SourceWithImport
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
-from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
+from .identity import DeviceKey, Identity, write_identity, write_synced
 from .telemetry import TelemetryLog
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
@@ -349,18 +349,3 @@ class FleetConnection:
             log.warning("%s cannot be written: %s", path, error.strerror)
             return
         self._written = record
-
-
-def open_link(
-    folder: Path, *, clock: Clock, read_traffic: Callable[[], Traffic], telemetry_s: float = TELEMETRY_S
-) -> FleetConnection | None:
-    """Return the link of a box that joined a fleet, else None.
-
-    Raises:
-        ConfigError: The identity or the key is damaged.
-    """
-    identity = read_identity(folder)
-    if identity is None:
-        return None
-    key = open_key(folder)
-    return FleetConnection(folder, identity, key, clock=clock, read_traffic=read_traffic, telemetry_s=telemetry_s)
