@@ -82,6 +82,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     late_error: bytes = b""  # JSON: why no further revision came
 
     @property
+    def begun(self) -> int:
+        """When its latest run began, or else the job itself; unix ms."""
+        return self.created if self.started is None else self.started
+
+    @property
     def ended(self) -> bool:
         """Whether the job is in a final state."""
         return self.state in FINAL_STATES

@@ -158,10 +158,10 @@ class MessageRunner:
         return await execute(
             record,
             self._runner,
-            left_s=min(self._jobs.attempt_timeout_s, ends - self._clock()),
-            max_bytes=min(max_bytes, self._jobs.max_result_bytes),
-            created=now // 1000,
+            self._jobs,
+            left_s=ends - self._clock(),
             receipt=receipt,
+            max_bytes=max_bytes,
         )
 
     def _submit(self, event: CloudEvent, authorization: str) -> NewJob:

@@ -63,7 +63,7 @@ async def mixed(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
     """A worker's model: some jobs crash it until they are dead, one tenant is over its limit for an hour at a time."""
     if job_run.request.max_tokens == 13:
         raise CloudFailed("broken")
-    if job_run.owner.startswith("limited") and at % 2:
+    if job_run.record.owner.startswith("limited") and at % 2:
         raise RateLimited("over your budget", retry_after_s=HOUR_S)
     async for chunk in answers(at, job_run):
         yield chunk

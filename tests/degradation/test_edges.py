@@ -12,6 +12,7 @@ from cloud_pool.http.request_admission import read_headers
 from cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
 from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Chunk
+from tests.jobs.scripted_worker import running_record
 
 from .scripted import CHAT, WORDS, Bed, ScriptedTriton, text_of
 
@@ -26,15 +27,7 @@ def test_the_critical_header_is_true_or_false_only() -> None:
 
 
 def job_run() -> JobRun:
-    return JobRun(
-        id="j",
-        owner="acme/box",
-        body_bytes=40,
-        request=CHAT,
-        tier="large",
-        priority="bulk",
-        deadline=time.monotonic() + 60,
-    )
+    return JobRun(record=running_record("j", "acme/box"), request=CHAT, body_bytes=40, deadline=time.monotonic() + 60)
 
 
 async def test_a_job_never_leaves_its_tier() -> None:

@@ -24,7 +24,7 @@ from .test_api import TIER
 
 
 async def prints_and_answers(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
-    print(job_run.id, flush=True)
+    print(job_run.record.id, flush=True)
     async for chunk in answers(at, job_run):
         yield chunk
 

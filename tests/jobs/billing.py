@@ -73,7 +73,7 @@ class PrintingStore(JobStore):
 
 async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
     yield Chunk(text="two", tokens=2)
-    print(job_run.id, flush=True)
+    print(job_run.record.id, flush=True)
     await anyio.sleep_forever()
 
 

@@ -17,7 +17,8 @@ from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import ExpiredJob
+from cloud_pool.storage.record import ExpiredJob, JobRecord
+from router.jobs.job import JobState
 from router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]
@@ -41,6 +42,21 @@ def read_nothing(_job_run: JobRun, _by: float) -> None:
     return None
 
 
+def running_record(name: str, owner: str, fence: int = 0) -> JobRecord:
+    """Return the record of a job that runs, whose request the test has."""
+    return JobRecord(
+        id=name,
+        owner=owner,
+        tier="large",
+        priority="bulk",
+        endpoint="/v1/chat/completions",
+        state=JobState.RUNNING,
+        created=0,
+        deadline=0,
+        fence=fence,
+    )
+
+
 class ScriptedRunner:
     """Records its runs. `script` gets the number of the run, from 0."""
 
@@ -59,7 +75,7 @@ class ScriptedRunner:
             async for chunk in self._script(len(self.runs) - 1, job_run):
                 yield chunk
         finally:
-            self.closed.append(job_run.id)
+            self.closed.append(job_run.record.id)
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         return Billing(lambda _: None, ""), self.run(job_run)

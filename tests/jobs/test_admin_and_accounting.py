@@ -36,7 +36,7 @@ from router.types import Chunk, RoutingHints
 from .conftest import BODY, Clock
 from .gateway import identify, serving
 from .redis_server import RedisServer
-from .scripted_worker import ScriptedRunner, answers
+from .scripted_worker import ScriptedRunner, answers, running_record
 from .test_api import CHAT, TIER
 
 MakeJob = Callable[..., NewJob]
@@ -165,15 +165,8 @@ async def breaks(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
 
 def job_run(number: int, body: bytes = BODY) -> JobRun:
     request = parse_chat(body, RoutingHints())
-    return JobRun(
-        id=f"job_{number}",
-        owner="acme/kiosk",
-        body_bytes=len(body),
-        request=request,
-        tier="large",
-        priority="bulk",
-        deadline=1e9,
-    )
+    record = running_record(f"job_{number}", "acme/kiosk")
+    return JobRun(record=record, request=request, body_bytes=len(body), deadline=1e9)
 
 
 async def outcome(runner: MeteredRunner, one: JobRun) -> type[CausewayError] | None:

@@ -157,7 +157,7 @@ async def test_a_batch_ends_with_an_output_and_an_error_file(
     (fault,) = await content(client, ended.error_file_id)
     assert (fault["custom_id"], fault["response"]) == ("bad", None)
     assert fault["error"] == {"code": "context_length_exceeded", "message": "too long"}
-    assert {one.priority for one in runner.runs} == {"bulk"}
+    assert {one.record.priority for one in runner.runs} == {"bulk"}
     assert len(runner.runs) == 5
     output = await client.files.retrieve(str(ended.output_file_id))
     assert output.purpose == "batch_output"

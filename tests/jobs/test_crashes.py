@@ -75,7 +75,7 @@ async def test_another_worker_runs_the_jobs_of_a_killed_one(
     short = msgspec.structs.replace(config, lease_s=2.0)  # its own run must not be taken for a dead one
     async with RunningWorker(JobStore(database, short), runner, short):
         await until(all_ended(store, jobs))
-    assert sorted(one.id for one in runner.runs) == sorted(jobs)
+    assert sorted(one.record.id for one in runner.runs) == sorted(jobs)
     for job in jobs:
         assert await final_events(database, job) == ["succeeded"]
         assert (await store.get(job, "kiosk")).attempts == 2

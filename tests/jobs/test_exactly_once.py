@@ -49,7 +49,7 @@ async def test_jobs_taken_over_have_one_effect(
             return all([(await store.get(job, "kiosk")).ended for job in jobs])
 
         await until(all_ended)
-    runs = Counter(job_run.id for runner in runners for job_run in runner.runs)
+    runs = Counter(job_run.record.id for runner in runners for job_run in runner.runs)
     assert sum(runs.values()) > len(jobs)  # some jobs ran more than once, or this proves nothing
     for job in jobs:
         entries = as_list(await database.command("XRANGE", database.key("events", job), "-", "+"))

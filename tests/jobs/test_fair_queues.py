@@ -82,7 +82,7 @@ async def test_a_backlog_delays_another_tenants_jobs_by_one_service_time(
         await fill(store, new_job, QUIET, owner="quiet/1")
         for _ in range(-(-QUIET // SLOTS)):
             await rounds.end()
-    owners = [one.owner for one in rounds.runner.runs[before:]]
+    owners = [one.record.owner for one in rounds.runner.runs[before:]]
     assert owners.count("quiet/1") == QUIET
     assert owners[:QUIET] == ["quiet/1"] * QUIET
 

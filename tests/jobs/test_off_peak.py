@@ -35,7 +35,7 @@ from .billing import RUN_MICRO_USD, Books
 from .conftest import BODY, Clock, until
 from .gateway import identify, serving
 from .redis_server import RedisServer
-from .scripted_worker import RunningWorker, ScriptedRunner, answers
+from .scripted_worker import RunningWorker, ScriptedRunner, answers, running_record
 
 BERLIN = OffPeakConfig(hours="22:00-06:00", timezone="Europe/Berlin", price_share=0.25)
 TIERS = {"large": Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))}
@@ -244,14 +244,10 @@ async def test_the_lines_of_an_off_peak_batch_wait(
 async def test_a_run_in_off_peak_hours_costs_its_share(redis_server: RedisServer, nightly: JobStores) -> None:
     books = Books(redis_server.url)
     run = JobRun(
-        id="job_1",
-        owner="offpeak/1",
-        body_bytes=10,
+        record=running_record("job_1", "offpeak/1", fence=1),
         request=parse_chat(BODY, RoutingHints(client="offpeak/1")),
-        tier="large",
-        priority="bulk",
+        body_bytes=10,
         deadline=float("inf"),
-        fence=1,
         price_share=0.25,
     )
     async for _ in books.runner().run(run):

@@ -30,7 +30,7 @@ class Budget:
     spent = True
 
     async def script(self, at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
-        if self.spent and job_run.owner.startswith("acme/"):
+        if self.spent and job_run.record.owner.startswith("acme/"):
             raise RateLimited("Your budget is spent.", retry_after_s=RESET_S)
         async for chunk in answers(at, job_run):
             yield chunk

@@ -61,7 +61,7 @@ async def test_an_unreadable_job_is_a_dead_letter_and_the_worker_goes_on(
             return worker.count("quarantined") == 1
 
         await until(set_aside)
-    assert [one.id for one in runner.runs] == [other]
+    assert [one.record.id for one in runner.runs] == [other]
     (letter,) = await store.dead_letters()
     assert (letter.id, letter.code) == (poison, "record_unreadable")
     assert (await store.claim("w", "large", ["standard"])).records == ()

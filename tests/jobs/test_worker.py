@@ -77,7 +77,9 @@ async def test_a_job_runs_once_and_stores_a_chat_completion(
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "an answer"
     assert body["usage"]["total_tokens"] == 7
-    assert [(one.id, one.tier, one.request.hints.client) for one in runner.runs] == [(job, "large", "kiosk")]
+    assert [(one.record.id, one.record.tier, one.request.hints.client) for one in runner.runs] == [
+        (job, "large", "kiosk")
+    ]
     assert worker.count("succeeded") == 1
 
 
@@ -87,7 +89,7 @@ async def test_two_workers_run_every_job_once(store: JobStore, new_job: MakeJob,
     async with RunningWorker(store, first, config), RunningWorker(store, second, config):
         for job in jobs:
             await until(reached(store, job, JobState.SUCCEEDED))
-    assert sorted(one.id for one in first.runs + second.runs) == sorted(jobs)
+    assert sorted(one.record.id for one in first.runs + second.runs) == sorted(jobs)
 
 
 async def test_a_worker_claims_for_free_slots_only(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:
@@ -266,7 +268,7 @@ async def test_bulk_jobs_do_not_starve(store: JobStore, new_job: MakeJob, config
             return len(runner.runs) == 25
 
         await until(all_done)
-    assert [one.id for one in runner.runs].index(bulk) < 24
+    assert [one.record.id for one in runner.runs].index(bulk) < 24
 
 
 class UnavailableAtFirst(JobStore):

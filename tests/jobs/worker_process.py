@@ -26,7 +26,7 @@ from .scripted_worker import ScriptedRunner
 
 
 async def half_answers(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
-    print(job_run.id, flush=True)
+    print(job_run.record.id, flush=True)
     yield Chunk(text="half an", tokens=2)
     await anyio.sleep_forever()
 

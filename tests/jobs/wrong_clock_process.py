@@ -59,7 +59,7 @@ async def work(config: JobsConfig, jobs: list[str]) -> dict[str, float]:
     left_s: dict[str, float] = {}
 
     async def notes_and_answers(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
-        left_s[job_run.id] = job_run.deadline - time.monotonic()
+        left_s[job_run.record.id] = job_run.deadline - time.monotonic()
         async for chunk in answers(at, job_run):
             yield chunk
 

@@ -55,7 +55,7 @@ async def test_a_message_is_answered_with_its_id_key_and_trace(start: Start, top
     assert (answer["id"], answer["partitionkey"], answer["traceparent"]) == ("q1", "k", TRACEPARENT)
     assert (answer["type"], answer["requestsource"]) == ("causeway.answered", "/line/1")
     assert answer["data"]["choices"][0]["message"]["content"] == "q1"
-    assert (run.owner, run.priority, run.traceparent) == ("factory/stream", "bulk", TRACEPARENT)
+    assert (run.record.owner, run.record.priority, run.record.traceparent) == ("factory/stream", "bulk", TRACEPARENT)
     assert set(run.request.hints.tags) == {"private", "night"}
 
 
@@ -74,7 +74,7 @@ async def test_the_token_of_a_message_says_whose_it_is(start: Start, topics: Top
     runner = ActingRunner()
     async with start(runner, tenant=None):
         await topics.until(1, dead=1)
-    assert [(run.owner, run.priority) for run in runner.runs] == [("acme/sensor", "standard")]
+    assert [(run.record.owner, run.record.priority) for run in runner.runs] == [("acme/sensor", "standard")]
     assert [letter["data"]["error"]["code"] for letter in await topics.dead()] == ["invalid_api_key"]
 
 
@@ -144,7 +144,7 @@ async def test_what_cannot_be_answered_is_a_dead_letter_with_the_reason(start: S
 
 async def test_a_failing_run_is_repeated_until_its_attempts_are_used_up(start: Start, topics: Topics) -> None:
     async def act(name: str, run: JobRun) -> None:
-        if name == "always" or (name == "twice" and run.attempt < 3):
+        if name == "always" or (name == "twice" and run.record.attempts < 3):
             raise CloudFailed("the model raised")
 
     runner = ActingRunner(act)
@@ -170,7 +170,7 @@ async def test_a_tier_that_is_away_uses_up_no_attempts(start: Start, topics: Top
         await topics.send(encoded("q1"))
         await topics.until(1)
     assert await topics.dead() == []
-    assert {run.attempt for run in runner.runs} == {1}
+    assert {run.record.attempts for run in runner.runs} == {1}
 
 
 async def test_an_expired_message_is_told_and_not_answered(start: Start, topics: Topics) -> None:
@@ -200,7 +200,7 @@ async def test_a_key_is_answered_in_order_and_others_go_on(start: Start, topics:
     async def act(name: str, run: JobRun) -> None:
         if name == "a1":
             await release.wait()
-        if name == "b1" and run.attempt < 3:
+        if name == "b1" and run.record.attempts < 3:
             raise CloudFailed("the model raised")
 
     runner = ActingRunner(act)
@@ -255,7 +255,7 @@ async def test_draining_ends_what_runs_and_leaves_the_rest(
     async with RunningPipeline(topics, database, jobs, again, max_attempts=1):
         await topics.until(2)
     assert (sorted(await topics.names()), await topics.dead()) == (["q1", "stuck"], [])
-    assert [run.attempt for run in again.runs] == [1]
+    assert [run.record.attempts for run in again.runs] == [1]
 
 
 async def test_a_process_killed_between_two_steps_leaves_one_effect(

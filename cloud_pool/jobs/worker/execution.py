@@ -115,24 +115,17 @@ def job_run_of(
 
     Args:
         deadline: of this run, monotonic s
-        receipt, price_share, late: as in `execute`
+        receipt, late: as in `execute`
+        price_share: of the tier's price
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
     return JobRun(
-        id=record.id,
-        owner=record.owner,
-        body_bytes=text_bytes(request, len(record.body)),
+        record=record,
         request=request,
-        tier=record.tier,
-        priority=record.priority,
+        body_bytes=text_bytes(request, len(record.body)),
         deadline=deadline,
-        attempt=record.attempts,
-        traceparent=record.traceparent,
-        fence=record.fence,
         receipt=receipt or RunReceipt(),
-        token_id=record.token_id,
-        token_issued=record.token_issued,
         price_share=price_share,
         late=late,
     )
@@ -141,31 +134,30 @@ def job_run_of(
 async def execute(
     record: JobRecord,
     runner: JobRunner,
+    config: JobsConfig,
     *,
     left_s: float,
-    max_bytes: int,
-    created: int,
     receipt: RunReceipt,
+    max_bytes: int | None = None,
     report_progress: ReportProgress | None = None,
     on_text: Callable[[str], None] = lambda _: None,
-    price_share: float = 1.0,
     late: LateReading | None = None,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
 
     Args:
-        left_s: time for this run
-        max_bytes: of the answer's body
-        created: unix s, written into the answer
+        left_s: of the job; a run gets `attempt_timeout_s` of it at most
         receipt: gets what the run has cost
+        max_bytes: of the answer's body, where there is a bound besides `max_result_bytes`
         report_progress: gets a RunProgress as JSON, once a second at most
         on_text: gets each part of the text, of an answer that is a single text
-        price_share: of the tier's price
         late: reads the request's parts; None: its answer is not revised
     """
+    left_s = max(0.0, min(config.attempt_timeout_s, left_s))
     try:
         with anyio.fail_after(left_s):
-            job_run = job_run_of(record, time.monotonic() + left_s, receipt, price_share, late)
+            share = config.price_share(record.window)
+            job_run = job_run_of(record, time.monotonic() + left_s, receipt, share, late)
             cache, answer = await _collect(runner, job_run, report_progress, on_text)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
@@ -174,7 +166,8 @@ async def execute(
     except Exception as error:
         _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
-    body = _encode(record, job_run.request, answer, max_bytes, created)
+    bound = config.max_result_bytes if max_bytes is None else min(max_bytes, config.max_result_bytes)
+    body = _encode(record, job_run.request, answer, bound)
     return JobResult(body, cache) if isinstance(body, bytes) else body
 
 
@@ -206,9 +199,10 @@ async def _collect(
 
 
 def _encode(
-    record: JobRecord, request: Request, answer: list[Chunk] | Embeddings, max_bytes: int, created: int
+    record: JobRecord, request: Request, answer: list[Chunk] | Embeddings, max_bytes: int
 ) -> bytes | CausewayError:
     try:
+        created = record.begun // 1000
         body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
     except CausewayError as error:
         return error
@@ -265,8 +259,7 @@ class JobLease:
 
     def __init__(self, record: JobRecord, now: float) -> None:
         self.record = record
-        self.claimed_ms = record.created if record.started is None else record.started  # unix
-        self.deadline = now + (record.deadline - self.claimed_ms) / 1000.0  # monotonic, s
+        self.deadline = now + (record.deadline - record.begun) / 1000.0  # monotonic, s
         self.reading: LateReading | None = None  # of the parts of this run, if its answer may be revised
         self.late: tuple[Modality, ...] = ()  # kinds that will revise it, once the answer is reported
         self.scope = anyio.CancelScope()

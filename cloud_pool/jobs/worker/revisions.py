@@ -258,24 +258,17 @@ class Revisions:
         return result
 
     async def _execute(self, lease: LateLease) -> JobResult | CausewayError:
-        record, slots = lease.record, self._slots[lease.record.tier]
+        slots = self._slots[lease.record.tier]
         with anyio.move_on_after(lease.deadline - time.monotonic()):
             await slots.wait_for_slot()
-        left_s = min(self._config.attempt_timeout_s, lease.deadline - time.monotonic())
+        left_s = lease.deadline - time.monotonic()
         if left_s <= 0.0:
             return DeadlineExceeded("the job's deadline passed before its answer was revised")
         lease.receipt = RunReceipt()
         slots.acquire()
         try:
             return await execute(
-                record,
-                self._runner,
-                left_s=left_s,
-                max_bytes=self._config.max_result_bytes,
-                created=(record.started or record.created) // 1000,
-                receipt=lease.receipt,
-                price_share=self._config.price_share(record.window),
-                late=lease.reading,
+                lease.record, self._runner, self._config, left_s=left_s, receipt=lease.receipt, late=lease.reading
             )
         finally:
             slots.release()

@@ -17,13 +17,12 @@ from router.types import Embeddings, Request, Usage
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry, RunEnd
 from ...accounts.tenants.usage import Charge
-from ...admission import Priority
 from ...cache.caching_service import Billing, CachingService
 from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
-from ...storage.record import ExpiredJob, RunBill
+from ...storage.record import ExpiredJob, JobRecord, RunBill, tenant_of
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
 from ...upstreams.triton.calls import STOP_S
@@ -71,33 +70,19 @@ class RunReceipt:
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a claimed job."""
 
-    id: str
-    owner: str  # tenant/device
+    record: JobRecord
+    request: Request  # as its record has it, read
     body_bytes: int  # of text
-    request: Request
-    tier: str
-    priority: Priority
-    deadline: float  # monotonic, s
-    attempt: int = 1
-    traceparent: str = ""  # of the span that submitted the job
+    deadline: float  # of this run, monotonic, s
     trace: Trace | None = None  # of this run
-    fence: int = 0
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
-    token_id: str = ""  # of the signed token that submitted the job
-    token_issued: float = 0.0  # unix, s
     price_share: float = 1.0  # of the tier's price
     late: LateReading | None = None  # reads the request's parts, if the answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # of this run
 
 
-class JobRunner(Protocol):
-    """What a worker needs."""
-
-    def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Yield the answer, after an AnswerHead if the backend knows one. Closing it stops the work.
-
-        Raises CausewayError.
-        """
+class JobTiers(Protocol):
+    """What runs jobs."""
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers a real request."""
@@ -108,11 +93,21 @@ class JobRunner(Protocol):
         Raises CausewayError.
         """
 
+
+class JobRunner(JobTiers, Protocol):
+    """What a worker needs."""
+
+    def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
+        """Yield the answer, after an AnswerHead if the backend knows one. Closing it stops the work.
+
+        Raises CausewayError.
+        """
+
     def record_expired(self, job: ExpiredJob) -> None:
         """Write the audit record of a job that expired while it was not running."""
 
 
-class JobBackend(Protocol):
+class JobBackend(JobTiers, Protocol):
     """What MeteredRunner needs: it also reports where an answer came from and whether it is billable."""
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
@@ -120,11 +115,6 @@ class JobBackend(Protocol):
 
     def max_tokens(self, tier: str) -> int:
         """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
-
-    async def ready(self, tier: str) -> bool: ...
-
-    def read_late(self, job_run: JobRun, by: float, /) -> LateReading | None:
-        """Return the late parts' reading, or None; see `JobRunner.read_late`."""
 
 
 class ServiceBackend:
@@ -169,19 +159,20 @@ class ServiceBackend:
 
     def _context(self, job_run: JobRun) -> RequestContext:
         """Raises ModelNotFound."""
-        tier = self._tiers.get(job_run.tier)
+        record = job_run.record
+        tier = self._tiers.get(record.tier)
         if tier is None:
-            raise ModelNotFound(f"The tier {job_run.tier!r} does not exist any more.", param="model")
+            raise ModelNotFound(f"The tier {record.tier!r} does not exist any more.", param="model")
         return RequestContext(
-            id=job_run.id,
+            id=record.id,
             # Always streamed, so that progress can be reported.
             request=msgspec.structs.replace(job_run.request, stream=True),
             tier=tier,
             deadline=job_run.deadline,
-            priority=job_run.priority,
-            traceparent=job_run.traceparent,
+            priority=record.priority,
+            traceparent=record.traceparent,
             trace=job_run.trace,
-            tenant=job_run.owner.partition("/")[0],
+            tenant=tenant_of(record.owner),
             tokens=job_run.body_bytes / BYTES_PER_TOKEN * job_run.request.n / job_run.request.sequences
             + (0 if job_run.request.kind == "embedding" else job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
@@ -228,11 +219,12 @@ class MeteredRunner:
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Raises CausewayError."""
-        principal = _principal(job_run.owner)
-        entry = self._open(job_run.id, principal, job_run.tier)
+        record = job_run.record
+        principal = _principal(record.owner)
+        entry = self._open(record.id, principal, record.tier)
         refused = False
         try:
-            self._check_token(job_run)
+            self._check_token(record)
             limits = self._ledger.limits(principal)
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
@@ -242,9 +234,9 @@ class MeteredRunner:
                     principal,
                     request,
                     job_run.body_bytes,
-                    max_tokens=self._backend.max_tokens(job_run.tier),
+                    max_tokens=self._backend.max_tokens(record.tier),
                     lifetime_s=max(0.0, job_run.deadline - time.monotonic()),
-                    fence=job_run.fence,
+                    fence=record.fence,
                 )
             except RateLimited:
                 refused = True
@@ -265,12 +257,12 @@ class MeteredRunner:
                     lambda end: self._ledger.close_run(entry, charge, end),
                 )
 
-    def _check_token(self, job_run: JobRun) -> None:
+    def _check_token(self, record: JobRecord) -> None:
         """Raises TokenRevoked or IdentityUnavailable."""
-        if self._revocations is None or not job_run.token_id:
+        if self._revocations is None or not record.token_id:
             return
         try:
-            self._revocations.check(job_run.owner, job_run.token_id, job_run.token_issued)
+            self._revocations.check(record.owner, record.token_id, record.token_issued)
         except AuthenticationFailed as error:
             raise TokenRevoked(f"The job did not run: {error.message}.") from None
 
@@ -294,7 +286,8 @@ class MeteredRunner:
     def _begin_trace(self, job_run: JobRun) -> Trace | None:
         if self._trace is None:
             return None
-        return self._trace.process(job_run.request, job_run.id, job_run.tier, job_run.traceparent, job_run.attempt)
+        record = job_run.record
+        return self._trace.process(job_run.request, record.id, record.tier, record.traceparent, record.attempts)
 
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         billing, answer = self._backend.reply(job_run)

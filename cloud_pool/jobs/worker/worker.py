@@ -308,7 +308,6 @@ class Worker:
     ) -> str:
         """Run the job, report, and return the outcome."""
         record = lease.record
-        left_s = min(self._config.attempt_timeout_s, lease.deadline - time.monotonic())
 
         async def report_progress(progress: bytes) -> None:
             with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
@@ -321,13 +320,11 @@ class Worker:
             result = await execute(
                 record,
                 self._runner,
-                left_s=max(left_s, 0.0),
-                max_bytes=self._config.max_result_bytes,
-                created=lease.claimed_ms // 1000,
+                self._config,
+                left_s=lease.deadline - time.monotonic(),
                 receipt=receipt,
                 report_progress=report_progress,
                 on_text=on_text,
-                price_share=self._config.price_share(record.window),
                 late=lease.reading,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
