@@ -68,7 +68,7 @@ from .http.request_runner import RequestRunner
 from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
 from .http.sessions import GatewayClient, GatewaySessions
 from .jobs.http.dead_letter_api import DeadLetterApi
-from .jobs.http.job_api import AcceptanceLog, JobApi, JobCallers
+from .jobs.http.job_api import NO_AUDIT, JobApi, JobCallers
 from .jobs.metrics import JobMetrics
 from .jobs.submission import NamedFileReader, SubmissionParser
 from .lifetime import Closing, keep_running, run_with_tasks
@@ -616,7 +616,7 @@ class JobsGateway:
     Args:
         tiers: by name and alias
         bodies: bounds the bodies in memory; the server releases them
-        audit: gets a record of each job and batch that is acknowledged; None: no records
+        audit: gets a record of each job and batch that is acknowledged
         clock: replaces Redis's clock in tests; unix time, s
     """
 
@@ -628,7 +628,7 @@ class JobsGateway:
         registry: CollectorRegistry,
         *,
         trace: JobTrace | None = None,
-        audit: AuditLog | None = None,
+        audit: AuditLog = NO_AUDIT,
         bodies: BodyMemory | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -639,7 +639,6 @@ class JobsGateway:
         self.files = NamedFileReader(self._stores.files)
         parser = SubmissionParser(config, tiers, callers.check_cost)
         self.dead_letters = DeadLetterApi(self._stores.jobs)
-        accepted = AcceptanceLog(audit)
         bodies = bodies or BodyMemory()
         batches = BatchApi(
             config,
@@ -647,7 +646,7 @@ class JobsGateway:
             trace,
             bodies=bodies,
             allowed=lambda principal: allowed_tiers(tiers, callers.limits(principal).models, principal.grants.models),
-            accepted=accepted,
+            audit=audit,
         )
         self.api = JobApi(
             config,
@@ -657,7 +656,7 @@ class JobsGateway:
             trace,
             bodies=bodies,
             more_routes=batches.routes,
-            accepted=accepted,
+            audit=audit,
         )
 
     async def watch(self) -> None:

@@ -21,10 +21,11 @@ from router.serving.logs import REQUEST
 from router.serving.request import check_upload, read_upload, send_continue
 from router.serving.responses import json_response
 
+from ..accounts.audit import AuditLog
 from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
-from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_span, route, write_chunk
+from ..jobs.http.job_api import NO_AUDIT, Route, acceptance, begin_response, enqueue_span, route, write_chunk
 from ..storage.batch_store import COMPLETION_WINDOW, Batch, BatchState
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
 from ..storage.file_contents import FileContentLost
@@ -141,7 +142,7 @@ class BatchApi:
     Args:
         bodies: bounds the bodies in memory; the server releases them
         allowed: the tiers that a principal may use
-        accepted: records what is acknowledged; None: nothing is recorded
+        audit: gets a record of what is acknowledged
     """
 
     def __init__(
@@ -152,12 +153,12 @@ class BatchApi:
         *,
         bodies: BodyMemory | None = None,
         allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
-        accepted: AcceptanceLog | None = None,
+        audit: AuditLog = NO_AUDIT,
     ) -> None:
         self._off_peak = OffPeakHours(config.off_peak)
         self._bodies = bodies or BodyMemory()
         self._allowed = allowed
-        self._accepted = accepted or AcceptanceLog()
+        self._audit = audit
         self._durability = stores.durability
         self._files = stores.files
         self._file_ttl_s = config.batches.file_ttl_s
@@ -257,7 +258,7 @@ class BatchApi:
                 traceparent=traceparent,
                 window=batch_request.window or "",
             )
-        await self._accepted.record(principal, "batch", batch.id, "", batch.created)
+        await self._audit.write(acceptance(principal, "batch", batch.id, "", batch.created))
         return json_response(batch_view(batch))
 
     def _grants(self, principal: Principal) -> Grants:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ...observability.tracing import JobTrace
 
 ACCEPTED = "accepted"
+NO_AUDIT: Final = AuditLog("")
 AcceptedKind = Literal["job", "batch"]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
 """Gets the request, its principal and the id in its path."""
@@ -70,29 +71,19 @@ class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
     """The URL answered 410 Gone."""
 
 
-class AcceptanceLog:
-    """Records what was acknowledged to callers in the audit file; without one it does nothing."""
-
-    def __init__(self, audit: AuditLog | None = None) -> None:
-        self._audit = audit
-
-    async def record(self, principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> None:
-        """Write an acceptance to the audit file, before the caller is told. A slow disk delays this by at most 1 s."""
-        if self._audit is None:
-            return
-        await self._audit.write(
-            AuditRecord(
-                at=created_ms / 1000.0,
-                id=name,
-                tenant=principal.tenant,
-                device=principal.device,
-                token_id=principal.token_id,
-                policy="",
-                route=kind,
-                tier=tier,
-                outcome=ACCEPTED,
-            )
-        )
+def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> AuditRecord:
+    """Return the audit record of what is acknowledged: the file has it before the caller is told."""
+    return AuditRecord(
+        at=created_ms / 1000.0,
+        id=name,
+        tenant=principal.tenant,
+        device=principal.device,
+        token_id=principal.token_id,
+        policy="",
+        route=kind,
+        tier=tier,
+        outcome=ACCEPTED,
+    )
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -186,7 +177,7 @@ class JobApi:
     Args:
         bodies: bounds the bodies in memory; the server releases them
         more_routes: routes of other handlers, such as BatchApi's
-        accepted: records what is acknowledged; None: nothing is recorded
+        audit: gets a record of what is acknowledged
     """
 
     def __init__(
@@ -199,7 +190,7 @@ class JobApi:
         *,
         bodies: BodyMemory | None = None,
         more_routes: Sequence[Route] = (),
-        accepted: AcceptanceLog | None = None,
+        audit: AuditLog = NO_AUDIT,
     ) -> None:
         self._config = config
         self._bodies = bodies or BodyMemory()
@@ -211,7 +202,7 @@ class JobApi:
         self._parser = parser
         self._callers = callers
         self._trace = trace
-        self._accepted = accepted or AcceptanceLog()
+        self._audit = audit
         self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
@@ -342,7 +333,7 @@ class JobApi:
         with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
             accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self._jobs.get(accepted.id, principal.owner)
-        await self._accepted.record(principal, "job", record.id, record.tier, record.created)
+        await self._audit.write(acceptance(principal, "job", record.id, record.tier, record.created))
         return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
