@@ -73,7 +73,7 @@ from .jobs.metrics import JobMetrics
 from .jobs.submission import NamedFileReader, SubmissionParser
 from .lifetime import Closing, keep_running, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
-from .redis.connect import open_shared_redis
+from .redis.connect import open_redis
 from .redis.faults import EvictionCheck
 from .serving.service import Service, nothing_stale
 from .storage.config import JobsConfig, with_shared_redis
@@ -299,7 +299,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         is_gateway: whether this process takes a share of the tenants' limits while their Redis is away
     """
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
-    client = open_shared_redis(config.redis) if config.redis else None
+    client = open_redis(config.redis) if config.redis else None
     fleet = FleetTrust(config.identity.fleet) if config.identity.fleet.url else None
     key_file = Path(config.identity.key_file) if config.identity.key_file else None
     keys = KeySet(key_file, fleet) if config.identity.signed else None

@@ -248,14 +248,7 @@ async def run_pipeline(
         background = build_background(
             config, tasks, jobs, route="stream", service_name="causeway-stream", reread=reread
         )
-        database = RedisClient(
-            jobs.redis,
-            jobs.key_prefix,
-            STREAM_SCRIPTS,
-            replicas=jobs.replicas_to_wait_for,
-            replica_timeout_s=jobs.replica_timeout_s,
-            replicated=REPLICATED,
-        )
+        database = RedisClient(jobs, STREAM_SCRIPTS, replicated=REPLICATED)
         usage = UsageOutbox(database, background.runtime.accounts.ledger.usage.add)
         source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
         sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))

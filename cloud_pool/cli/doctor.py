@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
 from ..config import Config, Flags, load_config
-from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.connect import open_redis
 from ..redis.faults import client_fault, eviction_fault
 from ..storage.config import with_shared_redis
 from .process import PATH, refuse
@@ -70,7 +70,7 @@ def _finding(check: str, fault: str) -> CheckResult:
 
 
 async def _redis_fault(config: Config) -> str:
-    client = open_redis(config.redis, "redis", ConnectionOptions())
+    client = open_redis(config.redis)
     try:
         return await eviction_fault(client)
     except (RedisError, OSError) as error:

@@ -30,7 +30,7 @@ from ..erasure import (
     verify,
 )
 from ..redis.config import shown_address
-from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.connect import open_redis
 from ..redis.faults import redis_fault
 from ..storage.config import with_shared_redis
 from ..storage.stores import JobStores
@@ -156,7 +156,7 @@ async def _opened(config: Config, keep_cache: bool) -> AsyncIterator[Erasure]:
         closing.push_async_callback(stores.close)
         clients = []
         for address, where in zip(addresses, ("redis", "cache.redis"), strict=False):
-            clients.append(open_redis(address, where, ConnectionOptions()))
+            clients.append(open_redis(address, where))
             closing.push_async_callback(clients[-1].aclose)
         kinds: list[ErasedKind] = [*job_kinds(stores), TenantUsage(clients[0], "usage")]
         if not keep_cache:

@@ -19,7 +19,7 @@ from router.errors import CausewayError, ConfigError
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Flags, load_config
-from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.connect import open_redis
 from ..redis.faults import client_fault
 from ..storage.config import JobsConfig, with_shared_redis
 from .process import OTHER_NAMES, report_errors
@@ -40,7 +40,7 @@ async def gateways_redis(config: Path | None, url: str | None) -> AsyncIterator[
     address = load_config(config, Flags(redis=url)).redis
     if not address:
         raise ConfigError("give --redis, or a --config that names the gateways' Redis", where="redis")
-    client = open_redis(address, "redis", ConnectionOptions())
+    client = open_redis(address)
     try:
         yield client
     except (RedisError, OSError) as error:

@@ -35,6 +35,9 @@ class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     raw: bool = False  # replies as RESP2 has them: lists, bytes, numbers
 
 
+_SHARED = ConnectionOptions()
+
+
 class PasswordFile(CredentialProvider):
     """A user's password, read at each connection: it may change while the process runs."""
 
@@ -92,8 +95,12 @@ async def _require_master(connection: Any) -> None:
         raise RedisConnectionError("the Sentinel named a server that is no master")
 
 
-def open_redis(address: RedisAddress, where: str, options: ConnectionOptions) -> redis.asyncio.Redis:
+def open_redis(
+    address: RedisAddress, where: str = "redis", options: ConnectionOptions = _SHARED
+) -> redis.asyncio.Redis:
     """Create a client that connects on first use.
+
+    Without `options` it never retries, because each caller has a timeout of its own.
 
     Args:
         where: the configuration key of the address.
@@ -206,11 +213,3 @@ def _certificates(target: RedisTarget, where: str) -> dict[str, Any]:
         "ssl_keyfile": config.key_file or None,
         "ssl_check_hostname": True,
     }
-
-
-def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:
-    """Create a client of the gateways' Redis that connects on first use. Raises ConfigError.
-
-    It never retries, because each caller has a timeout of its own; beyond the pool's size, calls wait for a connection.
-    """
-    return open_redis(address, "redis", ConnectionOptions())

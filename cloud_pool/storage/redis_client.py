@@ -25,10 +25,11 @@ from redis.exceptions import (
 
 from router.errors import JobStoreUnavailable, RecordUnreadable
 
-from ..redis.config import RedisAddress, shown_address
+from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
 from ..redis.keys import JOBS_LAYOUT, layout_fault
+from .config import JobsConfig
 
 _ASK_AGAIN_S = 1.0
 _ASK_TIMEOUT_S = 0.5
@@ -117,23 +118,17 @@ class RedisClient:
     """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated.
 
     Args:
-        address: no cluster's
-        prefix: of all keys; each script gets it as KEYS[1]
+        config: names the server, which is no cluster, and the prefix of all keys, which each script gets as KEYS[1]
         scripts: Lua by name
-        replicas: how many must at least confirm the effect of a script of `replicated`; 0: none
-        replica_timeout_s: how long that may take
-        replicated: names of scripts
+        replicated: names of scripts whose effect `config.replicas_to_wait_for` replicas must at least confirm
         clock: replaces Redis's own in tests; unix time, s
     """
 
     def __init__(
         self,
-        address: RedisAddress,
-        prefix: str,
+        config: JobsConfig,
         scripts: Mapping[str, str],
         *,
-        replicas: int = 0,
-        replica_timeout_s: float = 1.0,
         replicated: frozenset[str] = frozenset(),
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -142,13 +137,13 @@ class RedisClient:
         options = ConnectionOptions(
             connections=_MAX_CONNECTIONS, connect_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S, retry=retry, raw=True
         )
-        self._redis = open_redis(address, "jobs.redis", options)
-        self._address = shown_address(address)
-        self.prefix = prefix
+        self._redis = open_redis(config.redis, "jobs.redis", options)
+        self._address = shown_address(config.redis)
+        self.prefix = config.key_prefix
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
-        self._min_replicas = replicas
+        self._min_replicas = config.replicas_to_wait_for
         self._replicas = PromotableReplicas(self._redis)
-        self._replica_timeout_s = replica_timeout_s
+        self._replica_timeout_s = config.replica_timeout_s
         self._replicated = replicated
         self._clock = clock
 

@@ -103,16 +103,7 @@ class JobStores(msgspec.Struct, frozen=True):
         Args:
             clock: replaces Redis's clock in tests; unix time, s
         """
-        database = RedisClient(
-            config.redis,
-            config.key_prefix,
-            SCRIPTS,
-            replicas=config.replicas_to_wait_for,
-            replica_timeout_s=config.replica_timeout_s,
-            replicated=REPLICATED,
-            clock=clock,
-        )
-        return cls.over(database, config)
+        return cls.over(RedisClient(config, SCRIPTS, replicated=REPLICATED, clock=clock), config)
 
     @classmethod
     def over(cls, database: RedisClient, config: JobsConfig) -> JobStores:

@@ -100,9 +100,9 @@ def test_an_unknown_key_of_a_redis_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
-    from cloud_pool.redis.connect import ConnectionOptions, open_redis
+    from cloud_pool.redis.connect import open_redis
 
     address = RedisConfig(url="redis://a", password_file=str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="absent") as raised:
-        open_redis(address, "cache.redis", ConnectionOptions())
+        open_redis(address, "cache.redis")
     assert raised.value.where == "cache.redis.password_file"

@@ -25,7 +25,7 @@ from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.erasure import CachedAnswers, ErasureSubject, TenantUsage
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.redis.connect import open_redis
 from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig
 from router.errors import ConfigError, RateLimited
@@ -44,7 +44,7 @@ CACHE = CacheConfig(enabled=True, redis_timeout_s=5.0, lease_s=20.0, ttl_s=60.0)
 
 @pytest.fixture
 async def client(cluster: ClusterDeployment) -> AsyncIterator[redis.asyncio.Redis]:
-    async with open_shared_redis(cluster.url) as made:
+    async with open_redis(cluster.url) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ import redis.asyncio
 from cloud_pool.app import build
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.connect import ConnectionOptions, open_redis
+from cloud_pool.redis.connect import open_redis
 from cloud_pool.redis.faults import EvictionCheck, eviction_fault
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_deployments import ClusterDeployment
@@ -36,7 +36,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest_asyncio.fixture
 async def client(server: RedisServer) -> AsyncIterator[redis.asyncio.Redis]:
-    client = open_redis(server.url, "redis", ConnectionOptions())
+    client = open_redis(server.url)
     yield client
     await client.aclose()
 
@@ -73,7 +73,7 @@ async def test_a_managed_redis_may_refuse_config(client: redis.asyncio.Redis, se
     await client.acl_setuser("managed", enabled=True, nopass=True, commands=["+@all", "-config"], keys=["*"])
     await client.acl_setuser("silent", enabled=True, nopass=True, commands=["+@all", "-info"], keys=["*"])
     for user, expected in (("managed", "allkeys-lru"), ("silent", "allow INFO")):
-        other = open_redis(f"redis://{user}:x@127.0.0.1:{server.port}/0", "redis", ConnectionOptions())
+        other = open_redis(f"redis://{user}:x@127.0.0.1:{server.port}/0")
         fault = await eviction_fault(other)
         await other.aclose()
         assert expected in fault
@@ -81,7 +81,7 @@ async def test_a_managed_redis_may_refuse_config(client: redis.asyncio.Redis, se
 
 
 async def test_one_evicting_node_of_a_cluster_is_found(cluster: ClusterDeployment) -> None:
-    client = open_redis(cluster.url, "redis", ConnectionOptions())
+    client = open_redis(cluster.url)
     assert await eviction_fault(client) == ""
     with cluster.servers[2].client() as node:
         for name, value in EVICTING.items():

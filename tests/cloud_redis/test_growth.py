@@ -35,7 +35,7 @@ from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.redis.connect import open_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from cloud_pool.storage.stores import JobStores
@@ -77,7 +77,7 @@ class MiniatureDay:
         self.clock = clock
         self._http = http
         self._receiver = receiver
-        self._redis = open_shared_redis(server.url)
+        self._redis = open_redis(server.url)
         limits = TenantLimits(requests_per_s=5, tokens_per_minute=1000, usd_per_day=1)
         tenants = TenantsConfig(default=limits, redis_timeout_s=5.0)
         self._limiter = TenantRateLimiter(tenants, self._redis, now_s=clock, wall_clock=clock)
@@ -312,7 +312,7 @@ async def test_days_of_mixed_traffic_leave_only_declared_and_bounded_keys(
 
 
 async def revoke_both(day: MiniatureDay) -> None:
-    async with open_shared_redis(day.server.url) as client:
+    async with open_redis(day.server.url) as client:
         await revoke_token(client, "last", day.clock.now + HOUR_S, day.clock.now)
         await revoke_device(client, "acme/last", day.clock.now)
 

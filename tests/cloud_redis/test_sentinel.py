@@ -21,7 +21,7 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.cli.keys import keys
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.reconciliation import reconcile
-from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.redis.connect import open_redis
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
@@ -200,7 +200,7 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(
 
 
 async def test_accounts_follow_the_master(sentinels: SentinelDeployment) -> None:
-    async with open_shared_redis(sentinels.url) as client:
+    async with open_redis(sentinels.url) as client:
         await client.set("here", "1")
         assert await client.wait(1, 60_000) == 1
         await asyncio.to_thread(sentinels.fail_over)

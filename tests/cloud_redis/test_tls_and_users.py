@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cli.main import main
 from cloud_pool.redis.config import RedisConfig
-from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.redis.connect import open_redis
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.durability import DurabilityCheck
 from cloud_pool.storage.stores import JobStores
@@ -82,7 +82,7 @@ async def test_a_changed_password_needs_no_restart(
 
 
 async def _ping(address: RedisConfig) -> None:
-    async with open_shared_redis(address) as client:
+    async with open_redis(address) as client:
         await client.ping()
 
 

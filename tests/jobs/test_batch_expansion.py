@@ -126,7 +126,7 @@ class MortalDatabase(RedisClient):
     """Dies at a command: before Redis gets it, or after Redis has executed it."""
 
     def __init__(self, config: JobsConfig, clock: Clock) -> None:
-        super().__init__(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+        super().__init__(config, SCRIPTS, clock=clock)
         self.lives = 0
         self.executes = False
 

@@ -45,7 +45,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> FilesConfig:
 
 @pytest_asyncio.fixture
 async def stores(files: FilesConfig, config: JobsConfig) -> AsyncIterator[ContentStores]:
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+    database = RedisClient(config, SCRIPTS)
     yield ContentStores(files, database)
     await database.close()
 
@@ -105,7 +105,7 @@ async def test_a_cancelled_write_leaves_the_part_whole_or_absent(store: ContentS
 
 
 async def test_a_full_disk_is_503_and_leaves_no_half_part(tmp_path: Path, config: JobsConfig) -> None:
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+    database = RedisClient(config, SCRIPTS)
     store = ContentStores(FilesConfig(path=str(tmp_path)), database).current
     await store.put("file-1", "1", b"before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -126,7 +126,7 @@ async def test_a_shared_path_that_is_gone_is_no_lost_content(tmp_path: Path, con
     """An unmounted folder must not fail batches: it is mounted again."""
     folder = tmp_path / "mount"
     folder.mkdir()
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+    database = RedisClient(config, SCRIPTS)
     store = ContentStores(FilesConfig(path=str(folder)), database).current
     await store.put("file-1", "1", b"x")
     folder.rename(tmp_path / "unmounted")
@@ -144,7 +144,7 @@ async def test_a_shared_path_that_is_gone_is_no_lost_content(tmp_path: Path, con
 
 async def test_an_unreachable_s3_is_503_and_loses_nothing(config: JobsConfig) -> None:
     server = S3Server("bucket-that-stays")
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+    database = RedisClient(config, SCRIPTS)
     store = ContentStores(server.files, database).current
     await store.put("file-1", "1", b"x")
     server.stop()
@@ -164,7 +164,7 @@ async def test_an_unreachable_s3_is_503_and_loses_nothing(config: JobsConfig) ->
 
 async def test_a_bucket_that_does_not_exist_is_503(s3_server: S3Server, config: JobsConfig) -> None:
     files = FilesConfig(s3=msgspec.structs.replace(s3_server.files.s3, bucket="nowhere"))
-    store = ContentStores(files, RedisClient(config.redis, config.key_prefix, SCRIPTS)).current
+    store = ContentStores(files, RedisClient(config, SCRIPTS)).current
     for call in (partial(store.put, "file-1", "1", b"x"), partial(store.get, "file-1", "1")):
         with pytest.raises(FileStoreUnavailable):
             await call()
@@ -172,7 +172,7 @@ async def test_a_bucket_that_does_not_exist_is_503(s3_server: S3Server, config: 
 
 async def test_an_unreachable_or_full_redis_is_503(config: JobsConfig, tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
-    database = RedisClient(server.url, config.key_prefix, SCRIPTS)
+    database = RedisClient(JobsConfig(redis=server.url, key_prefix=config.key_prefix), SCRIPTS)
     store = ContentStores(FilesConfig(), database).current
     await store.put("file-1", "1", b"x")
     await database.command("CONFIG", "SET", "maxmemory", "1")
@@ -191,7 +191,7 @@ async def test_an_unreachable_or_full_redis_is_503(config: JobsConfig, tmp_path:
 async def test_files_stay_readable_in_redis_after_another_store_is_configured(
     tmp_path: Path, config: JobsConfig
 ) -> None:
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS)
+    database = RedisClient(config, SCRIPTS)
     await ContentStores(FilesConfig(), database).current.put("file-1", "1", b"x")
     later = ContentStores(FilesConfig(path=str(tmp_path)), database)
     assert await later.named("redis").get("file-1", "1") == b"x"
@@ -210,5 +210,5 @@ async def test_files_stay_readable_in_redis_after_another_store_is_configured(
 )
 def test_unusable_settings_are_config_errors(files: FilesConfig, message: str, config: JobsConfig) -> None:
     with pytest.raises(ConfigError) as caught:
-        ContentStores(files, RedisClient(config.redis, config.key_prefix, SCRIPTS))
+        ContentStores(files, RedisClient(config, SCRIPTS))
     assert message in str(caught.value)

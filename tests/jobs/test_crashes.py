@@ -85,7 +85,7 @@ async def test_accepted_jobs_survive_a_killed_redis(
     killable_redis: RedisServer, config: JobsConfig, clock: Clock, new_job: MakeJob
 ) -> None:
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    database = RedisClient(config, SCRIPTS, clock=clock)
     store = JobStore(database, config)
     accepted: list[str] = []
 
@@ -118,7 +118,7 @@ async def test_runs_survive_a_killed_redis(
 ) -> None:
     """Workers keep results until Redis is back, and each job ends once."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    database = RedisClient(config, SCRIPTS, clock=clock)
     store = JobStore(database, config)
     jobs = [(await store.accept(new_job())).id for _ in range(12)]
     go = anyio.Event()
@@ -156,7 +156,7 @@ async def test_an_idempotency_key_survives_a_killed_redis(
 ) -> None:
     """A caller without a reply repeats its request: one job."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    database = RedisClient(config, SCRIPTS, clock=clock)
     store = JobStore(database, config)
     first = await store.accept(new_job(idempotency="k", digest="d"))
     killable_redis.kill()
@@ -172,7 +172,7 @@ async def test_a_redis_that_is_not_durable_is_refused_or_logged(database: RedisC
     await DurabilityCheck(database, "require").wait()
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
-        forgetful = RedisClient(server.url, "p", SCRIPTS)
+        forgetful = RedisClient(JobsConfig(redis=server.url, key_prefix="p"), SCRIPTS)
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):
                 await DurabilityCheck(forgetful, "require").wait()
@@ -184,7 +184,7 @@ async def test_a_redis_that_is_not_durable_is_refused_or_logged(database: RedisC
 
 def test_an_invalid_redis_url_is_a_config_error(config: JobsConfig) -> None:
     with pytest.raises(ConfigError):
-        RedisClient("nonsense://", config.key_prefix, SCRIPTS)
+        RedisClient(JobsConfig(redis="nonsense://", key_prefix=config.key_prefix), SCRIPTS)
 
 
 async def test_a_full_redis_refuses_new_jobs_and_lets_running_ones_end(
@@ -192,7 +192,7 @@ async def test_a_full_redis_refuses_new_jobs_and_lets_running_ones_end(
 ) -> None:
     """Running jobs can still be reported, cancelled and retried."""
     config = msgspec.structs.replace(config, redis=killable_redis.url)
-    database = RedisClient(config.redis, config.key_prefix, SCRIPTS, clock=clock)
+    database = RedisClient(config, SCRIPTS, clock=clock)
     store = JobStore(database, config)
     for _ in range(3):
         await store.accept(new_job())

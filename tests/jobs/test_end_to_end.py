@@ -15,6 +15,7 @@ import aiohttp
 import openai
 import pytest
 
+from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.storage.stores import SCRIPTS
 from tests.cloud.conftest import Command, Pool
@@ -95,7 +96,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     bed.redis.start()
     first = bed.start("worker")
     first.ready()
-    database = RedisClient(bed.redis.url, "causeway:jobs", SCRIPTS)
+    database = RedisClient(JobsConfig(redis=bed.redis.url), SCRIPTS)
 
     async def state(job: str) -> str:
         fields = as_fields(await database.command("HGETALL", database.key("job", job)))

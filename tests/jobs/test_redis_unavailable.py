@@ -54,7 +54,7 @@ async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: py
         if len(pauses) == 6:
             stopped_redis.start()
 
-    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
+    database = RedisClient(JobsConfig(redis=stopped_redis.url, key_prefix="p"), SCRIPTS)
     with caplog.at_level(logging.INFO, "causeway.cloud.jobs"):
         await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.0).wait()
     await database.close()
@@ -74,7 +74,7 @@ async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None
         pauses.append(seconds)
         stopped_redis.start()
 
-    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
+    database = RedisClient(JobsConfig(redis=stopped_redis.url, key_prefix="p"), SCRIPTS)
     await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.999).wait()
     await database.close()
     assert pauses == [pytest.approx(0.5, rel=0.01)]
@@ -82,7 +82,8 @@ async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None
 
 async def test_a_redis_that_hangs_or_is_lost_is_noticed(stopped_redis: RedisServer) -> None:
     """A check that was passed does not count any more once a later one fails."""
-    database, hung = RedisClient(stopped_redis.url, "p", SCRIPTS), RedisClient(stopped_redis.url, "p", SCRIPTS)
+    config = JobsConfig(redis=stopped_redis.url, key_prefix="p")
+    database, hung = RedisClient(config, SCRIPTS), RedisClient(config, SCRIPTS)
     check = DurabilityCheck(database, "require")
     stopped_redis.start()
     await check.wait()
@@ -104,7 +105,7 @@ async def test_a_redis_that_hangs_or_is_lost_is_noticed(stopped_redis: RedisServ
 async def test_a_refusal_of_redis_says_why(stopped_redis: RedisServer) -> None:
     """Never with Redis's own words, which may quote a prompt."""
     stopped_redis.start()
-    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
+    database = RedisClient(JobsConfig(redis=stopped_redis.url, key_prefix="p"), SCRIPTS)
     with pytest.raises(JobStoreUnavailable, match=r"refuses: a command failed$"):
         await database.command("HGET", "a prompt")
     await database.command("CONFIG", "SET", "maxmemory", "1")

@@ -281,7 +281,9 @@ async def test_each_transition_appends_an_event(store: JobStore, database: Redis
 
 async def test_an_unreachable_redis_is_a_503(config: JobsConfig, clock: Clock, new_job: MakeJob) -> None:
     """The message holds nothing of the request."""
-    database = RedisClient("unix:///nonexistent/redis.sock", config.key_prefix, SCRIPTS, clock=clock)
+    database = RedisClient(
+        JobsConfig(redis="unix:///nonexistent/redis.sock", key_prefix=config.key_prefix), SCRIPTS, clock=clock
+    )
     with pytest.raises(JobStoreUnavailable) as caught:
         await JobStore(database, config).accept(new_job())
     assert caught.value.status == 503

@@ -33,7 +33,7 @@ async def half_answers(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]
 
 async def main(url: str, prefix: str, lease_s: str) -> None:
     config = JobsConfig(redis=url, key_prefix=prefix, lease_s=float(lease_s))
-    store = JobStore(RedisClient(url, prefix, SCRIPTS, clock=lambda: 1_800_000_000.0), config)
+    store = JobStore(RedisClient(config, SCRIPTS, clock=lambda: 1_800_000_000.0), config)
     worker = Worker(
         store, ScriptedRunner(half_answers), {"large": WorkerSlots("large", 2)}, config, JobMetrics(CollectorRegistry())
     )

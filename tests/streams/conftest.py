@@ -45,6 +45,6 @@ def jobs(redis_server: RedisServer) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def database(jobs: JobsConfig) -> AsyncIterator[RedisClient]:
-    client = RedisClient(jobs.redis, jobs.key_prefix, STREAM_SCRIPTS)
+    client = RedisClient(jobs, STREAM_SCRIPTS)
     yield client
     await client.close()
