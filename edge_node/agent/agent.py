@@ -13,24 +13,23 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from router.bundle.manifest import BundleManifest, RolloutPlan
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, RolloutPlan
 from router.bundle.protocol import BoxState
-from router.bundle.refusals import RequestsLeave, UpdateRefused, Withdrawn
+from router.bundle.refusals import DiskFull, RequestsLeave, UpdateRefused, Withdrawn
 from router.serving.logs import redacted
 
 from ..clock import Clock
 from .disk import Disk
 from .host import FleetLink, Host
-from .inspection import BundleReport, ChildInspector, Inspector
+from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
 from .journal import TRANSITIONS, Booted, Event, JournalRow, event_of, first_whole, quarantine, rolled_back
-from .preparation import Preparation
-from .source import disk_refusal
+from .source import Download, disk_refusal
 from .store import InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
 
@@ -39,6 +38,8 @@ log = logging.getLogger(__name__)
 BUILT_AT = 1_735_689_600.0
 """Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
 _KEPT_BUNDLES = 2  # the running one and the one before
+_SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
+_REPLAYED_S = 86400.0
 
 
 class Agent:
@@ -73,20 +74,17 @@ class Agent:
         self._row = booted.row
         self._host = host
         self._clock = clock
+        self._link = link
         self._settings = link.settings
-        self._preparation = Preparation(
-            folder=folder,
-            booted=booted,
-            link=link,
-            host=host,
-            inspector=inspector or ChildInspector(),
-            clock=clock,
-            disk=disk or Disk(),
-        )
-        self._may_change = link.may_change
-        self._on_change = link.on_change
+        self._inspector = inspector or ChildInspector()
+        self._disk = disk or Disk()
         self._chance = chance
         self._woken = asyncio.Event()
+        self._looked_at = -math.inf
+        self._serials: dict[str, int] = {}
+        self._wanted: str | None = None  # the bundle that the plan assigned at the last look
+        self._manifest: BundleManifest | None = None  # of `_wanted`, if it is another bundle than the running one
+        self._note(booted.bundle)
         self._report: BundleReport | None = None
         self._staged: InstalledBundle | None = None
         self._trial: Trial | None = None
@@ -126,8 +124,7 @@ class Agent:
     @property
     def wanted(self) -> str | None:
         """The bundle that the plan assigns, if it is another one."""
-        wanted = self._preparation.wanted
-        return None if wanted == self.running else wanted
+        return None if self._wanted == self.running else self._wanted
 
     @property
     def rows(self) -> tuple[JournalRow, ...]:
@@ -143,7 +140,7 @@ class Agent:
 
     def serial(self, bundle: str | None) -> int | None:
         """Return the serial of a bundle, None for one whose manifest this daemon has not read."""
-        return self._preparation.serial(bundle)
+        return None if bundle is None else self._serials.get(bundle)
 
     def wake(self) -> None:
         """Look now: something may be new."""
@@ -159,7 +156,7 @@ class Agent:
                 with anyio.move_on_after(None if math.isinf(wait_s) else wait_s):
                     await self._woken.wait()
                 if self._woken.is_set():
-                    self._preparation.make_due()
+                    self._looked_at = -math.inf
                 self._woken.clear()
 
     async def advance(self) -> float:
@@ -220,13 +217,12 @@ class Agent:
                 log.error("the fleet's journal cannot be written: %s", error.strerror or error)
         self._row = row
         log.info("fleet: %s%s", state, f" {row.bundle[:12]}" if row.bundle else "")
-        self._on_change()
+        self._link.on_change()
 
     # --- before anything changes -------------------------------------------------------------------------------------
 
     async def _idle(self) -> float:
-        self._preparation.forget()
-        self._report = self._staged = self._trial = None
+        self._manifest = self._report = self._staged = self._trial = None
         self._undone = False
         self._earlier.add(self._clock.monotonic(), self._host.condition())
         self._enter(Event.BEGIN, written=False)
@@ -234,9 +230,9 @@ class Agent:
 
     async def _check(self) -> float:
         plan = await self._look()
-        wanted, running, manifest = self._preparation.wanted, self.running, self._preparation.manifest
+        wanted, manifest = self._wanted, self._manifest
         self._refusals = 0
-        if plan is None or wanted is None or wanted == running or wanted in self._row.quarantined:
+        if plan is None or wanted is None or wanted == self.running or wanted in self._row.quarantined:
             code, _, reason = self._row.quarantined.get(wanted or "", "").partition(": ")
             self._enter(Event.NOTHING, written=False, code=code, reason=reason)
             return self._settings.check_s
@@ -256,27 +252,80 @@ class Agent:
         return 0.0
 
     async def _look(self) -> RolloutPlan | None:
-        """Read the plan, and what it assigns. Raises UpdateRefused."""
-        return await self._preparation.look(self.running, self._row.quarantined, self._floor())
+        """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
+        member, running = self._link.member(), self.running
+        self._looked_at = self._clock.monotonic()
+        looked = await self._inspector.look(
+            LookRequest(
+                folder=str(self._folder / "tuf"),
+                root=member.root.encode(),
+                device=member.device,
+                cohort=member.cohort,
+                running=running,
+                known=(*self._row.quarantined, *([running] if running else [])),
+                daemon_version=self._host.daemon_version,
+                not_before=self._floor(),
+            ),
+            self._link.source,
+        )
+        self._wanted = looked.wanted
+        if looked.manifest is not None and looked.wanted is not None:
+            self._manifest = looked.manifest
+            self._serials[looked.wanted] = looked.manifest.serial
+        return looked.plan
+
+    def _is_due(self) -> bool:
+        """Whether the last look was `check_s` ago, or something may be new."""
+        return self._clock.monotonic() - self._looked_at >= self._settings.check_s
+
+    def _note(self, bundle: InstalledBundle | None) -> None:
+        """Remember the serial of a bundle that was loaded."""
+        if bundle is not None:
+            self._serials[bundle.id] = bundle.manifest.serial
 
     def _floor(self) -> float:
         """The least time that signed metadata proves, whatever the clock says: Unix seconds."""
         return max(BUILT_AT, self._row.signed_at)
 
     async def _fetch(self) -> float:
+        """Remove what neither the kept bundles nor this one need, and fetch what is missing."""
         manifest, bundle = self._update()
-        await self._preparation.fetch(manifest, {*self._row.bundles, bundle})
+        await asyncio.to_thread(self._store.collect, {*self._row.bundles, bundle}, manifest.blobs)
+        missing = await asyncio.to_thread(self._store.missing, manifest.blobs)
+        needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
+        if missing and self._store.free_bytes() < needed:
+            raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
+        download = Download(self._link.source, self._disk, self._settings.download, self._clock.monotonic)
+        for blob in missing:
+            await download.fetch(blob, self._store.partial(blob))
         self._enter(Event.DONE, must=True)
         return 0.0
 
     async def _verify(self) -> float:
-        await self._preparation.verify(self._update()[0])
+        for blob in self._update()[0].blobs:
+            if not self._store.blob(blob).exists():
+                await asyncio.to_thread(self._store.accept, blob)
         self._enter(Event.DONE, must=True)
         return 0.0
 
     async def _dry_run(self) -> float:
         manifest, bundle = self._update()
-        report = self._report = await self._preparation.dry_run(manifest)
+        report = self._report = await self._inspector.examine(
+            BundleRequest(
+                policy=str(self._store.blob(manifest.policy)),
+                cases=tuple(str(self._store.blob(case)) for case in manifest.cases),
+                models=tuple(self._model_file(model) for model in manifest.models),
+                running_policy=str(self._host.policy_file),
+                model_dirs=tuple(map(str, self._host.model_dirs)),
+                memory_bytes=self._host.memory_bytes,
+                state_dir=str(self._folder.parent),
+                since=self._clock.unix() - _REPLAYED_S,
+            )
+        )
+        log.info(
+            "fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown, %d would leave the device",
+            *(report.cases, report.replayed, report.unchanged, report.unknown, report.leaving),
+        )
         note = f"{report.leaving} of the last {report.replayed} decisions would or may leave the device"
         # The way back is never barred: after a failed rollout, to what ran here before.
         if report.leaving and manifest.leaving == "refuse" and bundle not in self._row.bundles:
@@ -289,11 +338,13 @@ class Agent:
         manifest, bundle = self._update()
         if self._staged is None:
             assert self._report is not None
-            self._staged = await self._preparation.stage(bundle, manifest, self._report)
-        elif self._preparation.is_due():
+            models = {model.name: model for model in self._report.models}
+            await asyncio.to_thread(self._store.stage, bundle, manifest, models)
+            self._staged = await asyncio.to_thread(self._store.load, bundle)
+        elif self._is_due():
             await self._look()
         self._check_plan()
-        wait_s = await self._may_change(bundle)
+        wait_s = await self._link.may_change(bundle)
         if wait_s > 0.0:
             return wait_s
         before = self._earlier.before(self._clock.monotonic(), self._host.condition())
@@ -302,14 +353,22 @@ class Agent:
 
     def _check_plan(self) -> None:
         """Raises Withdrawn: the plan assigns another bundle than the one that the box changes to."""
-        if self._preparation.wanted != self._row.bundle:
-            raise Withdrawn(f"the plan assigns {self._preparation.wanted} now")
+        if self._wanted != self._row.bundle:
+            raise Withdrawn(f"the plan assigns {self._wanted} now")
 
     def _update(self) -> tuple[BundleManifest, str]:
-        manifest = self._preparation.manifest
-        assert manifest is not None
+        assert self._manifest is not None
         assert self._row.bundle is not None
-        return manifest, self._row.bundle
+        return self._manifest, self._row.bundle
+
+    def _model_file(self, model: BundleModel) -> ModelFile:
+        def paths(blobs: Iterable[Blob]) -> tuple[str, ...]:
+            return tuple(str(self._store.blob(blob)) for blob in blobs)
+
+        adapters = paths(adapter.blob for adapter in model.adapters)
+        projector = () if model.projector is None else paths(model.projector.blobs)
+        signals = paths(signal.blob for signal in model.signals)
+        return ModelFile(model, str(self._store.blob(model.blob)), adapters, projector, signals)
 
     # --- from the change on ------------------------------------------------------------------------------------------
 
@@ -331,7 +390,7 @@ class Agent:
             self._trial = Trial(settings, self._row.before, condition.traffic, now)
             await self._ask_golden()
             condition = self._host.condition()
-        if self._preparation.is_due():
+        if self._is_due():
             await self._look_again()
         now = self._clock.monotonic()
         if self._trial.judge(now, condition):
@@ -367,7 +426,7 @@ class Agent:
     async def _roll_back(self) -> float:
         back = rolled_back(self._row, self._clock.unix())
         bundle, _ = await asyncio.to_thread(first_whole, self._store, back.bundles)
-        self._preparation.note(bundle)
+        self._note(bundle)
         restarts = self._host.needs_restart(bundle)
         if not self._undone and not restarts:
             try:
