@@ -34,7 +34,14 @@ from ..observability.metrics import RequestCount
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 
+if TYPE_CHECKING:  # most boxes are in no fleet and load none of its code
+    from router.bundle.protocol import BoxState
+
+    from ..agent.agent import Agent
+    from ..agent.trial import TrialProgress
+
 PAGE: Final = Path(__file__).parent / "page"
+_ROWS = 20  # of the journal: two updates
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,9 +101,67 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), headers=headers)
 
 
-if TYPE_CHECKING:
-    from ..agent.agent import Agent
-    from .fleet import FleetState
+class BundleLabel(msgspec.Struct, frozen=True):
+    """A bundle. `serial`: its number in its cohort; None: this daemon has not read its manifest."""
+
+    id: str
+    serial: int | None
+
+
+class JournalEntry(msgspec.Struct, frozen=True):
+    """A step of the agent. `code` and `reason`: of the refusal or the failed trial that led to it, "" for none."""
+
+    at: float
+    state: BoxState
+    bundle: BundleLabel | None
+    code: str
+    reason: str
+
+
+class RefusedBundle(msgspec.Struct, frozen=True):
+    """A bundle in quarantine: this box does not try it again."""
+
+    bundle: BundleLabel
+    reason: str
+
+
+class FleetState(msgspec.Struct, frozen=True):
+    """The body's part `fleet` of `/console/state`. Times are Unix seconds.
+
+    Attributes:
+        fleet: The fleet's name; "" for a box without a control plane, as are `device` and `cohort`.
+        reachable: Whether the control plane answered last; None: there is none.
+        last_seen: When it answered last; 0.0: not since the daemon started.
+        state: The agent's state, since `since`.
+        doing: What the agent does in this state.
+        running: The bundle that serves requests; None: the box's own files.
+        wanted: The bundle that the plan assigns, if another one.
+        unproven: `running` was committed without enough requests to prove it.
+        code: Why the last update was refused or undone; "" if it was not. `reason`: the same for people.
+        boots: Unexpected starts of the daemon during this trial.
+        trial: How far the trial is; None: none is in progress.
+        quarantined: The newest first.
+        journal: The newest first.
+    """
+
+    fleet: str
+    device: str
+    cohort: str
+    reachable: bool | None
+    last_seen: float
+    state: BoxState
+    since: float
+    doing: str
+    running: BundleLabel | None
+    wanted: BundleLabel | None
+    rollout: str
+    unproven: bool
+    code: str
+    reason: str
+    boots: int
+    trial: TrialProgress | None
+    quarantined: tuple[RefusedBundle, ...]
+    journal: tuple[JournalEntry, ...]
 
 
 class ConsoleState(msgspec.Struct, frozen=True):
@@ -146,6 +211,36 @@ def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
 def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
     if agent is None:
         return None
-    from .fleet import read_fleet  # most boxes are in no fleet and load none of its code
+    from ..agent.journal import MEANING
 
-    return read_fleet(agent, parts.fleet)
+    def label(bundle: str | None) -> BundleLabel | None:
+        return None if bundle is None else BundleLabel(bundle, agent.serial(bundle))
+
+    row, connection = agent.row, parts.fleet
+    identity = None if connection is None else connection.identity
+    return FleetState(
+        fleet="" if identity is None else identity.fleet,
+        device="" if identity is None else identity.device,
+        cohort="" if identity is None else identity.cohort,
+        reachable=None if connection is None else connection.reachable,
+        last_seen=0.0 if connection is None else connection.last_seen,
+        state=agent.state,
+        since=row.at,
+        doing=MEANING[agent.state],
+        running=label(agent.running),
+        wanted=label(agent.wanted),
+        rollout=row.rollout,
+        unproven=row.unproven,
+        code=row.code,
+        reason=row.reason,
+        boots=row.boots,
+        trial=agent.trial,
+        quarantined=tuple(
+            RefusedBundle(BundleLabel(bundle, agent.serial(bundle)), reason)
+            for bundle, reason in reversed(row.quarantined.items())
+        ),
+        journal=tuple(
+            JournalEntry(one.at, one.state, label(one.bundle), one.code, one.reason)
+            for one in reversed(agent.rows[-_ROWS:])
+        ),
+    )
