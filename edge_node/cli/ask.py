@@ -10,12 +10,14 @@ import io
 import json
 import sys
 import wave
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+import click
 import msgspec
 from rich.console import Console
 from rich.text import Text
@@ -30,13 +32,14 @@ from causeway import (
     CausewayUnreachable,
     RequestOptions,
 )
-from router.checks.explanation import RouteExplanation, explain
+from router.checks.explanation import RouteExplanation, explain, try_draft
 from router.errors import ConfigError, ModelNotFound
+from router.policy.compiled import check_policy
 from router.types import NowSignals
 
-from .options import usage_error
+from .options import PATH, connect, read_prompt, request_arguments, request_options, usage_error
 
-ANSWERED, FAILED, USAGE_ERROR, UNREACHABLE, TIMED_OUT, BROKEN, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+FAILED, USAGE_ERROR, UNREACHABLE, TIMED_OUT, BROKEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
 """Exit codes; 2 is click's own. Ctrl-C ends as the shell names a program that SIGINT ended."""
 _DEADLINE = "deadline_exceeded"  # the daemon's code for a request whose deadline passed
 _GATEWAY_TIMEOUT = 504  # no target answered in its time
@@ -47,83 +50,144 @@ _NO_MICROPHONE = (
 )
 
 
-def ask(
-    causeway: Causeway,
-    text: str,
-    arguments: RequestOptions,
-    *,
-    stream: bool = True,
-    as_json: bool = False,
-    out: TextIO,
-    console: Console,
-) -> int:
-    """Send a prompt; write the answer to `out` as it arrives and its route and reason to the console.
+@click.command()
+@click.argument("text")
+@request_options
+@click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
+def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
+    """Send a prompt to the running daemon; TEXT `-` reads stdin.
 
-    Args:
-        causeway: The client.
-        text: The prompt.
-        arguments: The arguments of the SDK's `chat`.
-        stream: Stream the answer.
-        as_json: Write one JSON document instead of text.
-        out: Receives the answer.
-        console: Receives the route and errors (stderr).
-
-    Returns:
-        The exit code.
+    The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected or failed, 2 usage
+    error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer, 130 Ctrl-C.
     """
-
-    def send() -> None:
-        if as_json:
-            answer = (
-                causeway.chat(text, stream=True, **arguments).answer() if stream else causeway.chat(text, **arguments)
-            )
-            out.write(json.dumps(answer_document(answer), ensure_ascii=False) + "\n")
-        elif stream:
-            _write_stream(causeway, text, arguments, out, console)
+    prompt, arguments = read_prompt(text), request_arguments(flags)
+    with _daemon(url, api_key) as (causeway, console):
+        if no_stream:
+            answer = causeway.chat(prompt, **arguments)
+        elif as_json:
+            answer = causeway.chat(prompt, stream=True, **arguments).answer()
         else:
-            write_answer(causeway.chat(text, **arguments), out, console)
-
-    return run(send, console)
-
-
-def route(
-    causeway: Causeway, text: str, arguments: RequestOptions, *, as_json: bool = False, out: Console, console: Console
-) -> int:
-    """Show how a prompt would be routed, without running it, and return the exit code."""
-
-    def send() -> None:
-        document = causeway.route(text, **arguments)
-        if as_json:
-            out.print_json(json.dumps(document))
+            _write_stream(causeway, prompt, arguments, console)
             return
-        _print_explanation(msgspec.convert(document, RouteExplanation), out)
+        if as_json:
+            _write_json(_answer_document(answer))
+        else:
+            _write_answer(answer, console)
 
-    return run(send, console)
+
+@click.command()
+@click.argument("text")
+@request_options
+@click.option("--policy", "policy_path", type=PATH, help="Try this policy file instead of asking the daemon.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="SIGNAL=VALUE",
+    help="With --policy: a signal, such as device.temperature_c=90, or down=TARGET; repeatable. Others are absent.",
+)
+def route(
+    text: str,
+    url: str,
+    api_key: str,
+    as_json: bool,
+    policy_path: Path | None,
+    settings: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Show how a prompt would be routed, and why, without running it; TEXT `-` reads stdin. Exit codes as for ask."""
+    prompt, arguments = read_prompt(text), request_arguments(flags)
+    if policy_path is not None:
+        document: object = _try_policy(policy_path, prompt, (*_request_settings(arguments), *settings))
+    elif settings:
+        usage_error("--set needs --policy: the signals of a running daemon are its own")
+    else:
+        with _daemon(url, api_key) as (causeway, _):
+            document = causeway.route(prompt, **arguments)
+    out = Console()
+    if as_json:
+        out.print_json(msgspec.json.encode(document).decode())
+        return
+    for line in explain(msgspec.convert(document, RouteExplanation)):
+        out.print(Text.assemble(*line), soft_wrap=True)
 
 
-def _write_stream(causeway: Causeway, text: str, arguments: RequestOptions, out: TextIO, console: Console) -> None:
+@click.command()
+@click.argument("sound", default="")
+@request_options
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=120.0),
+    default=5.0,
+    show_default=True,
+    help="Length of the recording, without SOUND.",
+)
+def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
+    """Send a spoken request to the running daemon: the file SOUND, stdin for `-`, else the microphone.
+
+    The answer goes to stdout; its transcript, route and times to stderr. Exit codes as for ask.
+    """
+    data = _read_sound(sound, seconds)
+    with _daemon(url, api_key) as (causeway, console):
+        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+        answer = causeway.chat([{"role": "user", "content": [part]}], **request_arguments(flags))
+        transcript, parts = _transcript(causeway, data), _parts(causeway, answer.decision.id)
+        if as_json:
+            _write_json({"transcript": transcript, "parts": parts, **_answer_document(answer)})
+            return
+        words = transcript or "none: this box understands no speech"
+        for line in (f"transcript  {words}", *map(_line, parts)):
+            console.print(Text(line), soft_wrap=True)
+        _write_answer(answer, console)
+
+
+@contextmanager
+def _daemon(url: str, api_key: str) -> Iterator[tuple[Causeway, Console]]:
+    """Yield a client of the running daemon and a console on stderr.
+
+    An error of the client's, or Ctrl-C, is printed and ends the process with its exit code.
+    """
+    console = Console(stderr=True)
+    with connect(url, api_key) as causeway:
+        try:
+            yield causeway, console
+        except CausewayError as error:
+            (first, *rest), code = _describe(error)
+            console.print(Text(first, style="red"), soft_wrap=True)
+            for line in rest:
+                console.print(Text(line), soft_wrap=True)
+            sys.exit(code)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
+
+def _write_stream(causeway: Causeway, text: str, arguments: RequestOptions, console: Console) -> None:
+    """Write an answer to stdout as it arrives, its route, reason and times to the console."""
     with causeway.chat(text, stream=True, **arguments) as stream:
         try:
             for piece in stream:
                 if piece.index == 0:
-                    out.write(piece.text)
-                    out.flush()
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
         finally:
-            out.write("\n")
+            sys.stdout.write("\n")
         answer = stream.answer()
-    _write_tool_calls(answer, out)
+    _write_end(answer, console)
+
+
+def _write_answer(answer: Answer, console: Console) -> None:
+    """Write a whole answer to stdout, its route, reason and times to the console."""
+    sys.stdout.write(answer.text + "\n")
+    _write_end(answer, console)
+
+
+def _write_end(answer: Answer, console: Console) -> None:
+    sys.stdout.writelines(f"{call.name}({call.arguments})\n" for call in answer.tool_calls)
     console.print(_summary(answer), soft_wrap=True)
 
 
-def write_answer(answer: Answer, out: TextIO, console: Console) -> None:
-    """Write a whole answer to `out`, its route, reason and times to the console."""
-    out.write(answer.text + "\n")
-    _write_tool_calls(answer, out)
-    console.print(_summary(answer), soft_wrap=True)
-
-
-def _write_tool_calls(answer: Answer, out: TextIO) -> None:
-    out.writelines(f"{call.name}({call.arguments})\n" for call in answer.tool_calls)
+def _write_json(document: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
 def _summary(answer: Answer) -> Text:
@@ -144,7 +208,7 @@ def _summary(answer: Answer) -> Text:
     return Text(" · ".join(part for part in parts if part), style="dim")
 
 
-def answer_document(answer: Answer) -> dict[str, object]:
+def _answer_document(answer: Answer) -> dict[str, object]:
     """Return what ``--json`` prints of an answer."""
     return {
         "text": answer.text,
@@ -155,21 +219,6 @@ def answer_document(answer: Answer) -> dict[str, object]:
         "decision": asdict(answer.decision),
         "total_ms": round(answer.total_ms, 3),
     }
-
-
-def run(send: Callable[[], None], console: Console) -> int:
-    """Call `send`; print an error that it raises and return the exit code."""
-    try:
-        send()
-    except CausewayError as error:
-        (first, *rest), code = _describe(error)
-        console.print(Text(first, style="red"), soft_wrap=True)
-        for line in rest:
-            console.print(Text(line), soft_wrap=True)
-        return code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return ANSWERED
 
 
 def _describe(error: CausewayError) -> tuple[list[str], int]:
@@ -194,7 +243,7 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
     return lines, TIMED_OUT if error.code == _DEADLINE or error.status == _GATEWAY_TIMEOUT else FAILED
 
 
-def read_sound(source: str, seconds: float) -> bytes:
+def _read_sound(source: str, seconds: float) -> bytes:
     """Return a sound as a file; exit with status 2 where there is none.
 
     Args:
@@ -213,31 +262,6 @@ def read_sound(source: str, seconds: float) -> bytes:
     if len(data) > _MAX_BYTES:
         usage_error(f"{name}: larger than {_MAX_BYTES // 1024 // 1024} MiB; send it in pieces")
     return data
-
-
-def listen(
-    causeway: Causeway, sound: bytes, arguments: RequestOptions, *, as_json: bool, out: TextIO, console: Console
-) -> int:
-    """Send a sound as a message; write the answer to `out`, the transcript and the times to the console.
-
-    Returns:
-        The exit code, as of `ask`.
-    """
-
-    def send() -> None:
-        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
-        answer = causeway.chat([{"role": "user", "content": [part]}], **arguments)
-        transcript, parts = _transcript(causeway, sound), _parts(causeway, answer.decision.id)
-        if as_json:
-            document = {"transcript": transcript, "parts": parts, **answer_document(answer)}
-            out.write(json.dumps(document, ensure_ascii=False) + "\n")
-            return
-        words = transcript or "none: this box understands no speech"
-        for line in (f"transcript  {words}", *map(_line, parts)):
-            console.print(Text(line), soft_wrap=True)
-        write_answer(answer, out, console)
-
-    return run(send, console)
 
 
 def _transcript(causeway: Causeway, sound: bytes) -> str:
@@ -280,61 +304,39 @@ def _record(seconds: float) -> bytes:
     return file.getvalue()
 
 
-def request_settings(flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the flags of a request as settings of a draft."""
-    seconds = flags["deadline_s"]
-    fields = {
-        "model": flags["model"],
-        "prefer": flags["prefer"],
-        "tags": ",".join(flags["tags"]),
-        "temperature": flags["temperature"],
-        "max_tokens": flags["max_tokens"],
-        "deadline_ms": None if seconds is None else max(1, int(seconds * 1000)),
-    }
-    yield from (f"request.{name}={value}" for name, value in fields.items() if value not in (None, ""))
+def _request_settings(arguments: RequestOptions) -> Iterator[str]:
+    """Yield the arguments of a request as settings of a draft."""
+    fields: dict[str, object] = {**arguments, "tags": ",".join(arguments["tags"])}
+    if (seconds := arguments.get("deadline_s")) is not None:
+        del fields["deadline_s"]
+        fields["deadline_ms"] = max(1, int(seconds * 1000))
+    yield from (f"request.{name}={value}" for name, value in fields.items() if value != "")
 
 
-def route_draft(
-    path: Path, prompt: str, settings: Iterable[str], *, as_json: bool, out: Console, console: Console
-) -> int:
-    """Show how the policy in a file would route a prompt, and return the exit code.
+def _try_policy(path: Path, prompt: str, settings: Iterable[str]) -> RouteExplanation:
+    """Return how the policy in a file would route a prompt; print its problems, and exit where it cannot.
 
     Args:
         path: the policy's file.
         prompt: the request's text.
         settings: signals and fields of the request, as `try_draft` takes them.
-        as_json: print JSON.
-        out: receives the explanation.
-        console: receives errors and the policy's warnings (stderr).
     """
-    from router.checks.explanation import try_draft  # on demand: reading a policy takes a second on a small box
-    from router.policy.compiled import check_policy
-
+    console = Console(stderr=True)
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         console.print(Text(f"{path}: {error.strerror}", "red"), soft_wrap=True)
-        return USAGE_ERROR
+        sys.exit(USAGE_ERROR)
     policy, problems = check_policy(text, str(path))
     for problem in problems:
         style = "red" if problem.severity == "error" else "yellow"
         console.print(Text(f"{problem.severity}: {problem}", style), soft_wrap=True)
     if policy is None:
-        return FAILED
+        sys.exit(FAILED)
     now = datetime.now().astimezone()
     local = NowSignals(now.hour, now.isoweekday(), now.minute, int(now.timestamp()))
     try:
-        explanation = try_draft(policy, prompt, settings, local)
+        return try_draft(policy, prompt, settings, local)
     except (ConfigError, ModelNotFound) as error:
         console.print(Text(error.message, "red"), soft_wrap=True)
-        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED
-    if as_json:
-        out.print_json(msgspec.json.encode(explanation).decode())
-        return ANSWERED
-    _print_explanation(explanation, out)
-    return ANSWERED
-
-
-def _print_explanation(explanation: RouteExplanation, out: Console) -> None:
-    for line in explain(explanation):
-        out.print(Text.assemble(*line), soft_wrap=True)
+        sys.exit(USAGE_ERROR if isinstance(error, ConfigError) else FAILED)

@@ -13,7 +13,8 @@ import click
 from router.errors import ConfigError
 from router.serving.process import ask
 
-from .options import PATH, config_options, load_config_or_exit, read_prompt, usage_error
+from ..config.schema import Config
+from .options import PATH, config_options, read_prompt, usage_error
 
 DONE, REFUSED, UNREACHABLE = 0, 1, 3
 RESTART = "restart the daemon: systemctl restart causeway-edge"
@@ -34,21 +35,18 @@ def fleet() -> None:
 @click.option("--site", default="", help="Where the box stands: few boxes of a site change at once.")
 @click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
 def join(
-    config_path: Path | None,
-    settings: tuple[str, ...],
+    config: Config,
     control_plane: str,
     token: str,
     name: str,
     labels: tuple[str, ...],
     site: str,
     ca_file: Path | None,
-    **flags: str | None,
 ) -> None:
     """Make a device key and enrol it with a join token; then restart the daemon.
 
     Exit code: 0 joined, 1 refused, 2 usage error, 3 the control plane is unreachable: try again.
     """
-    config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.control_plane import FleetError, FleetUnreachable
     from ..agent.link.identity import JoinRequest, as_owner, join
 
@@ -78,13 +76,12 @@ def join(
 @fleet.command()
 @config_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flags: str | None) -> None:
+def leave(config: Config, yes: bool) -> None:
     """Remove identity, key and bundles; the box answers from its own files again. Stop the daemon before.
 
     It asks before. The control plane keeps the device until an operator revokes it. Exit code: 0 left, 1 the answer is
     no, 2 usage error, or there is no terminal to ask at and no --yes.
     """
-    config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.identity import FOLDER, as_owner, read_identity
     from ..agent.link.identity import leave as leave_fleet
     from ..storage.state_folder import StateFolderLock
@@ -113,13 +110,12 @@ def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flag
 @fleet.command("import")
 @config_options
 @click.argument("medium", metavar="FILE", type=click.Path(path_type=Path, exists=True))
-def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, **flags: str | None) -> None:
+def import_(config: Config, medium: Path) -> None:
     """Take a bundle from a USB stick: a folder, tar or zip of what the fleet publishes (`tuf/` and `blobs/`).
 
     It is verified as from the network. The daemon takes it within a minute, or at its next start. Exit code: 0
     imported, 1 refused, 2 usage error.
     """
-    config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.identity import as_owner
     from .fleet_status import import_bundle
 
@@ -130,12 +126,11 @@ def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, *
 @fleet.command()
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(config_path: Path | None, settings: tuple[str, ...], as_json: bool, **flags: str | None) -> None:
+def status(config: Config, as_json: bool) -> None:
     """Print this box's identity, its bundle and its problems, as the daemon wrote them last.
 
     Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
     """
-    config = load_config_or_exit(config_path, settings, flags)
     from .fleet_status import print_status
 
     sys.exit(print_status(Path(config.state_dir), as_json=as_json))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, cast, get_args
 
 import click
 
@@ -35,8 +36,28 @@ _CONFIG_FLAGS = {
 """The key that each flag sets, and what it means."""
 
 
-def config_options(command: F) -> F:
-    """Add the flags of every command that loads the configuration."""
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of every command that loads the configuration, which it gets as `config`.
+
+    An error in the configuration is printed, and the process ends with status 2.
+    """
+
+    @wraps(command)
+    def run(*, config_path: Path | None, settings: tuple[str, ...], **rest: Any) -> None:
+        by_key: dict[str, object] = {}
+        for setting in settings:
+            key, separator, value = setting.partition("=")
+            if not separator:
+                usage_error(f"--set {setting}: write KEY=VALUE")
+            by_key[key.strip()] = value
+        flags = {key: rest.pop(name) for name, (key, _) in _CONFIG_FLAGS.items()}
+        by_key |= {key: value for key, value in flags.items() if value is not None}
+        try:
+            config = load_config(config_path, os.environ, by_key)
+        except ConfigError as error:
+            usage_error(str(error))
+        command(config=config, **rest)
+
     options = [
         click.option(
             "--config", "config_path", type=PATH, envvar=_CONFIG_VARIABLE, help=f"YAML file. [${_CONFIG_VARIABLE}]"
@@ -47,22 +68,7 @@ def config_options(command: F) -> F:
         ),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
     ]
-    return _with_options(command, options)
-
-
-def load_config_or_exit(config_path: Path | None, settings: tuple[str, ...], flags: Mapping[str, str | None]) -> Config:
-    """Load the configuration; on an error print it and exit with status 2."""
-    by_key: dict[str, object] = {}
-    for setting in settings:
-        key, separator, value = setting.partition("=")
-        if not separator:
-            usage_error(f"--set {setting}: write KEY=VALUE")
-        by_key[key.strip()] = value
-    by_key |= {_CONFIG_FLAGS[name][0]: value for name, value in flags.items() if value is not None}
-    try:
-        return load_config(config_path, os.environ, by_key)
-    except ConfigError as error:
-        usage_error(str(error))
+    return _with_options(run, options)
 
 
 def check_policy_or_exit(config: Config) -> None:
@@ -78,13 +84,11 @@ def check_policy_or_exit(config: Config) -> None:
         usage_error(f"{path}: {error}")
 
 
-def command_line(config_path: Path | None, settings: tuple[str, ...], flags: Mapping[str, str | None]) -> list[str]:
-    """Return the flags as arguments for another `causeway-edge` command."""
-    arguments = [
-        part for name, value in flags.items() if value is not None for part in (f"--{name.replace('_', '-')}", value)
-    ]
-    arguments += [part for setting in settings for part in ("--set", setting)]
-    return arguments + (["--config", str(config_path)] if config_path else [])
+def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the flags of `config_options`, as click has them, as arguments for another `causeway-edge` command."""
+    pairs = [(f"--{name.replace('_', '-')}", flags[name]) for name in _CONFIG_FLAGS]
+    pairs += [("--set", setting) for setting in flags["settings"]] + [("--config", flags["config_path"])]
+    return tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
 
 
 def request_options(command: F) -> F:
@@ -113,15 +117,8 @@ def daemon_options(command: F) -> F:
 
 
 def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
-    """Return the SDK's arguments for the flags of `request_options`."""
-    arguments = RequestOptions(model=flags["model"], prefer=flags["prefer"], tags=flags["tags"])
-    if flags["temperature"] is not None:
-        arguments["temperature"] = flags["temperature"]
-    if flags["max_tokens"] is not None:
-        arguments["max_tokens"] = flags["max_tokens"]
-    if flags["deadline_s"] is not None:
-        arguments["deadline_s"] = flags["deadline_s"]
-    return arguments
+    """Return the SDK's arguments for those flags of `request_options` that are given."""
+    return cast("RequestOptions", {name: value for name, value in flags.items() if value is not None})
 
 
 def connect(url: str, api_key: str) -> Causeway:
