@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from router.bundle.refusals import UpdateRefused
 from router.errors import ConfigError
 from router.serving.process import ask
 
 from ..config.schema import Config
 from .options import PATH, config_options, read_prompt, usage_error
 
-DONE, REFUSED, UNREACHABLE = 0, 1, 3
+if TYPE_CHECKING:
+    from ..agent.link.connection import LinkRecord
+    from ..agent.link.identity import Identity
+
+REFUSED, UNREACHABLE = 1, 3
 RESTART = "restart the daemon: systemctl restart causeway-edge"
 NO_FLEET = "this box is in no fleet"
 
@@ -116,11 +124,33 @@ def import_(config: Config, medium: Path) -> None:
     It is verified as from the network. The daemon takes it within a minute, or at its next start. Exit code: 0
     imported, 1 refused, 2 usage error.
     """
-    from ..agent.link.identity import as_owner
-    from .fleet_status import import_bundle
+    from ..agent.link.connection import read_record
+    from ..agent.link.identity import FOLDER, as_owner, read_identity
+    from ..agent.link.medium import ImportFailed, import_medium
 
     with as_owner(Path(config.state_dir)) as state_dir:
-        sys.exit(import_bundle(state_dir, medium.absolute()))
+        folder = state_dir / FOLDER
+        try:
+            identity = read_identity(folder)
+        except ConfigError as error:
+            usage_error(str(error))
+        if identity is None:
+            usage_error(f"{NO_FLEET}, so it trusts no signatures: causeway-edge fleet join, once")
+        record = read_record(folder)
+        running = None if record is None else record.report.running
+        try:
+            imported = import_medium(folder, medium.absolute(), identity, running)
+        except (UpdateRefused, ImportFailed, OSError) as error:
+            reason = f"{error.message} ({error.code})" if isinstance(error, UpdateRefused) else str(error)
+            click.echo(f"causeway-edge: not imported: {reason}", err=True)
+            sys.exit(REFUSED)
+    if imported.wanted is None:
+        click.echo(f"imported: it has no bundle for {identity.device} of the cohort {identity.cohort}")
+    elif imported.wanted == running:
+        click.echo(f"imported: this box runs bundle {running} already")
+    else:
+        click.echo(f"imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files")
+        click.echo("the daemon takes it within a minute, or at its next start: causeway-edge fleet status")
 
 
 @fleet.command()
@@ -131,6 +161,58 @@ def status(config: Config, as_json: bool) -> None:
 
     Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
     """
-    from .fleet_status import print_status
+    from ..agent.link.connection import read_record
+    from ..agent.link.identity import FOLDER, read_identity
 
-    sys.exit(print_status(Path(config.state_dir), as_json=as_json))
+    folder = Path(config.state_dir) / FOLDER
+    try:
+        identity = read_identity(folder)
+    except ConfigError as error:
+        usage_error(str(error))
+    record = read_record(folder)
+    if as_json:
+        click.echo(msgspec.json.encode(_document(identity, record)).decode())
+    else:
+        for line in _lines(identity, record, folder):
+            click.echo(line)
+    if identity is None or (record is not None and record.problems):
+        sys.exit(REFUSED)
+
+
+def _document(identity: Identity | None, record: LinkRecord | None) -> dict[str, object]:
+    if identity is None:
+        return {"joined": False}
+    shown = {name: getattr(identity, name) for name in ("device", "tenant", "cohort", "fleet", "url", "joined")}
+    return shown | {"joined": True, "joined_at": identity.joined, "link": record}
+
+
+def _lines(identity: Identity | None, record: LinkRecord | None, folder: Path) -> Iterator[str]:
+    from ..agent.disk import Disk
+    from ..agent.journal import JOURNAL, Journal
+
+    if identity is None:
+        yield f"{NO_FLEET}: causeway-edge fleet join"
+        return
+    yield f"fleet      {identity.fleet} at {identity.url}"
+    yield f"device     {identity.device}, tenant {identity.tenant}, cohort {identity.cohort}"
+    yield f"joined     {_when(identity.joined)}"
+    if record is None:
+        yield "link       the daemon has not run since: restart it"
+        return
+    report = record.report
+    yield f"runs       {f'bundle {report.running}' if report.running else 'its own files'}, {report.state}"
+    if report.wanted and report.wanted != report.running:
+        yield f"wanted     bundle {report.wanted}"
+    if report.code:
+        yield f"last       {report.code}: {report.reason}"
+    reasons = Journal(folder / JOURNAL, Disk()).last.quarantined  # why each of them is not tried again
+    for bundle in report.quarantined:
+        reason = f": {reasons[bundle]}" if bundle in reasons else ""
+        yield f"refused    bundle {bundle} is not tried again{reason}"
+    yield f"last seen  {_when(record.last_seen) if record.last_seen else 'never'} or later, boot {record.boot}"
+    for problem in record.problems:
+        yield f"problem    {problem}"
+
+
+def _when(unix: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
