@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -21,6 +20,7 @@ from router.errors import CausewayError, ClientGone
 from router.types import Fact, Modality
 
 from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply
+from .model_runtime import Responder
 
 POLL_S = 0.05
 _LONGEST_S = 600.0  # of a request that names no deadline
@@ -43,16 +43,6 @@ class PartRequest(msgspec.Struct, frozen=True):
     data: bytes = b""
     deadline_s: float | None = None  # time left
     call_name: str = ""  # by which it can be cancelled
-
-
-class PartResponder(Protocol):
-    """Sends the responses of one request."""
-
-    def send(self, reply: PartReply, *, last: bool) -> None: ...
-
-    def fail(self, error: CausewayError) -> None: ...
-
-    def is_cancelled(self) -> bool: ...
 
 
 class EncoderRuntime:
@@ -79,7 +69,7 @@ class EncoderRuntime:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._warm(), self._loop).result()
 
-    def submit(self, request: PartRequest, responder: PartResponder) -> None:
+    def submit(self, request: PartRequest, responder: Responder[PartReply]) -> None:
         """Start a request; every outcome goes to `responder`."""
         self._loop.call_soon_threadsafe(self._start, request, responder)
 
@@ -98,7 +88,7 @@ class EncoderRuntime:
             await self._branch.encoder.warm()
         self._tell()
 
-    def _start(self, request: PartRequest, responder: PartResponder) -> None:
+    def _start(self, request: PartRequest, responder: Responder[PartReply]) -> None:
         work = self._loop.create_task(self._serve(request, responder))
         self._running.add(work)
         self._requests += request.job is not None
@@ -119,7 +109,7 @@ class EncoderRuntime:
     def _tell(self) -> None:
         self._report(len(self._running), self._requests, self._branch.starts)
 
-    async def _serve(self, request: PartRequest, responder: PartResponder) -> None:
+    async def _serve(self, request: PartRequest, responder: Responder[PartReply]) -> None:
         reading = asyncio.ensure_future(self._read(request, responder))
         try:
             while not reading.done():
@@ -134,7 +124,7 @@ class EncoderRuntime:
             responder.fail(CausewayError("the encoder failed"))
             raise
 
-    async def _read(self, request: PartRequest, responder: PartResponder) -> PartReply:
+    async def _read(self, request: PartRequest, responder: Responder[PartReply]) -> PartReply:
         left_s = _LONGEST_S if request.deadline_s is None else min(request.deadline_s, _LONGEST_S)
         deadline, job = self._loop.time() + left_s, request.job
         if job is None:

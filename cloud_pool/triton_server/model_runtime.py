@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from ..upstreams.triton.messages import SamplingParameters
 POLL_S = 0.01
 STATS_S = 0.1
 _EARLY = 1024  # names that are remembered
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class RequestedOutputs(msgspec.Struct, frozen=True):
@@ -109,10 +110,10 @@ def _logprobs(request: ModelRequest) -> int | None:
     return count if outputs.logprobs or outputs.cumulative_logprob else None
 
 
-class Responder(Protocol):
+class Responder(Protocol[R_contra]):
     """Triton's response sender. Nothing may be sent after `last` or `fail`."""
 
-    def send(self, response: ModelResponse, *, last: bool) -> None: ...
+    def send(self, response: R_contra, *, last: bool) -> None: ...
 
     def fail(self, error: CausewayError) -> None: ...
 
@@ -156,7 +157,9 @@ class _Sequence:
 class _RunningRequest:
     """A request in progress: its sequences by job id, in the order of the answer."""
 
-    def __init__(self, request: ModelRequest, responder: Responder, job_ids: list[int], now: float) -> None:
+    def __init__(
+        self, request: ModelRequest, responder: Responder[ModelResponse], job_ids: list[int], now: float
+    ) -> None:
         self.request = request
         self.responder = responder
         self.sequences = {job_id: _Sequence() for job_id in job_ids}
@@ -219,7 +222,7 @@ class ModelRuntime:
         self._sender = threading.Thread(target=self._send_all, name="causeway-sender", daemon=True)
         self._sender.start()
 
-    def submit(self, request: ModelRequest, responder: Responder) -> None:
+    def submit(self, request: ModelRequest, responder: Responder[ModelResponse]) -> None:
         """Start a request; every outcome, also a refusal, goes to `responder`."""
         try:
             jobs = jobs_of(request, self._ids)

@@ -47,7 +47,7 @@ class EncoderGauges:
 
 
 class PartSender:
-    """encoder_runtime.PartResponder over Triton's response sender."""
+    """model_runtime.Responder over Triton's response sender."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
