@@ -299,13 +299,13 @@ def _build_pipeline(
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.pipeline import StreamPipeline
-    from .streams.settlement import Insistence, MessageSettler, StreamPorts
+    from .streams.settlement import MessageSettler, StreamPorts
 
     metrics = StreamMetrics(background.runtime.metrics.registry)
     owner = secrets.token_hex(8) if source.needs_lease else ""
     runner = _build_message_runner(config, jobs, background, metrics)
     effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
-    ports = StreamPorts(source, sink, dead, effects, Insistence())
+    ports = StreamPorts(source, sink, dead, effects)
     max_attempts = config.streams.max_attempts
     settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=max_attempts)
     return StreamPipeline(str(topics.source), ports, settler, config.streams, metrics, drain_s=jobs.drain_s)
@@ -332,8 +332,7 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
     from .brokers.open import open_history, open_sink
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
-    from .streams.replay import MessageReplay, ReplayOutput
-    from .streams.settlement import Insistence
+    from .streams.replay import MessageReplay
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         jobs, streams = jobs_settings(config, "a replay"), config.streams
@@ -344,11 +343,13 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
         audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
         closing += [history.close, *([] if audit is None else [audit.close]), runtime.close]
         replay = MessageReplay(
+            name,
             str(topics.source),
             history,
             _build_message_runner(config, jobs, background, StreamMetrics(runtime.metrics.registry)),
             OutcomeWriter(topics.name),
-            ReplayOutput(name, audit, lambda line: print(line, flush=True), Insistence()),
+            audit,
+            partial(print, flush=True),
             in_flight=streams.in_flight,
         )
         if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):

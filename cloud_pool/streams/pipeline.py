@@ -26,7 +26,7 @@ from .config import StreamsConfig
 from .effects import KnownEffect, LeaseLost
 from .metrics import StreamMetrics
 from .outcome import read_message
-from .settlement import MessageSettler, MessageWork, StreamPorts, WorkTable
+from .settlement import MessageSettler, MessageWork, StreamPorts, WorkTable, pause
 
 _WAIT_S = 1.0  # for messages
 _RELEASE_S = 5.0
@@ -59,7 +59,6 @@ class StreamPipeline:
         self._effects = ports.effects
         self._config = config
         self._metrics = metrics
-        self._pause = ports.insistence.pause
         self._drain_s = drain_s
         self._measure_s = measure_s
         self._works = WorkTable()
@@ -154,7 +153,7 @@ class StreamPipeline:
                 if error.message != fault:
                     fault = error.message
                     _log.warning("no messages are received: %s", error.message)
-                await self._pause()
+                await pause()
 
     async def _begin(self, received: Sequence[IncomingMessage], works: TaskGroup, lost: anyio.Event) -> None:
         begun = [
@@ -173,7 +172,7 @@ class StreamPipeline:
             for work in reversed(begun):
                 self._works.leave(work)
             await self._source.forget()  # They come again, in order.
-            await self._pause()
+            await pause()
             return
         effects = {work.message.effect: effect for work, effect in zip(unknown, known, strict=True)}
         for work in begun:

@@ -21,7 +21,7 @@ from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import MessageRunner
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message
-from .settlement import Insistence
+from .settlement import insist
 
 _MAX_BYTES = 1 << 30  # of an outcome that is only shown
 
@@ -34,41 +34,35 @@ class _ReplayedMessage(msgspec.Struct, frozen=True):
     outcome: msgspec.Raw  # a CloudEvent
 
 
-class ReplayOutput(msgspec.Struct, frozen=True):
-    """Where the outcomes of a replay go."""
-
-    name: str  # of the replay, for ids in the topic of audits
-    audit: MessageSink | None  # gets the outcomes; None: `show` gets a line about each
-    show: Callable[[str], None]
-    insistence: Insistence
-
-
 class MessageReplay:
     """Answers messages of one topic.
 
     Args:
+        name: of the replay, for ids in the topic of audits
         topic: as the pipeline knows it
+        audit: gets the outcomes; None: `show` gets a line about each
     """
 
     def __init__(
         self,
+        name: str,
         topic: str,
         history: MessageHistory,
         runner: MessageRunner,
         writer: OutcomeWriter,
-        output: ReplayOutput,
+        audit: MessageSink | None,
+        show: Callable[[str], None],
         *,
         in_flight: int,
     ) -> None:
+        self._name = name
         self._topic = topic
         self._history = history
         self._runner = runner
         self._writer = writer
-        self._audit = output.audit
-        self._insist = output.insistence.insist
-        self._name = output.name
+        self._audit = audit
         self._slots = anyio.Semaphore(in_flight)
-        self._show = output.show
+        self._show = show
         self.counts = Counter[str]()
         """Of outcomes, by kind."""
 
@@ -112,7 +106,7 @@ class MessageReplay:
 
     async def _publish(self, audit: MessageSink, outcome: StreamOutcome, incoming: IncomingMessage) -> None:
         message = msgspec.structs.replace(outcome.message, id=f"{self._name}.{incoming.position}")
-        position = await self._insist(lambda: audit.position(self._name))
+        position = await insist(lambda: audit.position(self._name))
         tries = 0
 
         async def publish() -> None:
@@ -120,7 +114,7 @@ class MessageReplay:
             tries += 1
             await audit.publish(message, self._name, position, repeated=tries > 1)
 
-        await self._insist(publish)
+        await insist(publish)
 
 
 async def _report_nothing(_bill: RunBill | None) -> None:

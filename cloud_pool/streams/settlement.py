@@ -38,26 +38,22 @@ class DeliveredTooOften(CausewayError, code="worker_lost"):
     """Every process that ran the message ended without an outcome."""
 
 
-class Insistence:
-    """Pauses between two tries, and how to try until it works. `rng`: uniform in [0, 1)."""
+async def pause() -> None:
+    """Wait between two tries."""
+    await anyio.sleep(_RETRY_S * random.uniform(1.0, 2.0))
 
-    def __init__(self, rng: Callable[[], float] = random.random) -> None:
-        self._rng = rng
 
-    async def pause(self) -> None:
-        await anyio.sleep(_RETRY_S * (1.0 + self._rng()))
-
-    async def insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step until it raises neither JobStoreUnavailable nor BrokerUnavailable."""
-        fault = ""
-        while True:
-            try:
-                return await step()
-            except (JobStoreUnavailable, BrokerUnavailable) as error:
-                if not fault:
-                    _log.warning("a message waits: %s", error.message)
-                fault = error.message
-                await self.pause()
+async def insist(step: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a step until it raises neither JobStoreUnavailable nor BrokerUnavailable."""
+    fault = ""
+    while True:
+        try:
+            return await step()
+        except (JobStoreUnavailable, BrokerUnavailable) as error:
+            if not fault:
+                _log.warning("a message waits: %s", error.message)
+            fault = error.message
+            await pause()
 
 
 class MessageWork:
@@ -146,7 +142,6 @@ class StreamPorts(msgspec.Struct, frozen=True):
     sink: MessageSink  # gets answers, and what expired
     dead: MessageSink  # gets dead letters
     effects: EffectStore
-    insistence: Insistence
 
 
 class MessageSettler:
@@ -171,8 +166,6 @@ class MessageSettler:
         self._runner = runner
         self._writer = writer
         self._metrics = metrics
-        self._insist = ports.insistence.insist
-        self._pause = ports.insistence.pause
         self._max_attempts = max_attempts
 
     async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
@@ -184,7 +177,7 @@ class MessageSettler:
         if known is not None and not known.state:  # (1)
             outcome = await self.make_outcome(work, known.attempts)
             if outcome is None:
-                (known,) = await self._insist(lambda: self._effects.claim([message.effect]))
+                (known,) = await insist(lambda: self._effects.claim([message.effect]))
         if known is not None and known.state == "recorded":  # (2)
             outcome = decode_outcome(known.outcome)
             work.position, repeated = known.position, True
@@ -195,9 +188,9 @@ class MessageSettler:
         if outcome is not None:
             await self._publish(work, outcome, repeated)
             work.published = True
-            await self._insist(lambda: self._effects.published([message.effect]))  # (4)
+            await insist(lambda: self._effects.published([message.effect]))  # (4)
         work.published = True
-        await self._insist(lambda: self._source.acknowledge(work.incoming))
+        await insist(lambda: self._source.acknowledge(work.incoming))
         if outcome is None:
             self._metrics.count("duplicate")
         else:
@@ -211,7 +204,7 @@ class MessageSettler:
             return await self._record(work, self._dead(work, error, attempts - 1), None)
 
         async def report(bill: RunBill | None) -> None:
-            await self._insist(lambda: self._effects.count(message.effect, 1, bill))
+            await insist(lambda: self._effects.count(message.effect, 1, bill))
 
         max_bytes = self._sinks["answered"].max_bytes - _EVENT_BYTES
         authorization = work.incoming.headers.get(AUTHORIZATION, "")
@@ -240,12 +233,12 @@ class MessageSettler:
     async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
         await self._take_position(work, outcome)
         stored, effect = outcome.encoded(), work.message.effect
-        recorded = await self._insist(lambda: self._effects.record(effect, work.run, stored, work.position, bill))
+        recorded = await insist(lambda: self._effects.record(effect, work.run, stored, work.position, bill))
         return outcome if recorded else None
 
     async def _take_position(self, work: MessageWork, outcome: StreamOutcome) -> None:
         sink = self._sinks[outcome.kind]
-        work.position = await self._insist(lambda: sink.position(work.incoming.lane))
+        work.position = await insist(lambda: sink.position(work.incoming.lane))
 
     async def _publish(self, work: MessageWork, outcome: StreamOutcome, repeated: bool) -> None:
         """Publish once, trying until the broker answers. `repeated`: it may be in the topic."""
@@ -259,7 +252,7 @@ class MessageSettler:
                 if error.message != told:
                     _log.warning("an outcome waits: %s", error.message)
                 repeated, told = True, error.message
-                await self._pause()
+                await pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
                 outcome = self._writer.dead(work.message, work.incoming, error, 0, time.time(), max_bytes=0)
                 await self._take_position(work, outcome)

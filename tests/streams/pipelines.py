@@ -26,7 +26,7 @@ from cloud_pool.streams.effects import EffectStore
 from cloud_pool.streams.metrics import StreamMetrics
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
-from cloud_pool.streams.settlement import Insistence, MessageSettler, StreamPorts
+from cloud_pool.streams.settlement import MessageSettler, StreamPorts
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed
@@ -161,7 +161,7 @@ class RunningPipeline:
         self.effects = EffectStore(database, topics.source.topic, owner, ttl_s=3600.0)
         metrics = StreamMetrics(self.registry)
         messages = message_runner(jobs, runner, config, metrics, wall_clock)
-        ports = StreamPorts(self.source, self.sink, self.dead, self.effects, Insistence(lambda: 0.5))
+        ports = StreamPorts(self.source, self.sink, self.dead, self.effects)
         self.settler = MessageSettler(ports, messages, OutcomeWriter("p"), metrics, max_attempts=config.max_attempts)
         self.pipeline = StreamPipeline(
             str(topics.source), ports, self.settler, config, metrics, drain_s=jobs.drain_s, measure_s=0.1

@@ -15,8 +15,7 @@ from cloud_pool.brokers.port import BrokerUnavailable
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.outcome import OutcomeWriter
-from cloud_pool.streams.replay import MessageReplay, ReplayOutput
-from cloud_pool.streams.settlement import Insistence
+from cloud_pool.streams.replay import MessageReplay
 from router.errors import ConfigError
 
 from .brokers import RealBroker, sink_of
@@ -41,11 +40,13 @@ async def replay(
     if sink is not None:
         await sink.open()
     answering = MessageReplay(
+        "replay-1",
         str(topics.source),
         history,
         message_runner(jobs, ActingRunner()),
         OutcomeWriter("p"),
-        ReplayOutput("replay-1", sink, lines.append, Insistence(lambda: 0.5)),
+        sink,
+        lines.append,
         in_flight=4,
     )
     await answering.run(wanted)
