@@ -39,7 +39,7 @@ from router.errors import (
 from router.jobs.submission import encode_job_answer, parse_job_request
 from router.parts.reading import text_bytes
 from router.serving.logs import redacted
-from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
+from router.types import Chunk, Embeddings, Modality, RoutingHints
 
 from ...admission import Priority
 from ...cache.caching_service import STATUS_HEADER
@@ -159,6 +159,8 @@ async def execute(
             share = config.price_share(record.window)
             job_run = job_run_of(record, time.monotonic() + left_s, receipt, share, late)
             cache, answer = await _collect(runner, job_run, report_progress, on_text)
+        created, request = record.begun // 1000, job_run.request
+        body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -167,8 +169,9 @@ async def execute(
         _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
     bound = config.max_result_bytes if max_bytes is None else min(max_bytes, config.max_result_bytes)
-    body = _encode(record, job_run.request, answer, bound)
-    return JobResult(body, cache) if isinstance(body, bytes) else body
+    if len(body) > bound:
+        return ResultTooLarge(f"The answer is larger than {bound} bytes. Ask for fewer tokens.")
+    return JobResult(body, cache)
 
 
 async def _collect(
@@ -196,19 +199,6 @@ async def _collect(
                 reported_at = time.monotonic()
                 await report_progress(msgspec.json.encode(RunProgress(tokens)))
     return cache, chunks if vectors is None else vectors
-
-
-def _encode(
-    record: JobRecord, request: Request, answer: list[Chunk] | Embeddings, max_bytes: int
-) -> bytes | CausewayError:
-    try:
-        created = record.begun // 1000
-        body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
-    except CausewayError as error:
-        return error
-    if len(body) > max_bytes:
-        return ResultTooLarge(f"The answer is larger than {max_bytes} bytes. Ask for fewer tokens.")
-    return body
 
 
 def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
