@@ -40,7 +40,6 @@ from ..jobs.submission import NamedFileReader, SubmissionParser
 from ..storage.batch_store import (
     Batch,
     BatchState,
-    CollectedLines,
     LineOutcome,
     ResultPart,
     batch_job_id,
@@ -312,8 +311,9 @@ class BatchCollection:
             if data:
                 await self._files.write_part(output_file_id(batch.id, kind), batch.owner, name, bytes(data))
                 parts.append((kind, FilePart(name, len(data))))
-        collected = CollectedLines(last=rows.last, parts=parts, expired=rows.expired, never_ran_until=never_ran_until)
-        await self._batches.record_collected(batch, collected, self._files.store_name)
+        await self._batches.record_collected(
+            batch, rows.last, parts, self._files.store_name, expired=rows.expired, never_ran_until=never_ran_until
+        )
         return await self._batches.lookup(batch.id) or msgspec.structs.replace(batch, collected=rows.last)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -104,15 +105,6 @@ class LineOutcome(msgspec.Struct, frozen=True):
     result: bytes = b""
 
 
-class CollectedLines(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines whose outcomes were written to parts of the output files."""
-
-    last: int  # the lines up to this one, from 1
-    parts: list[tuple[ResultPart, FilePart]]
-    expired: bool  # one of them has expired
-    never_ran_until: int | None = None  # they never became jobs: offset of the next line in the input file
-
-
 class BatchStore:
     """Batches. Every method raises JobStoreUnavailable while Redis does not answer."""
 
@@ -162,12 +154,9 @@ class BatchStore:
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
         token = ("token_id", token_id, "token_issued", token_issued)
         in_window = ("window", window) if window else ()
-        fields = (*quotas, *plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
-        verdict = as_text(
-            await self._db.run(
-                "batch_create", self._db.time, name, owner, file, digest, window_ms, ttl, *fields, *in_window
-            )
-        )
+        fields = (*plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
+        arguments = (name, owner, file, digest, window_ms, ttl, *quotas, *fields)
+        verdict = as_text(await self._db.run("batch_create", self._db.time, *arguments))
         if verdict not in ("created", "known"):
             raise self._refusal(verdict, file)
         return await self.get(name, owner)
@@ -274,30 +263,29 @@ class BatchStore:
             return LineOutcome(as_text(custom_id), JobState.FAILED, encode_job_error(fault))
         return LineOutcome(as_text(custom_id), JobState(as_text(state)) if state else None, as_bytes(error), result)
 
-    async def record_collected(self, batch: Batch, collected: CollectedLines, store: str) -> bool:
-        """Add the parts to the output files and delete the jobs. Returns False if another worker has done that.
+    async def record_collected(
+        self,
+        batch: Batch,
+        last: int,
+        parts: Iterable[tuple[ResultPart, FilePart]],
+        store: str,
+        *,
+        expired: bool,
+        never_ran_until: int | None = None,
+    ) -> bool:
+        """Add parts to the output files and delete the jobs. Returns False if another worker has done that.
 
         Args:
+            last: the parts have the outcomes of the lines up to this one, from 1
             store: the content store of the parts
+            expired: one of the lines has expired
+            never_ran_until: they never became jobs: offset of the next line in the input file, bytes
         """
-        offset = collected.never_ran_until
-        parts = (value for kind, part in collected.parts for value in (kind, part.name, part.bytes))
+        lines = (batch.collected, last, int(never_ran_until is not None), never_ran_until or 0, int(expired))
         lease = int((self._config.completion_window_s + self._config.file_ttl_s) * 1000)
-        reply = await self._db.run(
-            "batch_collect",
-            self._db.time,
-            batch.id,
-            batch.collected,
-            collected.last,
-            int(offset is not None),
-            offset or 0,
-            int(collected.expired),
-            store,
-            lease,
-            batch_job_id(batch.id, 0)[:-1],
-            *parts,
-        )
-        return as_int(reply) > 0
+        written = (value for kind, part in parts for value in (kind, part.name, part.bytes))
+        arguments = (batch.id, *lines, store, lease, batch_job_id(batch.id, 0)[:-1], *written)
+        return as_int(await self._db.run("batch_collect", self._db.time, *arguments)) > 0
 
 
 def output_file_id(batch: str, part: ResultPart) -> str:

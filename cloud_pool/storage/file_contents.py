@@ -187,10 +187,7 @@ class S3Content:
         self._store = _open(config)
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        try:
-            await _call(self._store.put_async(f"{file}/{part}", data, use_multipart=False))
-        except FileNotFoundError as error:
-            raise _unavailable(error) from error  # there is no such bucket
+        await _call(self._store.put_async(f"{file}/{part}", data, use_multipart=False))
 
     async def get(self, file: str, part: str) -> bytes:
 
@@ -198,12 +195,9 @@ class S3Content:
             reply = await self._store.get_async(f"{file}/{part}")
             return bytes(await reply.bytes_async())
 
-        try:
-            return await _call(read())
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise _unavailable(error) from error
-            raise FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.") from None
+        return await _call(
+            read(), FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.")
+        )
 
     async def delete(self, file: str) -> None:
 
@@ -211,10 +205,7 @@ class S3Content:
             async for objects in self._store.list(file):
                 await self._store.delete_async([item["path"] for item in objects])
 
-        try:
-            await _call(remove())
-        except FileNotFoundError as error:
-            raise _unavailable(error) from error
+        await _call(remove())
 
 
 def _open(config: S3Config) -> S3Store:
@@ -240,25 +231,21 @@ def _open(config: S3Config) -> S3Store:
         raise ConfigError(str(error), where="jobs.files.s3") from error
 
 
-async def _call(request: Coroutine[Any, Any, T]) -> T:
-    """Raises FileStoreUnavailable, and FileNotFoundError as it is."""
+async def _call(request: Coroutine[Any, Any, T], lost: FileContentLost | None = None) -> T:
+    """Return what `request` does. Raises FileStoreUnavailable, or `lost` for an object that is not in the bucket."""
     from obstore.exceptions import BaseError
 
     try:
         return await request
-    except FileNotFoundError:
-        raise
     except (BaseError, OSError, ValueError) as error:
-        raise _unavailable(error) from error
-
-
-def _unavailable(error: Exception) -> FileStoreUnavailable:
-    # The reason names bucket and endpoint: for the operator's log, not for clients.
-    _log.warning("jobs.files.s3: %s", str(error).strip()[:500])
-    return FileStoreUnavailable(
-        f"The store of files does not answer or refuses ({type(error).__name__}). Try again later.",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+        if lost is not None and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
+            raise lost from None
+        # The reason names bucket and endpoint: for the operator's log, not for clients.
+        _log.warning("jobs.files.s3: %s", str(error).strip()[:500])
+        raise FileStoreUnavailable(
+            f"The store of files does not answer or refuses ({type(error).__name__}). Try again later.",
+            retry_after_s=_RETRY_AFTER_S,
+        ) from error
 
 
 class ContentStores:

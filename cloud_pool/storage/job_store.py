@@ -119,7 +119,7 @@ class JobStore:
         self._off_peak = OffPeakHours(config.off_peak)
         self._result_ttl_ms = int(config.result_ttl_s * 1000)
         self._lease_ms = int(config.lease_s * 1000)
-        self._dead_letter_ttl_ms = int(config.dead_letter_ttl_s * 1000)
+        self._dead_letters_kept = (int(config.dead_letter_ttl_s * 1000), config.max_dead_letters)  # ms, number
         self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
 
     # --- callers ---------------------------------------------------------------------------------------------------
@@ -137,34 +137,20 @@ class JobStore:
             RateLimited: its tenant has too many unfinished jobs
         """
         sealed = self._cipher.seal(job.body, "request", job.owner, job.id)
+        config = self._config
         fields: list[Argument] = ["endpoint", job.endpoint, "body", sealed, "cost", job_cost(job, limits)]
-        fields += ["max_attempts", self._config.max_attempts]
+        fields += ["max_attempts", config.max_attempts]
         optional = {name: getattr(job, name) for name in _OPTIONAL}
         optional |= {"tags": ",".join(job.tags), "revise": job.revise_ms, "ttl": job.ttl_ms}
         for name, value in optional.items():
             fields += [name, value] if value else []
-        reply = await self._db.run(
-            "accept",
-            self._db.time,
-            job.id,
-            job.owner,
-            job.tier,
-            job.priority,
-            job.deadline_ms,
-            job.idempotency,
-            job.digest,
-            self._config.max_queued,
-            self._config.min_queued_per_tenant,
-            unfinished_jobs(self._config, limits),
-            self._config.max_unfinished_bytes,
-            len(job.body),
-            self._config.max_record_age_ms,
-            self._config.max_ended,
-            self._config.max_ended_bytes,
-            *fields,
-        )
-        verdict, job_id = (as_text(item) for item in as_list(reply))
-        if error := refusal(verdict, job, job_id, self._config, limits):
+        place = (job.id, job.owner, job.tier, job.priority, job.deadline_ms)
+        queued = (config.max_queued, config.min_queued_per_tenant)
+        unfinished = (unfinished_jobs(config, limits), config.max_unfinished_bytes, len(job.body))
+        kept = (config.max_record_age_ms, config.max_ended, config.max_ended_bytes)
+        arguments = (*place, job.idempotency, job.digest, *queued, *unfinished, *kept, *fields)
+        verdict, job_id = map(as_text, as_list(await self._db.run("accept", self._db.time, *arguments)))
+        if error := refusal(verdict, job, job_id, config, limits):
             raise error
         return AcceptedJob(job_id, verdict == "known")
 
@@ -273,21 +259,9 @@ class JobStore:
 
         A job whose record cannot be read becomes a dead letter.
         """
-        reply = as_list(
-            await self._db.run(
-                "claim",
-                self._db.time,
-                consumer,
-                tier,
-                self._lease_ms,
-                self._result_ttl_ms,
-                self._dead_letter_ttl_ms,
-                self._config.max_dead_letters,
-                await self._openings(),
-                *priorities,
-            )
-        )
-        rows, ids, expired, more = reply
+        bounds, openings = (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept), await self._openings()
+        reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, openings, *priorities)
+        rows, ids, expired, more = as_list(reply)
         records, unreadable = [], [as_text(job) for job in as_list(ids)]
         for row in as_list(rows):
             fields = as_fields(row)
@@ -295,7 +269,7 @@ class JobStore:
                 records.append(parse_record(fields))
             except RecordUnreadable as error:
                 _log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
-                await self._quarantine(as_text(fields["id"]))
+                await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
 
@@ -306,10 +280,6 @@ class JobStore:
             text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.openings(await self._db.now_ms()))
             self._known_openings = time.monotonic(), text
         return text
-
-    async def _quarantine(self, job: str) -> None:
-        limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
-        await self._db.run("quarantine", self._db.time, job, *limits)
 
     async def wait(self, tier: str) -> None:
         """Wait until there may be a job of this tier, at most 2 s."""
@@ -381,21 +351,9 @@ class JobStore:
             counts: whether this run counts as an attempt
             park: the job returns to its queue, and no job of its tenant starts for `delay_s`: it is over a limit
         """
-        reply = await self._db.run(
-            "postpone",
-            self._db.time,
-            job,
-            fence,
-            int(delay_s * 1000),
-            int(counts),
-            encode_job_error(error),
-            error.code,
-            self._dead_letter_ttl_ms,
-            self._config.max_dead_letters,
-            int(park),
-            encode_bill(bill),
-        )
-        return as_int(reply) > 0
+        fault = (encode_job_error(error), error.code, *self._dead_letters_kept)
+        arguments = (job, fence, int(delay_s * 1000), int(counts), *fault, int(park), encode_bill(bill))
+        return as_int(await self._db.run("postpone", self._db.time, *arguments)) > 0
 
     async def release(self, job: str, fence: int) -> bool:
         """Return a job to its queue. The run does not count as an attempt."""
@@ -407,10 +365,8 @@ class JobStore:
 
     async def promote_and_expire(self) -> DueJobs:
         """Do what is due: queue waiting jobs, return those of lost workers to their queues, expire late ones."""
-        limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)
-        changed, expired = as_list(
-            await self._db.run("promote_and_expire", self._db.time, self._result_ttl_ms, *limits)
-        )
+        bounds = (self._result_ttl_ms, *self._dead_letters_kept)
+        changed, expired = as_list(await self._db.run("promote_and_expire", self._db.time, *bounds))
         return DueJobs(as_int(changed), _expired_jobs(expired))
 
     async def unblock_all(self) -> int:

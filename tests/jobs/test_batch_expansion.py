@@ -19,7 +19,7 @@ import pytest_asyncio
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import TokenRevoked
-from cloud_pool.storage.batch_store import Batch, CollectedLines, batch_job_id, is_final
+from cloud_pool.storage.batch_store import Batch, ResultPart, batch_job_id, is_final
 from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.storage.file_contents import FileStoreUnavailable
 from cloud_pool.storage.file_store import FilePart
@@ -213,8 +213,8 @@ async def test_a_worker_that_was_paused_beyond_its_lease_changes_nothing(
     assert (await current(stores)).collected == 5
     name = "file-1-output"
     await stores.files.write_part(name, "kiosk", "5-late", b"late\n")
-    late = CollectedLines(last=5, parts=[("output", FilePart("5-late", 5))], expired=False)
-    assert not await stores.batches.record_collected(paused, late, "redis")
+    parts: list[tuple[ResultPart, FilePart]] = [("output", FilePart("5-late", 5))]
+    assert not await stores.batches.record_collected(paused, 5, parts, "redis", expired=False)
     assert not await stores.batches.refuse_line(paused, paused.submitted, 0, "x", b"{}")
     await assert_exact(stores, await process(stores, processor, clock), 20)
 
