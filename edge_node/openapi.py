@@ -96,6 +96,10 @@ _BACKENDS = (
     *(*_AUTH, errors.NoRoute, errors.AllAttemptsFailed, errors.TargetNotConfigured, errors.EncoderFailed),
     *(errors.BackendError, errors.EngineCrashed, errors.CloudUnavailable),
 )
+_PAGE = (
+    Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
+    Parameter("after", "The id of the last one of the page before."),
+)
 _JOB_STORE = (errors.JobStoreUnavailable,)
 _NAMED_FILES = (errors.NotFound, FileFolderUnavailable)  # of requests that name uploaded files
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
@@ -208,11 +212,7 @@ def _jobs() -> Iterator[Operation]:
             *(errors.NoRoute, WebhookRefused, *_NAMED_FILES),
         ),
     )
-    page = (
-        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
-        Parameter("after", "The id of the last job of the page before."),
-    )
-    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", EdgeJobList, parameters=page, errors=one)
+    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", EdgeJobList, parameters=_PAGE, errors=one)
     yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", EdgeJobView, errors=one)
     ended = (*one, errors.JobAlreadyEnded)
     yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", EdgeJobView, errors=ended)
@@ -233,13 +233,9 @@ def _jobs() -> Iterator[Operation]:
 
 
 def _files() -> Iterator[Operation]:
-    page = (
-        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
-        Parameter("after", "The id of the last file of the page before."),
-    )
     common = (*ANY_REQUEST, *_AUTH, FileFolderUnavailable)
     content = (errors.UnsupportedFeature,)
-    yield from file_operations(CLIENT, PartPurpose, page, common, (StorageFull,), content, gives_content=False)
+    yield from file_operations(CLIENT, PartPurpose, _PAGE, common, (StorageFull,), content, gives_content=False)
 
 
 def _audio() -> Iterator[Operation]:

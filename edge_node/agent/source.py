@@ -181,7 +181,7 @@ class SourceWithImport:
             async for chunk in FolderSource(self._folder).fetch(path, offset):
                 yield chunk
             return
-        if self._monotonic() < self._away_until and self.exists:
+        if self._monotonic() < self._away_until and self.stamp:
             raise FileNotFoundError(f"what was imported has no {path}")
         begun = False
         try:
@@ -192,18 +192,13 @@ class SourceWithImport:
         except FileNotFoundError:
             raise
         except OSError:
-            if begun or not self.exists:
+            if begun or not self.stamp:
                 raise
             self._away_until = self._monotonic() + _AWAY_S  # do not wait for each file's time-out
         if not here:
             raise FileNotFoundError(f"what was imported has no {path}")
         async for chunk in FolderSource(self._folder).fetch(path, offset):
             yield chunk
-
-    @property
-    def exists(self) -> bool:
-        """Whether there are imported files."""
-        return (self._folder / WANTED).exists()
 
     @property
     def stamp(self) -> int:

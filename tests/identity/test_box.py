@@ -422,10 +422,10 @@ async def test_what_was_imported_needs_no_control_plane(plane: ScriptedPlane, tm
         assert await box.link.may_change(OTHER) > 0.0
         box.report = AgentReport(running=OTHER, wanted=BUNDLE)
         await box.link.look_at_import()
-        assert box.link.source.exists
+        assert box.link.source.stamp
         box.report = AgentReport(running=BUNDLE)
         await box.link.look_at_import()
-        assert not box.link.source.exists
+        assert not box.link.source.stamp
 
 
 async def test_a_clone_is_said(plane: ScriptedPlane, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def test_a_box_without_a_network_takes_a_bundle_from_a_stick(
     assert box.agent.running == bundle
     assert away.asked - before <= 2, "the time-out of the network is waited for once, not for each file"
     source.remove()
-    assert not source.exists
+    assert not source.stamp
 
 
 async def test_blobs_that_the_box_has_are_not_needed(publisher: Publisher, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _triton(places: Places, environ: Mapping[str, str]) -> Step:
 
 def _from_distribution(places: Places, package: Package) -> Step:
     return Step(
-        title=package.title,
+        title=package.package,
         stamp=_stamp(places, package.name),
         key=package.package,
         there=lambda: package.find() is not None,

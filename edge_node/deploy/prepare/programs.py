@@ -126,19 +126,19 @@ class Package(NamedTuple):
     """A package of the distribution.
 
     `name`: as $CAUSEWAY_SKIP has it; `package`: as Debian has it; `programs`: the names that its program may have;
-    `by_hand`: the commands that install it.
+    `by_hand`: where `apt-get install PACKAGE` installs it, and what does so elsewhere.
     """
 
     name: str
     package: str
-    title: str
     programs: Sequence[str]
     by_hand: str
 
     @property
     def advice(self) -> str:
         """What to do without the program."""
-        return f"{self.by_hand}. Or go on without: CAUSEWAY_SKIP={self.name} make ..."
+        how = f"apt-get install {self.package} {self.by_hand}"
+        return f"{how}. Or go on without: CAUSEWAY_SKIP={self.name} make ..."
 
     def find(self) -> str | None:
         """Return the path of the program, of PostgreSQL's the newest version; None if there is none."""
@@ -150,40 +150,18 @@ class Package(NamedTuple):
         """Use the program that is there, or as root install it. Raises StepFailed, saying what to install by hand."""
         if self.find() is None:
             if os.geteuid() != 0 or shutil.which("apt-get") is None:
-                raise StepFailed(f"{self.title} is not installed", self.advice)
+                raise StepFailed(f"{self.package} is not installed", self.advice)
             apt_install(places, self.package, progress)
         if self.find() is None:
-            raise StepFailed(f"the package {self.package} brought no {self.title}", f"Install {self.title} by hand.")
-        return self.title
+            raise StepFailed(f"the package {self.package} brought no {self.programs[0]}", "Install it by hand.")
+        return self.package
 
 
-REDIS = Package(
-    "redis",
-    "redis-server",
-    "redis-server",
-    ["redis-server"],
-    "apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora)",
-)
-NATS = Package("nats", "nats-server", "nats-server", ["nats-server"], "apt-get install nats-server (Debian, Ubuntu)")
-MOSQUITTO = Package(
-    "mosquitto",
-    "mosquitto",
-    "mosquitto",
-    ["mosquitto"],
-    "apt-get install mosquitto (Debian, Ubuntu), dnf install mosquitto (Fedora)",
-)
-POSTGRES = Package(
-    "postgres",
-    "postgresql",
-    "PostgreSQL",
-    ["initdb"],
-    "apt-get install postgresql (Debian, Ubuntu), dnf install postgresql-server (Fedora)",
-)
-CHROMIUM = Package(
-    "chromium",
-    "chromium",
-    "Chromium",
-    ["chromium", "chromium-browser", "google-chrome"],
-    "apt-get install chromium (Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora)",
-)
+REDIS = Package("redis", "redis-server", ["redis-server"], "(Debian, Ubuntu), dnf install redis (Fedora)")
+NATS = Package("nats", "nats-server", ["nats-server"], "(Debian, Ubuntu)")
+MOSQUITTO = Package("mosquitto", "mosquitto", ["mosquitto"], "(Debian, Ubuntu), dnf install mosquitto (Fedora)")
+POSTGRES = Package("postgres", "postgresql", ["initdb"], "(Debian, Ubuntu), dnf install postgresql-server (Fedora)")
+_CHROMIUM = ["chromium", "chromium-browser", "google-chrome"]
+_ELSEWHERE = "(Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora)"
+CHROMIUM = Package("chromium", "chromium", _CHROMIUM, _ELSEWHERE)
 PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM)
