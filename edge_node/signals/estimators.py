@@ -8,7 +8,7 @@ loaded. Without one, a rule that needs `edge.quality` does not hold, and a hando
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -79,23 +79,25 @@ class LearnedEstimators:
         wanted = self._always_quality or QUALITY in policy.needs
         estimated = [model for model in judged if model == _first_edge_model(policy)] if wanted else []
         calibrated = judged if any(route.handoff is not None for route in policy.routes) else []
-        self._pairs = {
-            model: pair
-            for model in dict.fromkeys([*estimated, *calibrated])
-            if (pair := self._load_pair(model, policy)) is not None
-        }
+        self._pairs = self._load(
+            dict.fromkeys([*estimated, *calibrated]),
+            lambda model, folders: load_pair(model, policy, folders),
+            "the calibration of %s is not used: %s",
+        )
         self.set_aside_pairs = {
             model: self._aside[pair.sha256] for model, pair in self._pairs.items() if pair.sha256 in self._aside
         }
-        estimated, calibrated = (
-            [name for name in names if self._pair(name) is None] for names in (estimated, calibrated)
+        self._quality_estimators = self._load(
+            [model for model in estimated if self._pair(model) is None],
+            load_quality_estimator,
+            f"{QUALITY} of %s stays absent, its estimator cannot be used: %s",
+            optional=False,
         )
-        self._quality_estimators = {
-            model: estimator for model in estimated if (estimator := self._load_quality(model)) is not None
-        }
-        self._calibrators = {
-            model: calibrator for model in calibrated if (calibrator := self._load_calibrator(model)) is not None
-        }
+        self._calibrators = self._load(
+            [model for model in calibrated if self._pair(model) is None],
+            load_calibrator,
+            "the confidence of %s is not calibrated: %s",
+        )
 
     def quality(self, policy: Policy, request: Request) -> float | None:
         """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
@@ -172,32 +174,23 @@ class LearnedEstimators:
         pair = self._pairs.get(model)
         return None if pair is None or pair.sha256 in self._aside else pair
 
-    # --- files -----------------------------------------------------------------------------------------------------
+    def _load(
+        self, models: Iterable[str], load: Callable[[str, Sequence[Path]], _T], words: str, *, optional: bool = True
+    ) -> dict[str, _T]:
+        """Load a signal of each model. One that cannot be used is logged.
 
-    def _load_pair(self, model: str, policy: Policy) -> PairEstimator | None:
-        try:
-            return load_pair(model, policy, self._dirs)
-        except ArtifactNotFound:
-            return None  # expected: most models have none
-        except (ArtifactError, ImportError) as error:
-            log.warning("the calibration of %s is not used: %s", model, error)
-            return None
-
-    def _load_quality(self, model: str) -> QualityEstimator | None:
-        try:
-            return load_quality_estimator(model, self._dirs)
-        except (ArtifactError, ImportError) as error:
-            log.warning("%s stays absent, its estimator cannot be used: %s", QUALITY, error)
-            return None
-
-    def _load_calibrator(self, model: str) -> ConfidenceCalibrator | None:
-        try:
-            return load_calibrator(model, self._dirs)
-        except ArtifactNotFound:
-            return None  # expected: most models have none
-        except ArtifactError as error:
-            log.warning("the confidence of %s is not calibrated: %s", model, error)
-            return None
+        Args:
+            words: The message, with the model and the error.
+            optional: Most models have none, which is not logged.
+        """
+        found: dict[str, _T] = {}
+        for model in models:
+            try:
+                found[model] = load(model, self._dirs)
+            except (ArtifactError, ImportError) as error:
+                if not (optional and isinstance(error, ArtifactNotFound)):
+                    log.warning(words, model, error)
+        return found
 
 
 def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
