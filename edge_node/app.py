@@ -30,7 +30,7 @@ from .backends.cloud.backend import CloudBackend
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config
-from .console.routes import Console, read_state
+from .console.routes import Console
 from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
 from .daemon.lifecycle import App, StopRequest, SystemdNotifier
 from .daemon.optional_parts import (
@@ -321,9 +321,6 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
 def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
     """Construct the HTTP API of all ways in, the console and the inspection."""
     config, reader, policies = device.config, parts.reader, parts.policies
-    console = Console(
-        reader=reader, decisions=parts.decisions, policies=policies, state=partial(read_state, parts, agent)
-    )
     inspection = Inspection(
         service=parts.service,
         reader=reader,
@@ -342,7 +339,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
         tracing=parts.tracing,
         more_paths={
             **inspection.paths(),
-            **console.paths(),
+            **Console(parts, agent).paths(),
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
             **parts.sound.paths(),

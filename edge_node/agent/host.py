@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -15,18 +15,8 @@ from .source import DownloadBounds, Source
 from .store import InstalledBundle
 from .trial import TrialSettings
 
-
-class FleetMember(Protocol):
-    """This box's membership in its fleet. `root`: the fleet's root metadata, JSON text from the enrolment."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def cohort(self) -> str: ...
-
-    @property
-    def root(self) -> str: ...
+if TYPE_CHECKING:
+    from .link.identity import Identity
 
 
 class Host(Protocol):
@@ -100,13 +90,13 @@ class FleetLink(msgspec.Struct, frozen=True):
     """The parts that join a daemon to its fleet.
 
     Attributes:
-        member: Returns the box's membership; read at each look.
+        member: Returns the box's identity; read at each look.
         source: The source of updates.
         may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
         on_change: Called after each change of the agent's `state` or of its `row`.
     """
 
-    member: Callable[[], FleetMember]
+    member: Callable[[], Identity]
     source: Source
     settings: AgentSettings = AgentSettings()
     may_change: Callable[[str], Awaitable[float]] = at_once

@@ -11,7 +11,7 @@ the page that this daemon served and no other origin: nothing sends CORS headers
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,11 +28,8 @@ from router.serving.responses import JSON
 from router.types import Snapshot
 
 from ..daemon.components import Components
-from ..http.api import RequestReader
 from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
-from ..storage.decisions import DecisionStore
-from ..storage.policies import PolicyStore
 
 if TYPE_CHECKING:  # most boxes are in no fleet and load none of its code
     from router.bundle.protocol import BoxState
@@ -55,24 +52,13 @@ class Console:
     """Answers the page's requests.
 
     Args:
-        reader: Checks API keys and reads bodies.
-        decisions: The records.
-        policies: The active policy decides recorded requests anew.
-        state: Reads the box, for each request.
+        parts: The daemon's components; the active policy decides recorded requests anew.
+        agent: Of a box in a fleet.
     """
 
-    def __init__(
-        self,
-        *,
-        reader: RequestReader,
-        decisions: DecisionStore,
-        policies: PolicyStore,
-        state: Callable[[], ConsoleState],
-    ) -> None:
-        self._reader = reader
-        self._decisions = decisions
-        self._policies = policies
-        self._state = state
+    def __init__(self, parts: Components, agent: Agent | None) -> None:
+        self._parts = parts
+        self._agent = agent
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         """Return the method and the handler of each path."""
@@ -83,17 +69,18 @@ class Console:
         }
 
     async def _read_state(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
-        return _json(self._state())
+        self._parts.reader.caller(http)
+        return _json(read_state(self._parts, self._agent))
 
     async def _what_if(self, http: web.BaseRequest) -> web.StreamResponse:
-        caller = self._reader.caller(http)
+        parts = self._parts
+        caller = parts.reader.caller(http)
         check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
-        question = validate(load(await self._reader.body(http)), WhatIfQuestion)
-        record = await self._decisions.get(question.id, client=caller.reads_decisions_of)
+        question = validate(load(await parts.reader.body(http)), WhatIfQuestion)
+        record = await parts.decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
-        return _json(what_if(self._policies.active, record, question.signals))
+        return _json(what_if(parts.policies.active, record, question.signals))
 
 
 def _json(value: object) -> web.Response:

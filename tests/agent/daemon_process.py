@@ -12,7 +12,7 @@ from edge_node.agent.trial import TrialSettings
 from edge_node.cli.serve import run
 from edge_node.config.loader import load_config
 
-from .fleet import Member, Publisher
+from .fleet import Publisher, member
 
 # The latency of a busy machine is not judged; test_trial has that.
 TRIAL = TrialSettings(least_s=0.5, least_requests=5, longest_s=3600.0, poll_s=0.1, latency_margin=1.0)
@@ -21,7 +21,7 @@ TRIAL = TrialSettings(least_s=0.5, least_requests=5, longest_s=3600.0, poll_s=0.
 def main() -> None:
     publisher = Publisher(Path(sys.argv[1]), exists=True)
     link = FleetLink(
-        member=lambda: Member(publisher.root),
+        member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.5, retry_s=0.5, trial=TRIAL),
     )

@@ -16,6 +16,7 @@ from edge_node.agent.dry_run import examine
 from edge_node.agent.host import AgentSettings, FleetLink, at_once
 from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
 from edge_node.agent.journal import Booted, boot
+from edge_node.agent.link.identity import Identity
 from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
 from edge_node.agent.store import InstalledBundle
 from edge_node.agent.trial import TrialSettings
@@ -117,10 +118,9 @@ class Publisher:
         return (self.folder / "tuf" / "metadata" / "1.root.json").read_text()
 
 
-class Member(msgspec.Struct, frozen=True):
-    root: str
-    device: str = "box-1"
-    cohort: str = COHORT
+def member(root: str) -> Identity:
+    """Return the identity of a box that trusts `root`."""
+    return Identity(device="box-1", tenant="stores", cohort=COHORT, fleet="stores", url="", root=root, joined=0.0)
 
 
 class ScriptedHost:
@@ -241,7 +241,7 @@ class TestBox:
         self.agent = Agent(
             folder=self.folder,
             booted=self.booted,
-            link=FleetLink(lambda: Member(self.publisher.root), self.source, self.settings, self.may_change),
+            link=FleetLink(lambda: member(self.publisher.root), self.source, self.settings, self.may_change),
             host=self.host,
             clock=self.time.clock,
             disk=self.disk,

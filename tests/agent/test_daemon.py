@@ -19,7 +19,7 @@ from router.bundle.protocol import BoxState
 
 from ..edge.box import config
 from ..edge.scripted import ScriptedEngine
-from .fleet import FACTORY, Member, Publisher
+from .fleet import FACTORY, Publisher, member
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ async def daemon(tmp_path: Path, publisher: Publisher, engine: ScriptedEngine) -
     settings = config(tmp_path / "box", policy=FACTORY)
     (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
     link = FleetLink(
-        member=lambda: Member(publisher.root),
+        member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
     )

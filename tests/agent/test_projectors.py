@@ -31,7 +31,7 @@ from ..modalities.test_decoding import needs_pillow
 from ..modalities.test_fusion import INVOICE, PATIENT, encoder
 from ..modalities.test_soft_tokens import solid
 from ..modalities.tiny_projector import ENCODER, add_projector
-from .fleet import FACTORY, Member, Publisher, TestBox
+from .fleet import FACTORY, Publisher, TestBox, member
 from .test_daemon import TRIAL, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -118,7 +118,7 @@ async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> 
     settings = config(tmp_path / "box", policy=FACTORY)
     (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
     link = FleetLink(
-        member=lambda: Member(publisher.root),
+        member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
     )

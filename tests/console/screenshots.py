@@ -17,7 +17,7 @@ from playwright.async_api import Browser, Page, expect
 from edge_node.agent.host import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
-from tests.agent.fleet import FACTORY, Member, Publisher
+from tests.agent.fleet import FACTORY, Publisher, member
 from tests.check.sources import ROOT
 from tests.edge.box import Box, running
 
@@ -44,7 +44,7 @@ async def box_in_a_fleet(chromium: Browser, folder: Path) -> None:
     """A box that gave one bundle up and tries the next."""
     publisher = Publisher(folder / "fleet")
     link = FleetLink(
-        member=lambda: Member(publisher.root),
+        member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(poll_s=0.05)),
     )

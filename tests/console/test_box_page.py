@@ -14,7 +14,7 @@ from edge_node.agent.host import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
 from edge_node.config.schema import KeyConfig, ServerConfig
-from tests.agent.fleet import FACTORY, Member, Publisher
+from tests.agent.fleet import FACTORY, Publisher, member
 from tests.edge.box import POLICY, Box, running
 
 from .browser import Scheme, accessibility_faults, open_page, press, tab_to
@@ -229,7 +229,7 @@ async def fleet_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Publisher]]:
     """A daemon whose agent tries its bundles for an hour, as far as requests go well."""
     publisher = Publisher(tmp_path / "fleet")
     link = FleetLink(
-        member=lambda: Member(publisher.root),
+        member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(least_s=3600.0, poll_s=0.05)),
     )
