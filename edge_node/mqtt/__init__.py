@@ -1,8 +1,7 @@
 """MQTT as a way in and out: each message on a configured topic is a job, and its answer is published.
 
 topics      which messages are taken, and where answers may go
-messages    a message as a job, and a job's answer as a message
-envelope    both as they are on the wire, also as CloudEvents, and what goes wrong with a broker
+messages    both as they are on the wire, also as CloudEvents; a message as a job, and a job's answer as a message
 connection  one connection to a broker: MQTT 5 by paho, on the event loop
 intake      takes messages: stored first, acknowledged after that, in order
 bridge      connects again and again, ties these together, and publishes answers

@@ -22,9 +22,8 @@ from ..observability.logs import Fault
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from .connection import Connection
-from .envelope import AnswerTooLarge, BrokerError, PublishRefused
 from .intake import MessageIntake, MqttStats
-from .messages import answer_of, error_answer
+from .messages import AnswerTooLarge, BrokerError, PublishRefused, answer_of, error_answer
 from .topics import BrokerUrl, Topics
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from router.errors import InvalidRequest
 from router.serving.request import combined
 
 from ..config.schema import MqttConfig
-from .envelope import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused
+from .messages import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused
 from .topics import BrokerUrl
 
 _CONNECT_S = 10.0  # for TCP, and for TLS

@@ -32,8 +32,18 @@ from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo
 from ..observability.logs import Fault
 from .connection import Connection
-from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused, in_binary_mode
-from .messages import AnswerAddress, address_of, check_message, read_message, refusal
+from .messages import (
+    AnswerAddress,
+    AnswerTooLarge,
+    BrokerError,
+    Message,
+    PublishRefused,
+    address_of,
+    check_message,
+    in_binary_mode,
+    read_message,
+    refusal,
+)
 from .topics import Topics
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from edge_node.config.schema import MqttConfig, MqttTopicConfig
 from edge_node.jobs.record import OutboxStats
 from edge_node.mqtt.bridge import MqttBridge
-from edge_node.mqtt.envelope import Message
+from edge_node.mqtt.messages import Message
 
 from ..edge.box import Box
 from ..mosquitto import PATIENCE_S, Mosquitto

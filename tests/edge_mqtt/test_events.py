@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from edge_node.jobs.record import DueReply, EdgeJob
-from edge_node.mqtt.envelope import Message, in_binary_mode
-from edge_node.mqtt.messages import address_of, answer_of, read_message, refusal
+from edge_node.mqtt.messages import Message, address_of, answer_of, in_binary_mode, read_message, refusal
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType
 from router.jobs.cloud_event import CONTENT_TYPE, event_format, parse_event
 from router.jobs.job import JobState

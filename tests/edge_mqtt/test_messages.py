@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.config.schema import OutboxConfig
-from edge_node.mqtt.envelope import TEXT
+from edge_node.mqtt.messages import TEXT
 from tests.waiting import until
 
 from ..edge.box import running

@@ -21,7 +21,7 @@ from router.errors import ConfigError
 from router.serving.config import TracingConfig
 
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
-from ...mqtt.envelope import BrokerError
+from ...mqtt.messages import BrokerError
 from ...mqtt.topics import BrokerUrl, Topics
 from . import Finding, fail, ok, warn
 
