@@ -30,8 +30,7 @@ from ...config.schema import OutboxConfig
 from ...serving.service import Service
 from ..record import Claimed, EdgeJob, Lane
 from ..store import JobOutbox
-from .revisions import JobRevisions
-from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunFailure, RunningJobs
+from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRevisions, JobRuns, RunFailure, RunningJobs
 
 if TYPE_CHECKING:
     from ...serving.part_encoders import PartEncoders
