@@ -31,7 +31,6 @@ from .record import (
     JobNotDead,
     JobNotEnded,
     Lane,
-    OutboxStats,
     ReplyTo,
 )
 from .tables.acceptance import OutboxAcceptance
@@ -89,6 +88,7 @@ class JobOutbox:
         self._config = config
         self._rows = rows = OutboxRows(self.time)
         self.replies, self.cancellations, self.webhooks = rows.replies, rows.cancellations, rows.webhooks
+        self.stats = rows.stats
         self._acceptance = OutboxAcceptance(config, rows)
         self._file = GroupCommit(
             folder / FILE,
@@ -98,10 +98,6 @@ class JobOutbox:
             erase_after_s=erase_after_s,
             page_bytes=PAGE_BYTES,
         )
-
-    @property
-    def stats(self) -> OutboxStats:
-        return self._rows.stats
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -386,9 +382,9 @@ class JobOutbox:
                 self._rows.empty(db, job)
             for job in _found(db, UNTOLD, dead, now - config.webhooks.max_age_s, _ENDED_AT_ONCE):
                 self._rows.webhooks.give_up(db, job)
-        if (surplus := self._rows.stats.empty - config.max_jobs) > 0:
+        if (surplus := self.stats.empty - config.max_jobs) > 0:
             deleted += self._delete(db, OLDEST_EMPTY, min(surplus, _ENDED_AT_ONCE))
-        if self._rows.stats.unreadable:
+        if self.stats.unreadable:
             old = db.execute(OLD_UNREADABLE, (False, now - config.dead_letter_ttl_s, _ENDED_AT_ONCE)).fetchall()
             for (seq,) in old:
                 self._rows.delete_unreadable(db, seq)
@@ -447,7 +443,7 @@ class JobOutbox:
         self._rows.bodies.put(db, "results", job.seq, answer.result)
         self._keep(db, current, revised, "revised")
         self._rows.replies.set_due(db, revised.seq, self.time.now())
-        self._rows.stats.count_revision("made")
+        self.stats.count_revision("made")
         return revised
 
     @transaction
@@ -467,7 +463,7 @@ class JobOutbox:
             webhook_status="pending" if job.webhook else "",
         )
         self._keep(db, job, dropped, "not_revised")
-        self._rows.stats.count_revision(outcome_of(error))
+        self.stats.count_revision(outcome_of(error))
         return dropped
 
     def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:

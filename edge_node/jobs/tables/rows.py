@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import secrets
 import sqlite3
 from collections.abc import Collection, Mapping
@@ -55,6 +56,10 @@ _SHARED_BYTES = (PAGE_BYTES - 12) * 32 // 255 - 23 - 3
 Table = Literal["requests", "results"]
 _ADD = "INSERT OR IGNORE INTO cancellations (key, due, deadline, unknown) VALUES (?, ?, ?, 0)"
 _DUE = "SELECT key, unknown FROM cancellations WHERE due <= ? ORDER BY due LIMIT ?"
+_ALL_DUE = (
+    "SELECT (SELECT count(*) FROM replies WHERE due IS NOT NULL), (SELECT count(*) FROM webhooks), "
+    "(SELECT count(*) FROM cancellations)"
+)
 _AGAIN_S = 60.0  # until a cloud that does not know the job is asked once more
 
 
@@ -69,34 +74,27 @@ class OutboxRows:
         self.replies = OutboxReplies(time, self.stats)
         self.webhooks = OutboxWebhooks(time, self.stats)
         self.cancellations = OutboxCancellations(time, self.stats)
-        self._name = ""
+        self.name = ""  # the file's own, in the ids of its jobs; "" before `load`
         self._seq = 0  # of the last job
-
-    @property
-    def name(self) -> str:
-        """The file's own name, in the ids of its jobs; "" before `load`."""
-        return self._name
 
     def load(self, db: sqlite3.Connection) -> None:
         row = db.execute("SELECT name, mark FROM box WHERE id = 1").fetchone()
         if row is None:
             row = (secrets.token_hex(6), None)
             db.execute("INSERT INTO box VALUES (1, ?, ?)", row)
-        if self._name != row[0]:
+        if self.name != row[0]:
             self.time.restore(read_mark(db, row[1]))
             take_back(db)
-        self._name = str(row[0])
+        self.name = str(row[0])
         (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone() or (0,)
         self._seq = max(self._seq, int(last))  # in a new file, too: a run of a lost job must not end another job
         self._recount(db)
-        self.replies.load(db)
-        self.webhooks.load(db)
-        self.cancellations.load(db)
 
     def _recount(self, db: sqlite3.Connection) -> None:
         counts = [int(count or 0) for count in db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()]
         stats = self.stats
         stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty, stats.unreadable = counts
+        stats.replies_due, stats.webhooks_due, stats.cancellations_due = db.execute(_ALL_DUE).fetchone()
         self._by_client.clear()
         for owner, *held in db.execute(COUNTS_BY_OWNER, (RANK["bulk"], RANK["bulk"])):
             self._add(owner, *(int(count or 0) for count in held))
@@ -122,9 +120,8 @@ class OutboxRows:
 
     def seq_of(self, job_id: str) -> int:
         """Return the number in the id of a job; 0: it is not an id of this file."""
-        name, number = job_id[4 : 4 + len(self._name)], job_id[4 + len(self._name) :]
-        is_ours = job_id.startswith("job_") and name == self._name and _is_hex(number)
-        return int(number, 16) if is_ours else 0
+        match = re.fullmatch(rf"job_{self.name}([0-9a-f]{{1,15}})", job_id)
+        return int(match[1], 16) if match else 0
 
     def stored(self, db: sqlite3.Connection, seq: int) -> EdgeJob | None:
         row = db.execute(f"SELECT record FROM jobs WHERE seq = ? AND state != '{UNREADABLE}'", (seq,)).fetchone()
@@ -133,7 +130,7 @@ class OutboxRows:
     def add(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> EdgeJob:
         """Return the new job with its number and its id."""
         self._seq += 1
-        job = msgspec.structs.replace(job, seq=self._seq, id=f"job_{self._name}{self._seq:010x}", body_bytes=len(body))
+        job = msgspec.structs.replace(job, seq=self._seq, id=f"job_{self.name}{self._seq:010x}", body_bytes=len(body))
         db.execute(INSERT, inserted(job))
         self.bodies.put(db, "requests", job.seq, body)
         self.count(job, 1)
@@ -238,10 +235,6 @@ class OutboxRows:
             self._by_client[client] = held
 
 
-def _is_hex(text: str) -> bool:
-    return 0 < len(text) <= 15 and all(digit in "0123456789abcdef" for digit in text)
-
-
 class OutboxBodies:
     """Stores requests and results, each in pages of its own, so that nothing of them stays when they are deleted.
 
@@ -275,10 +268,6 @@ class OutboxReplies:
     def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
-
-    def load(self, db: sqlite3.Connection) -> None:
-        count = db.execute("SELECT count(*) FROM replies WHERE due IS NOT NULL").fetchone()[0]
-        self._stats.replies_due = int(count)
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, reply: ReplyTo) -> None:
         """The answer of a new job is sent once it has ended."""
@@ -323,17 +312,11 @@ class OutboxCancellations:
     1. The row is committed with the cancellation, and goes when the cloud has answered.
     2. A cloud that does not know the job is asked once more: the submission may have been on its way.
     3. At the job's deadline the row goes: the cloud knows that, too.
-
-    `load` comes first.
     """
 
     def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
-
-    def load(self, db: sqlite3.Connection) -> None:
-        (count,) = db.execute("SELECT count(*) FROM cancellations").fetchone()
-        self._stats.cancellations_due = int(count)
 
     def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
         """Note a job that was cancelled after it may have been sent. `deadline`: of the job, the box's own time. (1)"""
@@ -362,17 +345,11 @@ class OutboxWebhooks:
     2. A job is kept until its webhooks are sent, though without its request and its answer once their time has passed.
        After `max_age_s` they are given up. Those of a job that is purged, or gives way, are lost. Both are counted.
     3. `owners` have a secret that signs; a rotated one signs, too, for a day.
-
-    `load` comes first.
     """
 
     def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
-
-    def load(self, db: sqlite3.Connection) -> None:
-        (count,) = db.execute("SELECT count(*) FROM webhooks").fetchone()
-        self._stats.webhooks_due = int(count)
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
         """Tell of a job as it is now. `event`: what happened, if that is not its new state."""
