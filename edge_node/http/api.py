@@ -22,7 +22,7 @@ import os
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
@@ -134,32 +134,6 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     echo: ResponseEcho | None = None
 
 
-class ApiKeys:
-    """The accepted API keys, as hashes. Without keys every client is accepted."""
-
-    def __init__(self, keys: Sequence[KeyConfig]) -> None:
-        self._keys = [(bytes.fromhex(key.sha256), _caller(key)) for key in keys]
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def identify(self, authorization: str | None, peer: str) -> Caller:
-        """The client of an `Authorization` header; `peer` is its address. Raises AuthenticationFailed.
-
-        Every key is compared, each in constant time.
-        """
-        if not self._keys:
-            return Caller(peer, reads_all_decisions=True)
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise AuthenticationFailed("an API key is needed: send `Authorization: Bearer <key>`")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        matches = [caller for key_digest, caller in self._keys if hmac.compare_digest(key_digest, digest)]
-        if not matches:
-            raise AuthenticationFailed("this API key is unknown")
-        return matches[0]
-
-
 def _caller(key: KeyConfig) -> Caller:
     return Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights)
 
@@ -185,7 +159,7 @@ class RequestReader:
 
     def __init__(self, config: ServerConfig, files: BodyFiles | None = None) -> None:
         self._files = files
-        self._keys = ApiKeys(config.keys)
+        self._keys = [(bytes.fromhex(key.sha256), _caller(key)) for key in config.keys]  # hashes alone
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
         self._arriving = FairShare(config.max_connections)  # requests whose body arrives
@@ -198,8 +172,20 @@ class RequestReader:
         return self.identify(read_authorization(request), request)
 
     def identify(self, authorization: str | None, request: web.BaseRequest) -> Caller:
-        """The client that sends this value of `Authorization`. Raises AuthenticationFailed."""
-        return self._keys.identify(authorization, request.remote or "unix")
+        """The client that sends this value of `Authorization`: every one, where there are no keys.
+
+        Every key is compared, each in constant time. Raises AuthenticationFailed.
+        """
+        if not self._keys:
+            return Caller(request.remote or "unix", reads_all_decisions=True)
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise AuthenticationFailed("an API key is needed: send `Authorization: Bearer <key>`")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [caller for key_digest, caller in self._keys if hmac.compare_digest(key_digest, digest)]
+        if not matches:
+            raise AuthenticationFailed("this API key is unknown")
+        return matches[0]
 
     async def request(self, request: web.BaseRequest, kind: Endpoint | None) -> ParsedRequest:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
