@@ -55,7 +55,7 @@ from .modalities import AudioEntry
 from .modalities.sound import find_program
 from .observability.metrics import Metrics
 from .serving.costly_signals import CostlySignals
-from .serving.generation import AttemptRunner, Timeouts
+from .serving.generation import AttemptRunner
 from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
@@ -221,7 +221,6 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         chance=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
-    timeouts = Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
     costly = CostlySignals(
         clock,
         count_tokens=None if engines is None else engines.count,
@@ -234,7 +233,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
     service = Service(
         admission=admission,
         sources=sources,
-        attempts=AttemptRunner(by_location, {"cloud": timeouts}, learned.calibrate, part_encoders),
+        attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders),
         signals=backends.signals,
         costly=costly,
         records=records,

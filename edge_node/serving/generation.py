@@ -62,6 +62,7 @@ from router.types import (
 )
 
 from ..backends.backend import Backend, BackendRequest, JobTerms, UpstreamInfo
+from ..config.schema import CloudConfig
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
@@ -309,13 +310,6 @@ def policy_label(policy: Policy) -> str:
     return f"{policy.name}@{policy.revision}"
 
 
-class Timeouts(msgspec.Struct, frozen=True):
-    """Seconds that a target may take where the policy sets no timeout; None: until the request's deadline."""
-
-    first_token_s: float | None = None
-    whole_s: float | None = None
-
-
 class PartPreparation(Protocol):
     """Turns parts of a request into what the target of an attempt takes; see `PartEncoders.prepare`."""
 
@@ -326,6 +320,7 @@ class AttemptRunner:
     """Runs attempts on backends.
 
     Args:
+        cloud: has the timeouts of targets in the cloud for which the policy sets none; others have the request's time.
         calibrate: None: a handoff compares the confidence that the engine reports.
         encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this box has
             none.
@@ -334,12 +329,12 @@ class AttemptRunner:
     def __init__(
         self,
         backends: Mapping[Location, Backend],
-        timeouts: Mapping[Location, Timeouts],
+        cloud: CloudConfig,
         calibrate: ConfidenceCalibrator | None = None,
         encoders: PartPreparation | None = None,
     ) -> None:
         self._backends = backends
-        self._timeouts = timeouts
+        self._cloud = cloud
         self._calibrate = calibrate
         self._encoders = encoders
 
@@ -450,9 +445,10 @@ class AttemptRunner:
         target = attempt.plan.target
         if generation.job is not None and target.at == "cloud":
             return generation.deadline, generation.deadline  # it waits in the cloud's queue
-        defaults = self._timeouts.get(target.at, Timeouts())
-        whole_s = defaults.whole_s if target.timeout_s is None else target.timeout_s
-        first_s = defaults.first_token_s if target.first_token_timeout_s is None else target.first_token_timeout_s
+        whole_s, first_s = target.timeout_s, target.first_token_timeout_s
+        if target.at == "cloud":
+            whole_s = self._cloud.timeout_s if whole_s is None else whole_s
+            first_s = self._cloud.first_token_timeout_s if first_s is None else first_s
         last = generation.deadline if generation.request.stream else generation.first_byte_by
         deadline = last if whole_s is None else min(last, now + whole_s)
         if first_s is None or not _streams_from_target(generation, attempt):
