@@ -180,7 +180,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
 def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
     """Return the state of the daemon with these parts. `agent`: of a box in a fleet."""
     policy = parts.policies.active
-    admission = parts.admission.stats()
+    admission = parts.admission
     return ConsoleState(
         box=platform.node(),
         now=parts.clock.unix(),

@@ -115,7 +115,7 @@ class Components(Backends, Serving, WaysIn):
 
     def problems(self) -> tuple[str, ...]:
         """What operators should look at: missing models, the cloud, storage that is lost."""
-        disks = (self.cache.stats().disk, self.decisions.disk(), self.spend.disk())
+        disks = (self.cache.disk(), self.decisions.disk(), self.spend.disk())
         found = (
             *(() if self.engines is None else self.engines.problems),
             *(() if self.cloud is None else self.cloud.health.problems),
@@ -174,7 +174,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
 
 
 def _admission_gauges(parts: Components) -> Iterator[Gauge]:
-    stats = parts.admission.stats()
+    stats = parts.admission
     yield Gauge("causeway_edge_running_requests", "Requests being generated now.", stats.running)
     yield Gauge("causeway_edge_waiting_requests", "Requests waiting for admission.", stats.waiting)
     yield Gauge(
@@ -185,10 +185,10 @@ def _admission_gauges(parts: Components) -> Iterator[Gauge]:
 
 
 def _storage_gauges(parts: Components) -> Iterator[Gauge]:
-    cache = parts.cache.stats()
-    yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", cache.entries)
+    cache = parts.cache
+    yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", len(cache))
     yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
-    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
+    for store, stats in (("cache", cache.disk()), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
         yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
     if (shadow := parts.shadows.disk()) is not None:
         yield from _sqlite_gauges("shadow", shadow)

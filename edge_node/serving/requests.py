@@ -73,26 +73,21 @@ _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
 
 
-class AdmissionStats(msgspec.Struct, frozen=True):
-    running: int
-    waiting: int
-    clients: int
-
-
 class Admission:
     """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
 
     Attributes:
         draining: new requests are refused.
         ending: a request that is cancelled now is cancelled by the daemon, not by its client.
+        running, waiting: how many requests hold a permit, and how many wait for one.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
-        self._waiting = 0
-        self._running = 0
+        self.waiting = 0
+        self.running = 0
         self._spare: set[anyio.CancelScope] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._average_held_s = 1.0
@@ -112,8 +107,10 @@ class Admission:
         """Refuse new requests; those in progress are about to be cancelled."""
         self.draining = self.ending = True
 
-    def stats(self) -> AdmissionStats:
-        return AdmissionStats(self._running, self._waiting, len(self._buckets))
+    @property
+    def clients(self) -> int:
+        """Number of clients whose rate is counted."""
+        return len(self._buckets)
 
     # --- rate --------------------------------------------------------------------------------------------------------
 
@@ -161,11 +158,11 @@ class Admission:
         """
         for scope in self._spare:
             scope.cancel()
-        if self._running < self._limits.concurrent and not self._waiting:
-            self._running += 1
+        if self.running < self._limits.concurrent and not self.waiting:
+            self.running += 1
             return
         client = network_of(client)
-        if self._waiting >= self._limits.queue and not self._displace_for(client):
+        if self.waiting >= self._limits.queue and not self._displace_for(client):
             raise self._full()
         await self._wait(deadline, client)
 
@@ -179,7 +176,7 @@ class Admission:
         turn: asyncio.Future[None] = loop.create_future()
         timer = loop.call_at(deadline, _expire, turn)
         self._queues.setdefault(client, deque()).append(turn)
-        self._waiting += 1
+        self.waiting += 1
         try:
             await turn
         except BaseException:
@@ -206,12 +203,12 @@ class Admission:
         return True
 
     def _forget_turn(self, client: str) -> None:
-        self._waiting -= 1
+        self.waiting -= 1
         if not self._queues[client]:
             del self._queues[client]
 
     def _full(self) -> QueueFull:
-        full = f"{self._running} requests running and {self._waiting} queued"
+        full = f"{self.running} requests running and {self.waiting} queued"
         return QueueFull(full, retry_after_s=self._retry_after_s())
 
     # --- work in idle time -----------------------------------------------------------------------------------------
@@ -219,11 +216,11 @@ class Admission:
     @property
     def has_room(self) -> bool:
         """Whether a request could start now."""
-        return self._running < self._limits.concurrent and not self._waiting
+        return self.running < self._limits.concurrent and not self.waiting
 
     async def idle(self) -> None:
         """Wait until no request runs or waits."""
-        while self._running or self._waiting:
+        while self.running or self.waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(turn)
             await turn
@@ -239,22 +236,22 @@ class Admission:
                 self._spare.discard(scope)
 
     def _release(self) -> None:
-        self._running -= 1
+        self.running -= 1
         self._start_waiting()
-        if self._idle and not self._running:
+        if self._idle and not self.running:
             turns, self._idle = self._idle, []
             for turn in turns:
                 if not turn.done():
                     turn.set_result(None)
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._running < self._limits.concurrent:
+        while self.waiting and self.running < self._limits.concurrent:
             client = next(iter(self._queues))
             turn = self._queues[client].popleft()
             self._queues.move_to_end(client)
             self._forget_turn(client)
             if not turn.done():
-                self._running += 1
+                self.running += 1
                 turn.set_result(None)
 
     def _retry_after_s(self) -> float:

@@ -22,7 +22,7 @@ from router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chun
 from router.types import Embeddings, Request
 
 from ..clock import Clock
-from .background_sqlite import BackgroundSqlite, Row, SqliteStats, SqliteStore, Write, used_bytes
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, used_bytes
 
 FILE = "cache-1.sqlite"  # the number is the schema version: another version starts a new file
 _SCHEMA = """
@@ -63,12 +63,6 @@ class CacheHit(msgspec.Struct, frozen=True):
     similarity: float | None = None  # of the question that the answer was made for; None: the same request
 
 
-class CacheStats(msgspec.Struct, frozen=True):
-    entries: int
-    memory_bytes: int
-    disk: SqliteStats | None
-
-
 class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
     """A `StoredAnswer` on disk."""
 
@@ -100,15 +94,16 @@ class AnswerCache(SqliteStore):
         self._memory_limit_bytes = memory_bytes
         self._disk_limit_bytes = disk_bytes
         self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
-        self._memory_bytes = 0
+        self.memory_bytes = 0  # of the entries in memory
         self._disk_slow_until = float("-inf")  # the disk is not read until then, after a timeout
         database = None
         if directory is not None and disk_bytes > 0:
             database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
         super().__init__(database)
 
-    def stats(self) -> CacheStats:
-        return CacheStats(entries=len(self._memory), memory_bytes=self._memory_bytes, disk=self.disk())
+    def __len__(self) -> int:
+        """Number of entries in memory."""
+        return len(self._memory)
 
     # --- lookup ------------------------------------------------------------------------------------------------------
 
@@ -168,12 +163,12 @@ class AnswerCache(SqliteStore):
     def _remember(self, key: bytes, answer: StoredAnswer, stored_at: float) -> None:
         replaced = self._memory.pop(key, None)
         if replaced is not None:
-            self._memory_bytes -= _cost_bytes(replaced[0])
+            self.memory_bytes -= _cost_bytes(replaced[0])
         self._memory[key] = (answer, stored_at)
-        self._memory_bytes += _cost_bytes(answer)
-        while self._memory_bytes > self._memory_limit_bytes:
+        self.memory_bytes += _cost_bytes(answer)
+        while self.memory_bytes > self._memory_limit_bytes:
             _, (oldest, _) = self._memory.popitem(last=False)
-            self._memory_bytes -= _cost_bytes(oldest)
+            self.memory_bytes -= _cost_bytes(oldest)
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
         """Evict entries, in the background thread. The bound counts pages: the file's size, and cheap to query."""

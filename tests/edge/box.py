@@ -120,7 +120,7 @@ class Box:
         return newest
 
     def assert_nothing_leaks(self) -> None:
-        stats = self.parts.admission.stats()
+        stats = self.parts.admission
         assert (stats.running, stats.waiting, len(self.parts.shared_generations)) == (0, 0, 0)
         assert self.engine.running == 0
 

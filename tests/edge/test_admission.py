@@ -37,14 +37,14 @@ class Worker:
 async def test_requests_beyond_the_limit_run_in_order_of_arrival() -> None:
     admission = Admission(Limits(concurrent=1, queue=2))
     first, second, third = Worker(admission), Worker(admission), Worker(admission)
-    await until(lambda: first.started and admission.stats().waiting == 2)
+    await until(lambda: first.started and admission.waiting == 2)
     first.done.set()
     await until(lambda: second.started)
     assert not third.started
     second.done.set()
     third.done.set()
     await asyncio.gather(first.task, second.task, third.task)
-    assert (admission.stats().running, admission.stats().waiting) == (0, 0)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 async def test_clients_take_turns() -> None:
@@ -52,9 +52,9 @@ async def test_clients_take_turns() -> None:
     admission = Admission(Limits(concurrent=1, queue=16))
     running = Worker(admission, "flood")
     flood = [Worker(admission, "flood") for _ in range(10)]
-    await until(lambda: admission.stats().waiting == 10)
+    await until(lambda: admission.waiting == 10)
     quiet = Worker(admission, "quiet")
-    await until(lambda: admission.stats().waiting == 11)
+    await until(lambda: admission.waiting == 11)
     for worker in (running, flood[0]):
         worker.done.set()
         await worker.task
@@ -70,7 +70,7 @@ async def test_a_flood_makes_room_in_a_full_queue(ends: str) -> None:
     """Its youngest request gets 429; that of a client with no more in the queue than others is left alone."""
     admission = Admission(Limits(concurrent=1, queue=4))
     flood = [Worker(admission, "flood") for _ in range(5)]
-    await until(lambda: admission.stats().waiting == 4)
+    await until(lambda: admission.waiting == 4)
     quiet = [Worker(admission, "quiet") for _ in range(2)]
     await until(lambda: flood[3].task.done() and flood[4].task.done())
     assert isinstance(flood[4].task.exception(), QueueFull)
@@ -81,7 +81,7 @@ async def test_a_flood_makes_room_in_a_full_queue(ends: str) -> None:
     for worker in (*flood[:3], *quiet):
         worker.done.set() if ends == "answered" else worker.task.cancel()
     await asyncio.gather(*(worker.task for worker in (*flood, *quiet)), return_exceptions=True)
-    assert (admission.stats().running, admission.stats().waiting) == (0, 0)
+    assert (admission.running, admission.waiting) == (0, 0)
 
 
 async def test_a_full_queue_refuses_at_once_with_retry_after() -> None:
@@ -102,23 +102,23 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place_in_it() -> No
     await until(lambda: worker.started)
     with pytest.raises(DeadlineExceeded):
         await admission.acquire(later(0.01))
-    assert admission.stats().waiting == 0
+    assert admission.waiting == 0
     worker.done.set()
     await worker.task
-    assert admission.stats().running == 0
+    assert admission.running == 0
 
 
 async def test_a_waiter_cancelled_in_the_step_of_its_turn_passes_the_permit_on() -> None:
     admission = Admission(Limits(concurrent=1, queue=2))
     await admission.acquire(later(60))
     second, third = Worker(admission), Worker(admission)
-    await until(lambda: admission.stats().waiting == 2)
+    await until(lambda: admission.waiting == 2)
     admission.release(0.0)  # grants the permit to the second …
     second.task.cancel()  # … which is cancelled before it runs
     await until(lambda: third.started)
     third.done.set()
     await third.task
-    assert admission.stats().running == 0
+    assert admission.running == 0
 
 
 @given(st.lists(st.sampled_from(["start", "finish", "cancel"]), max_size=40), st.integers(1, 3), st.integers(0, 3))
@@ -135,13 +135,13 @@ def test_no_sequence_of_starts_and_ends_loses_a_permit(steps: list[str], concurr
                 worker.task.cancel() if step == "cancel" else worker.done.set()
             if at % 3:
                 await asyncio.sleep(0)
-            assert admission.stats().running <= concurrent
-            assert admission.stats().waiting <= queue
+            assert admission.running <= concurrent
+            assert admission.waiting <= queue
         for worker in workers:
             worker.done.set()
         ended = await asyncio.gather(*(worker.task for worker in workers), return_exceptions=True)
         assert all(e is None or isinstance(e, (QueueFull, asyncio.CancelledError)) for e in ended)
-        assert (admission.stats().running, admission.stats().waiting) == (0, 0)
+        assert (admission.running, admission.waiting) == (0, 0)
 
     asyncio.run(play())
 
@@ -191,7 +191,7 @@ def test_the_table_of_clients_is_bounded() -> None:
     admission = Admission(Limits(per_client_rps=1.0))
     for number in range(MAX_CLIENTS + 100):
         admission.admit(f"client {number}", 0.0)
-    assert admission.stats().clients == MAX_CLIENTS
+    assert admission.clients == MAX_CLIENTS
 
 
 def test_draining_refuses_new_requests() -> None:
@@ -204,7 +204,7 @@ def test_draining_refuses_new_requests() -> None:
 async def test_a_raised_limit_starts_waiting_requests_at_once() -> None:
     admission = Admission(Limits(concurrent=1, queue=4))
     workers = [Worker(admission) for _ in range(3)]
-    await until(lambda: admission.stats().waiting == 2)
+    await until(lambda: admission.waiting == 2)
     admission.set_limits(Limits(concurrent=3, queue=4))
     await until(lambda: all(worker.started for worker in workers))
     for worker in workers:

@@ -392,7 +392,7 @@ async def test_a_full_queue_is_a_429_with_retry_after(box: Box) -> None:
     """Four running, four queued: the ninth is refused, the others are answered."""
     box.engine.gate = asyncio.Event()
     requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
-    await until(lambda: (stats := box.parts.admission.stats()).running == 4 and stats.waiting == 4)
+    await until(lambda: (stats := box.parts.admission).running == 4 and stats.waiting == 4)
     refused = await box.ask("one more")
     assert refused.status == 429
     assert refused.code == "queue_full"
@@ -407,7 +407,7 @@ async def test_a_hit_does_not_wait_for_a_permit(box: Box) -> None:
     await box.ask("known", temperature=0)
     box.engine.gate = asyncio.Event()
     requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
-    await until(lambda: box.parts.admission.stats().waiting == 4)
+    await until(lambda: box.parts.admission.waiting == 4)
     assert (await box.ask("known", temperature=0)).headers["x-causeway-cache"] == "hit"
     box.engine.gate.set()
     await asyncio.gather(*requests)

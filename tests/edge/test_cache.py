@@ -147,7 +147,7 @@ async def test_memory_is_bounded_and_the_least_recently_used_entry_is_evicted() 
         for number in range(1, 400):
             cache.put(key(number), answer("x" * 100))
             assert cache.lookup_memory(key(0)) is not None
-            assert cache.stats().memory_bytes <= 64 * 1024
+            assert cache.memory_bytes <= 64 * 1024
         assert cache.lookup_memory(key(1)) is None
         assert cache.lookup_memory(key(399)) is not None
 
@@ -197,7 +197,7 @@ async def test_a_corrupt_file_is_set_aside_and_replaced(tmp_path: Path, spoil: C
     async with opened(tmp_path, ManualClock(), retry_s=60.0) as cache:
         cache.put(key(1), answer())
         await until(lambda: stored(tmp_path) == 1)
-        disk = cache.stats().disk
+        disk = cache.disk()
         assert disk is not None
         assert (disk.corrupt_files, disk.lost_writes, disk.available) == (1, 0, True)
     assert (tmp_path / f"{FILE}.bad").exists()
@@ -216,7 +216,7 @@ async def test_a_file_that_is_corrupted_while_in_use_is_replaced(tmp_path: Path)
         assert await cache.lookup_disk(key(7), REQUEST) is None
         cache.put(key(7), answer())
         await until(lambda: stored(tmp_path) == 1)
-        disk = cache.stats().disk
+        disk = cache.disk()
         assert disk is not None
         assert disk.corrupt_files == 1
 
@@ -284,5 +284,5 @@ async def test_a_stuck_disk_costs_one_short_wait(tmp_path: Path) -> None:
 
 
 def lost(cache: AnswerCache) -> int:
-    disk = cache.stats().disk
+    disk = cache.disk()
     return 0 if disk is None else disk.lost_writes

@@ -315,9 +315,9 @@ async def test_signals_of_a_spoken_request_are_those_of_its_words(tmp_path: Path
 async def test_a_client_that_leaves_ends_its_branches(tmp_path: Path) -> None:
     async with running(tmp_path, encoders={"audio": encoder("", "hang")}) as box:
         asking = asyncio.create_task(ask(box, text("hello"), sound()))
-        await until(lambda: box.parts.admission.stats().running, WAIT_S)
+        await until(lambda: box.parts.admission.running, WAIT_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: not box.parts.admission.stats().running, WAIT_S)
+        await until(lambda: not box.parts.admission.running, WAIT_S)
         box.assert_nothing_leaks()
