@@ -15,7 +15,6 @@ import hashlib
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -53,26 +52,21 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
     prefer: Prefer | None = None
 
 
-class FoundFiles(NamedTuple):
-    """What an earlier run left. `unreadable`: names of files that were not set aside yet (4). `mark`: the last time."""
-
-    files: list[DeviceFile]
-    unreadable: list[str]
-    mark: ClockMark | None
-
-
 class FileFolder:
     """The files in `path`. Every method raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
-    def open(self) -> FoundFiles:
-        """Make the folder if it is missing and erase what a killed daemon left (3); return the files in it."""
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def open(self) -> tuple[list[DeviceFile], list[str], ClockMark | None]:
+        """Make the folder if it is missing and erase what a killed daemon left (3).
+
+        Returns the files in it, the names of unreadable ones that were not set aside yet (4), and the last time.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_back()
         files, unreadable = [], []
-        for path in sorted(self._path.iterdir()):
+        for path in sorted(self.path.iterdir()):
             if path.name == _CLOCK or path.name.endswith(_UNREADABLE) or not path.is_file():
                 continue
             file = None if path.name.endswith(_DRAFT) else _read_header(path)
@@ -82,25 +76,25 @@ class FileFolder:
                 unreadable.append(path.name)
             else:
                 self._erase(path)
-        return FoundFiles(files, unreadable, self._read_mark())
+        return files, unreadable, self._read_mark()
 
     def _take_back(self) -> None:
         """Give the files that were set aside their names back, if they can be read now. (4)"""
-        for path in self._path.glob(f"*{_UNREADABLE}"):
+        for path in self.path.glob(f"*{_UNREADABLE}"):
             if _read_header(path) is not None:
                 path.replace(path.with_name(path.name.partition(".")[0]))
-                sync(self._path)
+                sync(self.path)
 
     def set_aside(self, name: str, expires: float) -> None:
         """Set a file aside until `expires`, s of the box's own time. (4)"""
-        path = self._path / name
+        path = self.path / name
         path.replace(path.with_name(f"{name}.{int(expires)}{_UNREADABLE}"))
-        sync(self._path)
+        sync(self.path)
 
     def sweep_aside(self, now: float) -> int:
         """Erase the files that were set aside and have expired; return how many are left. (4)"""
         left = 0
-        for path in sorted(self._path.glob(f"*{_UNREADABLE}")):
+        for path in sorted(self.path.glob(f"*{_UNREADABLE}")):
             expires = path.name.removesuffix(_UNREADABLE).rpartition(".")[2]
             if expires.isdecimal() and int(expires) > now:
                 left += 1
@@ -110,7 +104,7 @@ class FileFolder:
 
     def begin(self, name: str) -> Draft:
         """Begin a file."""
-        return Draft(self._path / f"{name}{_DRAFT}")
+        return Draft(self.path / f"{name}{_DRAFT}")
 
     def publish(self, draft: Draft, file: DeviceFile, mark: ClockMark) -> None:
         """Give a draft its header and its name; the file survives a power cut when this returns (1)."""
@@ -118,8 +112,8 @@ class FileFolder:
         assert len(header) < HEADER_BYTES
         draft.finish(header)
         self.write_mark(mark)
-        draft.path.replace(self._path / file.id)
-        sync(self._path)
+        draft.path.replace(self.path / file.id)
+        sync(self.path)
 
     def discard(self, draft: Draft) -> None:
         """Erase a draft."""
@@ -130,7 +124,7 @@ class FileFolder:
     def read(self, file: DeviceFile) -> bytes | None:
         """Return the bytes of a file; None if they are damaged or gone."""
         try:
-            with (self._path / file.id).open("rb") as opened:
+            with (self.path / file.id).open("rb") as opened:
                 opened.seek(HEADER_BYTES)
                 data = opened.read(file.bytes + 1)
         except FileNotFoundError:
@@ -139,17 +133,17 @@ class FileFolder:
 
     def delete(self, name: str) -> None:
         """Erase a file (2). It stays deleted after a power cut when this returns."""
-        path = self._path / name
+        path = self.path / name
         if path.exists():
             self._erase(path)
 
     def write_mark(self, mark: ClockMark) -> None:
         """Note the time: after a restart the box's own time goes on from here."""
-        write_atomically(self._path / _CLOCK, msgspec.json.encode(mark), 0o600)
+        write_atomically(self.path / _CLOCK, msgspec.json.encode(mark), 0o600)
 
     def _read_mark(self) -> ClockMark | None:
         try:
-            return msgspec.json.decode((self._path / _CLOCK).read_bytes(), type=ClockMark)
+            return msgspec.json.decode((self.path / _CLOCK).read_bytes(), type=ClockMark)
         except (FileNotFoundError, msgspec.DecodeError, ValueError):
             return None
 
@@ -159,7 +153,7 @@ class FileFolder:
         except OSError as error:  # the name goes all the same
             log.warning("an uploaded file was deleted without being overwritten: %s", error.strerror)
         path.unlink()
-        sync(self._path)
+        sync(self.path)
 
 
 class Draft:

@@ -13,7 +13,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,7 +62,8 @@ class DeviceFileStore:
     """
 
     def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_file_bytes: int, clock: Clock) -> None:
-        self._folder_path = None if state_dir is None else state_dir / FOLDER
+        self._has_folder = state_dir is not None
+        self._folder = FileFolder((state_dir or Path()) / FOLDER)
         self._config = config
         self._clock = clock
         self._time = BoxTime(clock)
@@ -78,16 +78,12 @@ class DeviceFileStore:
         self._thread = ThreadPoolExecutor(1, "files")  # starts with its first work
         self._fault = Fault(log, logging.WARNING, clock.monotonic)
         self.max_file_bytes = max_file_bytes
+        self.max_ttl_s = config.ttl_s  # how long a file is kept at most, s
 
     @property
     def in_use(self) -> bool:
         """Whether ids of files can mean anything on this box."""
         return self._config.accept or bool(self._files)
-
-    @property
-    def max_ttl_s(self) -> float:
-        """How long a file is kept at most, s."""
-        return self._config.ttl_s
 
     @property
     def stats(self) -> FileStats:
@@ -106,7 +102,7 @@ class DeviceFileStore:
 
     async def start(self) -> None:
         """Read what an earlier run left."""
-        if self._folder_path is not None and self._folder_path.is_dir():
+        if self._has_folder and self._folder.path.is_dir():
             try:
                 await self._open()
             except FileFolderUnavailable as error:
@@ -143,7 +139,7 @@ class DeviceFileStore:
 
     async def read(self, file: DeviceFile) -> bytes:
         """Return the bytes of a file. Raises FileStoreUnavailable, or NotFound if it was deleted in the meantime."""
-        data = await self.on_disk(partial(self._folder.read, file))
+        data = await self.on_disk(self._folder.read, file)
         if data is not None:
             return data
         if file.id not in self._files:
@@ -204,10 +200,10 @@ class DeviceFileStore:
                 return
             self._expired += 1
         if self._aside:
-            self._aside = await self.on_disk(partial(self._folder.sweep_aside, now))
+            self._aside = await self.on_disk(self._folder.sweep_aside, now)
         if self._files and now >= self._marked_at + _MARK_S:
             self._marked_at = now
-            await self.on_disk(partial(self._folder.write_mark, self._time.mark()))
+            await self.on_disk(self._folder.write_mark, self._time.mark())
 
     # --- for the writer ----------------------------------------------------------------------------------------------
 
@@ -271,7 +267,7 @@ class DeviceFileStore:
             tags=hints.tags,
             prefer=hints.restriction,
         )
-        await self.on_disk(partial(self._folder.publish, writer.draft, file, self._time.mark()))
+        await self.on_disk(self._folder.publish, writer.draft, file, self._time.mark())
         self._files[file.id] = file
         return file
 
@@ -283,13 +279,8 @@ class DeviceFileStore:
                 "this box keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
                 "data: URL in base64"
             )
-        if self._folder_path is None:
+        if not self._has_folder:
             raise FileFolderUnavailable("uploaded files need a state folder: set state_dir")
-
-    @property
-    def _folder(self) -> FileFolder:
-        assert self._folder_path is not None
-        return FileFolder(self._folder_path)
 
     async def _open(self) -> None:
         async with self._lock:
@@ -298,29 +289,29 @@ class DeviceFileStore:
             files, unreadable, mark = await self.on_disk(self._folder.open)
             self._time.restore(mark)
             for name in unreadable:
-                await self.on_disk(partial(self._folder.set_aside, name, self._time.now() + self.max_ttl_s))
+                await self.on_disk(self._folder.set_aside, name, self._time.now() + self.max_ttl_s)
             latest = self._time.now() + self.max_ttl_s  # also where the note of the time was lost
             kept = [msgspec.structs.replace(file, expires=min(file.expires, latest)) for file in files]
             self._files = {file.id: file for file in kept}
-            self._aside = await self.on_disk(partial(self._folder.sweep_aside, self._time.now()))
+            self._aside = await self.on_disk(self._folder.sweep_aside, self._time.now())
             self._opened = True
             self._fault.end("the uploaded files are available")
         await self.sweep()
 
     async def _delete(self, name: str) -> None:
-        await self.on_disk(partial(self._folder.delete, name))
+        await self.on_disk(self._folder.delete, name)
         self._files.pop(name, None)
 
     async def _discard(self, writer: DeviceFileWriter) -> None:
         try:
-            await self.on_disk(partial(self._folder.discard, writer.draft))
+            await self.on_disk(self._folder.discard, writer.draft)
         except FileFolderUnavailable as error:  # the next start erases it
             log.warning("what was written of a file remains until the next start: %s", error.message)
 
-    async def on_disk(self, work: Callable[[], T]) -> T:
+    async def on_disk(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` in the thread of the disk. Raises StorageFull or FileStoreUnavailable."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except OSError as error:
             if error.errno in _FULL:
                 raise StorageFull("the disk of this box is full: the file was not kept") from error
@@ -367,4 +358,4 @@ class DeviceFileWriter:
         data = bytes(self._buffer)
         self._buffer.clear()
         self.written += len(data)
-        await self._store.on_disk(partial(self.draft.write, data))
+        await self._store.on_disk(self.draft.write, data)
