@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import anyio
 import anyio.abc
@@ -97,8 +97,8 @@ class MessageIntake:
         topics: what is taken.
         client_id: the session's name.
         jobs: stores jobs, waits for one to start or end, and has the clock.
-        admit: charges a client's rate. Raises RateLimited or Draining.
-        refused: counts a message that is refused, by the error's code.
+        service: charges a client's rate.
+        metrics: counts messages that are refused.
         stats: counts what is done.
     """
 
@@ -108,16 +108,16 @@ class MessageIntake:
         topics: Topics,
         client_id: str,
         jobs: JobParts,
-        admit: Callable[[str], None],
-        refused: Callable[[str], None],
+        service: Service,
+        metrics: Metrics,
         stats: MqttStats,
     ) -> None:
         self._config = config
         self._topics = topics
         self._client_id = client_id
         self._jobs = jobs
-        self._admit = admit
-        self._refused = refused
+        self._service = service
+        self._metrics = metrics
         self._stats = stats
         self._unsettled: deque[_Delivery] = deque()
         self._arrived: asyncio.Queue[_Delivery] = asyncio.Queue()
@@ -127,7 +127,7 @@ class MessageIntake:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return tuple(problem for problem in (self._waiting.problem, self._refusing.problem) if problem)
+        return self._waiting.problem, self._refusing.problem
 
     async def run(
         self, connection: Connection, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
@@ -194,7 +194,7 @@ class MessageIntake:
         while True:
             try:
                 if not is_admitted:
-                    self._admit(job.hints.client)
+                    self._service.admit(job.hints.client)
                     is_admitted = True
                 accepted = await self._jobs.intake.accept(job)
             except _NO_ROOM as error:
@@ -214,7 +214,7 @@ class MessageIntake:
         self, connection: Connection, config: MqttTopicConfig, address: AnswerAddress, error: CausewayError
     ) -> None:
         """Answer a message with an error, if there is a topic for that. Raises BrokerError."""
-        self._refused(error.code)
+        self._metrics.request_rejected(error.code)
         if (config.filter, error.code) not in self._told:
             self._told.add((config.filter, error.code))
             log.warning("messages on %r are refused (%s); the metrics count them", config.filter, error.code)
@@ -263,10 +263,10 @@ class MqttBridge:
     @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
-        link = tuple(fault.problem for fault in (self._away, self._refused, self._denied) if fault.problem)
+        link = (self._away.problem, self._refused.problem, self._denied.problem)
         intake = () if self._intake is None else self._intake.problems
-        answers = () if self._answers is None else self._answers.problems
-        return (*link, *intake, *answers)
+        answers = "" if self._answers is None else self._answers.problem
+        return tuple(problem for problem in (*link, *intake, answers) if problem)
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
@@ -279,8 +279,8 @@ class MqttBridge:
             topics,
             client_id,
             parts,
-            self._service.admit,
-            self._metrics.request_rejected,
+            self._service,
+            self._metrics,
             self.stats,
         )
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
@@ -392,8 +392,9 @@ class AnswerPublisher:
         self._lost = 0
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        return (self._refused.problem,) if self._refused.problem else ()
+    def problem(self) -> str:
+        """Why answers are not published; "" if they are."""
+        return self._refused.problem
 
     async def run(self, connection: Connection) -> None:
         """Publish until cancelled."""

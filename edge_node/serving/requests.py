@@ -549,20 +549,15 @@ class SharedGenerations:
         ended = False
         try:
             with shared.scope:
-                error = await _outcome(shared, produce)
+                try:
+                    await produce(shared)
+                except CausewayError as failure:
+                    error = failure
+                except Exception as failure:
+                    log.error("a generation failed unexpectedly: %s", redacted(failure))
+                    error = CausewayError("internal error")
                 ended = True
         finally:
             if self._by_key.get(key) is shared:
                 del self._by_key[key]
             shared.finish(error if ended else Draining("this server stopped while the answer was being generated"))
-
-
-async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError | None:
-    try:
-        await produce(shared)
-    except CausewayError as error:
-        return error
-    except Exception as error:
-        log.error("a generation failed unexpectedly: %s", redacted(error))
-        return CausewayError("internal error")
-    return None
