@@ -58,8 +58,8 @@ from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals
 from .degradation.tier_attempt import TierRuntime
 from .degradation.warm_up import TierWarmer
-from .dispatch.dispatcher import build_dispatcher
-from .dispatch.metrics import DispatchMetrics, EndpointMetrics
+from .dispatch.dispatcher import Dispatcher, RetryBudget
+from .dispatch.metrics import DispatchMetrics
 from .dispatch.pool import Pools, TritonClients
 from .http.info_routes import InfoRoutes, Readiness
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
@@ -155,8 +155,9 @@ def build_runtime(
     metrics, lag = Metrics(), EventLoopLag()
     accounts = build_accounts(config, metrics, is_gateway=is_gateway)
     reload_listeners = [metrics.count_reload]  # get the name of each model that was loaded again
-    pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    runtimes = _build_tier_runtimes(tiers, pools, metrics, kind, lag)
+    dispatch_metrics = DispatchMetrics(metrics.registry)
+    pools = build_pools(config, tiers, dispatch_metrics, tasks, reload_listeners)
+    runtimes = _build_tier_runtimes(tiers, pools, metrics, dispatch_metrics, kind, lag)
     cache = build_cache(config, by_name(tiers), metrics, kind)
     signals = {
         name: TierSignals(pools.by_tier[name], runtime.admission.scheduler, runtime.tier.config.ttft_objective_s)
@@ -197,10 +198,14 @@ def build_runtime(
 
 
 def _build_tier_runtimes(
-    tiers: tuple[Tier, ...], pools: Pools, metrics: Metrics, kind: PeerKind, lag: EventLoopLag
+    tiers: tuple[Tier, ...],
+    pools: Pools,
+    metrics: Metrics,
+    dispatch_metrics: DispatchMetrics,
+    kind: PeerKind,
+    lag: EventLoopLag,
 ) -> dict[str, TierRuntime]:
-    admission_metrics, dispatch_metrics = AdmissionMetrics(metrics.registry), DispatchMetrics(metrics.registry)
-    runtimes = {}
+    admission_metrics, dispatchers, runtimes = AdmissionMetrics(metrics.registry), {}, {}
     for tier in tiers:
         settings = tier.config.admission_settings if kind == "gateway" else worker_admission(tier.config)
         admission = AdmissionController(
@@ -211,9 +216,12 @@ def _build_tier_runtimes(
             tier=tier.name,
             lost_s=lag.lost_s,
         )
-        pool = pools.by_tier[tier.name]
-        dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pool, dispatch_metrics)
+        budget = RetryBudget(tier.config.retry_budget.share, tier.config.retry_budget.min_retries_per_s)
+        retried = partial(dispatch_metrics.retried, tier.name)
+        dispatch = Dispatcher(pools.by_tier[tier.name], tier.config.max_attempts, budget, retried)
+        dispatchers[tier.name] = dispatch
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
+    dispatch_metrics.watch(pools.by_tier, dispatchers)
     return runtimes
 
 
@@ -258,7 +266,7 @@ def build_tracing(config: Config, service: str) -> Tracing | None:
 def build_pools(
     config: Config,
     tiers: tuple[Tier, ...],
-    metrics: Metrics,
+    metrics: DispatchMetrics,
     tasks: TaskGroup,
     reload_listeners: Sequence[Callable[[str], None]],
 ) -> Pools:
@@ -268,17 +276,14 @@ def build_pools(
         for listener in reload_listeners:
             listener(model)
 
-    endpoints = EndpointMetrics(metrics.registry)
     key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
-    pools = Pools(
+    return Pools(
         [tier.endpoints for tier in tiers],
         TritonClients(tasks, reloaded, key_file=key_file),
         config.load_balancing,
         zone=config.server.zone,
-        ejected=endpoints.ejected,
+        ejected=metrics.ejected,
     )
-    endpoints.watch(pools.by_tier)
-    return pools
 
 
 def build_cache(

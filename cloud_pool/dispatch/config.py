@@ -21,11 +21,6 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     min_retries_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more, so that a quiet gateway can retry
 
 
-class DispatchSettings(msgspec.Struct, frozen=True):
-    max_attempts: int = 3  # endpoints that one request may be sent to; 1: no retry
-    retry_budget: RetryBudgetConfig = RetryBudgetConfig()
-
-
 class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How endpoints are selected, ejected and readmitted."""
 

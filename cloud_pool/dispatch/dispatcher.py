@@ -18,7 +18,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sized
-from functools import partial
 from typing import Literal, Protocol
 
 import anyio
@@ -43,8 +42,6 @@ from router.errors import (
 from router.trackers import Window
 
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from .config import DispatchSettings
-from .metrics import DispatchMetrics
 
 RetryRule = Literal["again", "once", "never"]
 
@@ -276,40 +273,22 @@ class EndpointAttempt:
             self._trace.end(error.code)
 
 
-class Dispatcher:
-    """Sends the requests of one tier to its endpoints. Owns its retry budget and its first-token latencies."""
+class Dispatcher(msgspec.Struct, frozen=True):
+    """Sends the requests of one tier to its endpoints."""
 
-    def __init__(
-        self,
-        pool: EndpointSource,
-        settings: DispatchSettings | None = None,
-        *,
-        retried: Callable[[str], None] = lambda code: None,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    ) -> None:
-        """Create the dispatcher.
-
-        Args:
-            retried: Gets the code of each error that a retry follows.
-            chance: Draws from [0, 1).
-        """
-        self._settings = settings or DispatchSettings()
-        self._pool = pool
-        self._retried = retried
-        self._clock = clock
-        self._chance = chance
-        self._sleep = sleep
-        self._retry_budget = RetryBudget(
-            self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s
-        )
-        self.latency = FirstTokenLatency()
+    pool: EndpointSource
+    max_attempts: int = 3  # endpoints that one request may be sent to; 1: no retry
+    retry_budget: RetryBudget = msgspec.field(default_factory=RetryBudget)
+    retried: Callable[[str], None] = lambda code: None  # gets the code of each error that a retry follows
+    clock: Callable[[], float] = time.monotonic  # s
+    chance: Callable[[], float] = random.random  # draws from [0, 1)
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    latency: FirstTokenLatency = msgspec.field(default_factory=FirstTokenLatency)
 
     @property
     def retries_left(self) -> float:
         """Extra attempts that the retry budget allows now."""
-        return max(0.0, self._retry_budget.left(self._clock()))
+        return max(0.0, self.retry_budget.left(self.clock()))
 
     async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one endpoint's answer. Closing the generator cancels all work in Triton.
@@ -320,7 +299,7 @@ class Dispatcher:
         Raises:
             CausewayError: The last attempt's, or the reason why no attempt was possible.
         """
-        self._retry_budget.count_request(self._clock())
+        self.retry_budget.count_request(self.clock())
         attempt, first = await self._first_delta(request, key)
         try:
             yield first
@@ -336,11 +315,11 @@ class Dispatcher:
 
     async def _first_delta(self, request: InferenceRequest, key: bytes) -> tuple[EndpointAttempt, Delta]:
         """Return an attempt and its first delta. Raises CausewayError."""
-        retry_state = RetryState(self._settings.max_attempts)
+        retry_state = RetryState(self.max_attempts)
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
-            attempt = EndpointAttempt(lease, request, self.latency, self._clock)
+            attempt = EndpointAttempt(lease, request, self.latency, self.clock)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
@@ -348,7 +327,7 @@ class Dispatcher:
                 if next_lease is None:
                     raise  # (5)
                 _log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
-                self._retried(error.code)
+                self.retried(error.code)
                 lease = next_lease
 
     async def _retry_lease(
@@ -360,14 +339,14 @@ class Dispatcher:
             DeadlineExceeded: Another endpoint could take the request, but not in the time that is left. That is no
                 fault of the tier, and must not look like one.
         """
-        if not retry_state.may_retry(error) or len(self._pool.endpoints) <= len(retry_state.tried):
+        if not retry_state.may_retry(error) or len(self.pool.endpoints) <= len(retry_state.tried):
             return None
         # All of it is jitter: requests that failed together must not come back together.
-        pause_s = self._chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (retry_state.attempts - 1))
-        now = self._clock()
-        if now + pause_s >= request.deadline or not self._retry_budget.try_spend(now):
+        pause_s = self.chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (retry_state.attempts - 1))
+        now = self.clock()
+        if now + pause_s >= request.deadline or not self.retry_budget.try_spend(now):
             return None
-        await self._sleep(pause_s)
+        await self.sleep(pause_s)
         try:
             return self._lease(request, key, retry_state)
         except DeadlineExceeded as late:
@@ -377,14 +356,14 @@ class Dispatcher:
 
     def _lease(self, request: InferenceRequest, key: bytes, retry_state: RetryState) -> EndpointLease:
         """Lease an untried endpoint that plausibly answers in time. Raises CausewayError."""
-        now = self._clock()
+        now = self.clock()
         left_s = request.deadline - now
         if left_s <= 0.0:
             raise DeadlineExceeded("the request's deadline has passed")
         too_slow: set[str] = set()
         while True:
             try:
-                lease = self._pool.lease(
+                lease = self.pool.lease(
                     key=key, excluding=retry_state.tried | too_slow, tokens=request.estimated_tokens
                 )
             except CausewayError:
@@ -395,12 +374,3 @@ class Dispatcher:
                 return lease
             lease.close()
             too_slow.add(lease.endpoint)
-
-
-def build_dispatcher(
-    tier: str, settings: DispatchSettings, pool: EndpointSource, metrics: DispatchMetrics
-) -> Dispatcher:
-    """Create the dispatcher of a tier. `metrics` are those of all tiers."""
-    dispatcher = Dispatcher(pool, settings, retried=partial(metrics.retried, tier))
-    metrics.watch(tier, lambda: dispatcher.retries_left)
-    return dispatcher

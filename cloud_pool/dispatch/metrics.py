@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client import Gauge as PrometheusGauge
 
 from router.serving.gauges import Gauge, GaugeCollector
 
+from .dispatcher import Dispatcher
 from .endpoint_selection import Endpoint
 from .pool import Pool
 
 
 class DispatchMetrics:
-    """The metrics of all tiers' dispatchers."""
+    """The metrics of all tiers' dispatchers and endpoints.
+
+    Endpoints are collected at each scrape, so that removed ones leave no series: DNS may list ever new addresses.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._pools: Mapping[str, Pool] = {}
+        self._dispatchers: Mapping[str, Dispatcher] = {}
         self._retries = Counter(
             "causeway_cloud_retries",
             "Requests retried on another endpoint, by the error code of the attempt before.",
             ("tier", "code"),
             registry=registry,
         )
-        self._budget = PrometheusGauge(
-            "causeway_cloud_retry_budget_remaining",
-            "Extra attempts that the retry budget allows now.",
-            ("tier",),
-            registry=registry,
-        )
-
-    def retried(self, tier: str, code: str) -> None:
-        self._retries.labels(tier, code).inc()
-
-    def watch(self, tier: str, remaining: Callable[[], float]) -> None:
-        """Read `remaining` at each scrape."""
-        self._budget.labels(tier).set_function(remaining)
-
-
-class EndpointMetrics:
-    """Collected at each scrape, so that removed endpoints leave no series: DNS may list ever new addresses."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._pools: Mapping[str, Pool] = {}
         self._ejections = Counter(
             "causeway_cloud_endpoint_ejections",
             "Ejections of endpoints, by the error's code.",
@@ -51,13 +36,24 @@ class EndpointMetrics:
         )
         registry.register(GaugeCollector(self._gauges))
 
-    def watch(self, pools: Mapping[str, Pool]) -> None:
-        self._pools = pools
+    def watch(self, pools: Mapping[str, Pool], dispatchers: Mapping[str, Dispatcher]) -> None:
+        """Read the tiers' pools and dispatchers at each scrape."""
+        self._pools, self._dispatchers = pools, dispatchers
+
+    def retried(self, tier: str, code: str) -> None:
+        self._retries.labels(tier, code).inc()
 
     def ejected(self, tier: str, code: str) -> None:
         self._ejections.labels(tier, code).inc()
 
     def _gauges(self) -> Iterator[Gauge]:
+        for tier, dispatcher in self._dispatchers.items():
+            yield Gauge(
+                "causeway_cloud_retry_budget_remaining",
+                "Extra attempts that the retry budget allows now.",
+                dispatcher.retries_left,
+                (("tier", tier),),
+            )
         for tier, pool in self._pools.items():
             for one in pool.endpoints:
                 labels = (("tier", tier), ("endpoint", one.address), ("zone", one.zone))

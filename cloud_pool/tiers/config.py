@@ -12,7 +12,7 @@ from router.serving.config import Count, Positive, Seconds
 from router.types import Modality, Request
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings
-from ..dispatch.config import DispatchSettings, LoadBalancing, RetryBudgetConfig
+from ..dispatch.config import LoadBalancing, RetryBudgetConfig
 from ..dispatch.discovery import EndpointAddress, parse_endpoint_address
 from ..upstreams.triton.messages import GuidedKey
 
@@ -79,10 +79,6 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ttft_objective_s=self.ttft_objective_s,
             config=self.admission,
         )
-
-    @property
-    def dispatch_settings(self) -> DispatchSettings:
-        return DispatchSettings(self.max_attempts, self.retry_budget)
 
     @property
     def endpoint_addresses(self) -> tuple[EndpointAddress, ...]:

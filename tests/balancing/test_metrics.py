@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.dispatch.metrics import EndpointMetrics
+from cloud_pool.dispatch.metrics import DispatchMetrics
 from router.errors import CloudUnreachable
 
 from .scripted import Bed
@@ -10,8 +10,8 @@ from .scripted import Bed
 
 def test_metrics_of_each_endpoint_and_none_of_removed_ones() -> None:
     registry, bed = CollectorRegistry(), Bed("a:1@x", "b:1@y")
-    endpoints = EndpointMetrics(registry)
-    endpoints.watch({"large": bed.pool})
+    endpoints = DispatchMetrics(registry)
+    endpoints.watch({"large": bed.pool}, {})
     with bed.pool.lease(excluding={"b:1"}) as lease:
         lease.first_token(0.25)
         text = generate_latest(registry).decode()
@@ -32,7 +32,7 @@ def test_metrics_of_each_endpoint_and_none_of_removed_ones() -> None:
 
 def test_slow_endpoints_are_visible() -> None:
     registry, bed = CollectorRegistry(), Bed("a:1", "b:1")
-    EndpointMetrics(registry).watch({"large": bed.pool})
+    DispatchMetrics(registry).watch({"large": bed.pool}, {})
     for address, seconds in (("b:1", 0.1), *[("a:1", 1.0)] * 4):
         with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
             lease.first_token(seconds)

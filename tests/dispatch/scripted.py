@@ -9,8 +9,7 @@ from typing import Protocol
 
 import anyio
 
-from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
-from cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend
+from cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend, RetryBudget
 from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable
@@ -21,7 +20,6 @@ LEFT_S = 90.0
 Step = str | float | int | Exception | asyncio.Event
 """A piece of text; seconds that pass; turns of the loop; an error; something to wait for."""
 QUICK_S = 0.005
-FAST = DispatchSettings(retry_budget=RetryBudgetConfig(share=1.0))
 """A budget that stands in no test's way."""
 
 
@@ -143,7 +141,7 @@ class Counted:
 class Bed:
     """A dispatcher over endpoints a, b, c …, one for each list of scripts."""
 
-    def __init__(self, *scripts: Sequence[Sequence[Step]], settings: DispatchSettings = FAST) -> None:
+    def __init__(self, *scripts: Sequence[Sequence[Step]], budget: RetryBudget | None = None) -> None:
         self.clock = Clock()
         self.endpoints = [
             Endpoint(name, self.clock, *played) for name, played in zip("abcdefgh", scripts, strict=False)
@@ -152,7 +150,7 @@ class Bed:
         self.counted = Counted()
         self.dispatch = Dispatcher(
             self.pool,
-            settings,
+            retry_budget=budget or RetryBudget(share=1.0),
             retried=self.counted.retried,
             clock=self.clock,
             chance=lambda: 1.0,
@@ -181,8 +179,8 @@ class Bed:
 
 
 @asynccontextmanager
-async def bed(*scripts: Sequence[Sequence[Step]], settings: DispatchSettings = FAST) -> AsyncIterator[Bed]:
-    made = Bed(*scripts, settings=settings)
+async def bed(*scripts: Sequence[Sequence[Step]], budget: RetryBudget | None = None) -> AsyncIterator[Bed]:
+    made = Bed(*scripts, budget=budget)
     with anyio.fail_after(PATIENCE_S):
         yield made
     made.assert_clean()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
-from cloud_pool.dispatch.dispatcher import build_dispatcher
+from cloud_pool.dispatch.config import RetryBudgetConfig
+from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics
 from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
@@ -40,7 +41,8 @@ def config_of(folder: Path, keys: str) -> Config:
 async def test_retries_are_counted_by_tier_and_code() -> None:
     registry = CollectorRegistry()
     metrics = DispatchMetrics(registry)
-    dispatch = build_dispatcher("large", DispatchSettings(), pool(), metrics)
+    dispatch = Dispatcher(pool(), retried=partial(metrics.retried, "large"))
+    metrics.watch({}, {"large": dispatch})
     budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
     assert [delta.text async for delta in dispatch.generate(request())] == ["good"]
@@ -49,7 +51,7 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
 
 
 async def test_max_attempts_of_one_means_no_retry() -> None:
-    dispatch = build_dispatcher("large", DispatchSettings(max_attempts=1), pool(), DispatchMetrics(CollectorRegistry()))
+    dispatch = Dispatcher(pool(), max_attempts=1)
     with pytest.raises(CloudUnreachable):
         await anext(dispatch.generate(request()))
 
@@ -64,7 +66,7 @@ def metrics_line(registry: CollectorRegistry, name: str) -> float:
 def test_every_key_is_read(tmp_path: Path) -> None:
     keys = "max_attempts: 2, retry_budget: {share: 0.1, min_retries_per_s: 0}"
     tier = config_of(tmp_path, keys).tiers[0]
-    assert tier.dispatch_settings == DispatchSettings(2, RetryBudgetConfig(share=0.1, min_retries_per_s=0.0))
+    assert (tier.max_attempts, tier.retry_budget) == (2, RetryBudgetConfig(share=0.1, min_retries_per_s=0.0))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
-from cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource
+from cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource, RetryBudget
 from cloud_pool.dispatch.pool import Pool as RealPool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.messages import SamplingParameters
@@ -52,10 +51,10 @@ _marks = itertools.count()
 class Bed:
     """A dispatcher over endpoints a, b, c …, one for each list of scripts."""
 
-    def __init__(self, replicas: list[Replica], pool: EndpointSource, settings: DispatchSettings) -> None:
+    def __init__(self, replicas: list[Replica], pool: EndpointSource, budget: RetryBudget) -> None:
         self.replicas = replicas
         self.counted = scripted.Counted()
-        self.dispatch = Dispatcher(pool, settings, retried=self.counted.retried)
+        self.dispatch = Dispatcher(pool, retry_budget=budget, retried=self.counted.retried)
         self.mark = ""
 
     def request(
@@ -127,10 +126,10 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
 
 
 @asynccontextmanager
-async def bed(replicas: list[Replica], settings: DispatchSettings = scripted.FAST) -> AsyncIterator[Bed]:
+async def bed(replicas: list[Replica]) -> AsyncIterator[Bed]:
     async with pool_of(replicas) as (pool, _):
         with anyio.fail_after(PATIENCE_S):
-            yield Bed(replicas, InOrder(pool), settings)
+            yield Bed(replicas, InOrder(pool), RetryBudget(share=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +302,7 @@ async def test_amplification_with_one_of_two_servers_dead(
         dying.process.ready()
         both = [dying, replicas[1]]
         async with pool_of(both) as (pool, tritons):
-            it = Bed(both, pool if learning else Alternating(*tritons), DispatchSettings())
+            it = Bed(both, pool if learning else Alternating(*tritons), RetryBudget())
             outcomes = await _load(it, dying)
     finally:
         dying.process.kill()

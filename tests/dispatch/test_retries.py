@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
+from cloud_pool.dispatch.dispatcher import RetryBudget
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from router.errors import (
     CausewayError,
@@ -130,8 +130,7 @@ async def test_a_defect_is_raised_and_not_retried() -> None:
 
 
 async def test_an_empty_budget_ends_retries() -> None:
-    settings = DispatchSettings(retry_budget=RetryBudgetConfig(share=0.0, min_retries_per_s=0.0))
-    async with bed([[REFUSED]], [GOOD], settings=settings) as it:
+    async with bed([[REFUSED]], [GOOD], budget=RetryBudget(share=0.0, min_retries_per_s=0.0)) as it:
         with pytest.raises(CloudUnreachable):
             await it.text()
     assert it.calls == "a"
@@ -141,7 +140,7 @@ async def test_an_empty_budget_ends_retries() -> None:
 async def test_amplification_with_every_first_attempt_failing() -> None:
     """At 20 requests a second, endpoints get at most 1.2 attempts a request, and exactly the share that the budget pays
     for succeeds."""
-    async with bed([[REFUSED]], [GOOD], settings=DispatchSettings()) as it:
+    async with bed([[REFUSED]], [GOOD], budget=RetryBudget()) as it:
         answers = 0
         for _ in range(1000):
             it.clock.now += 0.05
