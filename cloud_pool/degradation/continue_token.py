@@ -133,35 +133,27 @@ def continued(tier: Tier, prompt: str, text: str) -> str:
     return prompt + text
 
 
-class Truncator:
+class Truncator(msgspec.Struct):
     """Puts the continue token on the last chunk of one answer of at most `limit` tokens."""
 
-    def __init__(
-        self,
-        continue_tokens: ContinueTokens,
-        tenant: str,
-        request: Request,
-        tier: str,
-        limit: int,
-        partial: PartialAnswer | None,
-    ) -> None:
-        """Create it for one answer; `partial` is what earlier parts contain."""
-        self.limit = limit
-        self._continue_tokens = continue_tokens
-        self._tenant = tenant
-        self._request = request
-        self._tier = tier
-        self._texts = [partial.text] if partial else []
-        self._tokens_before = partial.tokens if partial else 0
-        self._tokens = 0
+    continue_tokens: ContinueTokens
+    tenant: str
+    request: Request
+    tier: str
+    limit: int
+    partial: PartialAnswer  # what earlier parts contain
+    texts: list[str] = []
+    tokens: int = 0
 
     def seen(self, chunk: Chunk) -> Chunk:
         """Return the chunk as it is sent: the last one of an answer that reached the limit carries the token."""
-        self._tokens += chunk.tokens
-        if chunk.finish_reason != "length" or self._tokens < self.limit:
-            self._texts.append(chunk.text)
+        self.tokens += chunk.tokens
+        if chunk.finish_reason != "length" or self.tokens < self.limit:
+            self.texts.append(chunk.text)
             return chunk
         text = chunk.text.rstrip(_HALF_CHARACTER)
-        so_far = PartialAnswer(self._tier, "".join([*self._texts, text]), self._tokens_before + self._tokens)
-        token = self._continue_tokens.issue(self._tenant, self._request, so_far)
+        so_far = PartialAnswer(
+            self.tier, "".join([self.partial.text, *self.texts, text]), self.partial.tokens + self.tokens
+        )
+        token = self.continue_tokens.issue(self.tenant, self.request, so_far)
         return msgspec.structs.replace(chunk, text=text, resume=token)

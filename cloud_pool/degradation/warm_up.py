@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from .fallback import TierFallback
@@ -27,46 +28,32 @@ class EndpointCheck(Protocol):
         ...
 
 
-class TierWarmer:
+class TierWarmer(msgspec.Struct, frozen=True):
     """Warms up tiers while `watch` runs."""
 
-    def __init__(
-        self,
-        fallback: TierFallback,
-        pools: Mapping[str, EndpointCheck],
-        models: Mapping[str, str],
-        idle_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Create the warmer.
+    fallback: TierFallback
+    pools: Mapping[str, EndpointCheck]  # by tier
+    models: Mapping[str, str]  # the model's name in Triton, by tier
+    idle_s: float  # a tier that was idle for so long is warmed up; 0: never
+    clock: Callable[[], float] = time.monotonic  # s
+    not_before: dict[str, float] = {}  # by tier, after an attempt
+    busy: set[str] = set()  # tiers whose warm-up runs
 
-        Args:
-            pools: By tier.
-            models: The model's name in Triton, by tier.
-            idle_s: A tier that was idle for so long is warmed up; 0: never.
-        """
-        self._fallback = fallback
-        self._pools = pools
-        self._models = models
-        self._idle_s = idle_s
-        self._clock = clock
-        self._not_before = dict.fromkeys(pools, 0.0)
-        self._busy: set[str] = set()
-        if idle_s:
-            for tier in pools:
-                fallback.mark_cold(tier)
+    def __post_init__(self) -> None:
+        if self.idle_s:
+            for tier in self.pools:
+                self.fallback.mark_cold(tier)
 
     def loaded(self, model: str) -> None:
         """Note that Triton has loaded the model again."""
-        for tier, name in self._models.items():
-            if name == model and self._idle_s:
-                self._fallback.mark_cold(tier)
-                self._not_before[tier] = 0.0
+        for tier, name in self.models.items():
+            if name == model and self.idle_s:
+                self.fallback.mark_cold(tier)
+                self.not_before.pop(tier, None)
 
     async def watch(self) -> None:
         """Warm up tiers that are due, until cancelled."""
-        if not self._idle_s:
+        if not self.idle_s:
             return
         async with anyio.create_task_group() as tasks:
             while True:
@@ -75,18 +62,18 @@ class TierWarmer:
 
     def start_due(self, tasks: TaskGroup) -> None:
         """Start the warm-ups that are due."""
-        now = self._clock()
-        for tier in self._pools:
-            is_idle = self._fallback.idle_s(tier) >= self._idle_s
-            is_due = (is_idle or not self._fallback.is_warm(tier)) and now >= self._not_before[tier]
-            if is_due and tier not in self._busy:
-                self._busy.add(tier)
+        now = self.clock()
+        for tier in self.pools:
+            is_idle = self.fallback.idle_s(tier) >= self.idle_s
+            is_due = (is_idle or not self.fallback.is_warm(tier)) and now >= self.not_before.get(tier, 0.0)
+            if is_due and tier not in self.busy:
+                self.busy.add(tier)
                 tasks.start_soon(self._warm_up, tier)
 
     async def _warm_up(self, tier: str) -> None:
         try:
-            if "" in (await self._pools[tier].check()).values():
-                self._fallback.mark_warm(tier)
+            if "" in (await self.pools[tier].check()).values():
+                self.fallback.mark_warm(tier)
         finally:
-            self._not_before[tier] = self._clock() + _PAUSE_S
-            self._busy.discard(tier)
+            self.not_before[tier] = self.clock() + _PAUSE_S
+            self.busy.discard(tier)

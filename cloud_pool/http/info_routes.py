@@ -33,55 +33,36 @@ class TierReadiness(msgspec.Struct, frozen=True):
         return "" if self.ready else next(iter(self.endpoints.values()), EngineUnavailable.code)
 
 
-class Readiness:
+class Readiness(msgspec.Struct):
     """Finds out by an inference on each endpoint of a tier whether it can answer.
 
     Nothing less is reliable: Triton reports a model as ready whose process has crashed. The last result is kept for
     `cache_s`; concurrent checks share one.
-
-    Args:
-        pools: by the tier's name.
-        blocked: why the gateway cannot answer whatever its tiers can; "" if it can. It is asked each time.
-        problems: what an operator has to mend, though the gateway may answer.
-        clock: monotonic time, s.
     """
 
-    def __init__(
-        self,
-        pools: Mapping[str, Pool],
-        cache_s: float,
-        *,
-        blocked: Callable[[], str] = lambda: "",
-        problems: Callable[[], tuple[str, ...]] = lambda: (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pools = pools
-        self._blocked = blocked
-        self._problems = problems
-        self._cache_s = cache_s
-        self._clock = clock
-        self._lock = asyncio.Lock()
-        self._checked_at: float | None = None
-        self._tiers: dict[str, TierReadiness] = {}
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return self._problems()
+    pools: Mapping[str, Pool]  # by the tier's name
+    cache_s: float
+    blocked: Callable[[], str] = lambda: ""  # why the gateway cannot answer whatever its tiers can; "" if it can
+    problems: Callable[[], tuple[str, ...]] = lambda: ()  # what an operator has to mend, though it may answer
+    clock: Callable[[], float] = time.monotonic  # s
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    checked_at: float | None = None
+    tiers: dict[str, TierReadiness] = {}  # as last checked
 
     async def ready(self) -> bool:
         """Return whether an inference succeeds on at least one endpoint, and nothing else blocks the gateway."""
-        return not self._blocked() and any(tier.ready for tier in (await self.check()).values())
+        return not self.blocked() and any(tier.ready for tier in (await self.check()).values())
 
     async def check(self) -> Mapping[str, TierReadiness]:
-        async with self._lock:
-            if self._checked_at is None or self._clock() - self._checked_at >= self._cache_s:
+        async with self.lock:
+            if self.checked_at is None or self.clock() - self.checked_at >= self.cache_s:
                 checked: dict[str, TierReadiness] = {}
                 async with anyio.create_task_group() as tasks:
-                    for tier, pool in self._pools.items():
+                    for tier, pool in self.pools.items():
                         tasks.start_soon(_check_tier, tier, pool, checked)
-                self._tiers = {tier: checked[tier] for tier in self._pools}
-                self._checked_at = self._clock()
-            return self._tiers
+                self.tiers = {tier: checked[tier] for tier in self.pools}
+                self.checked_at = self.clock()
+            return self.tiers
 
 
 async def _check_tier(tier: str, pool: Pool, checked: dict[str, TierReadiness]) -> None:

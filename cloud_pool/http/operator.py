@@ -124,7 +124,7 @@ class OperatorRoutes:
             "draining": draining,
             "tiers": tiers,
             "jobs_refused": self._jobs_refused(),
-            "problems": self._readiness.problems,
+            "problems": self._readiness.problems(),
         }
         return json_response(found, 200 if ready else 503)
 

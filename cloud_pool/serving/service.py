@@ -159,7 +159,8 @@ class Service(msgspec.Struct, frozen=True):
         tokens = self.continue_tokens
         if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
-        return Truncator(tokens, context.tenant, _question(context), tier.name, limit, partial_answer)
+        before = partial_answer or PartialAnswer(tier.name, "", 0)
+        return Truncator(tokens, context.tenant, _question(context), tier.name, limit, before)
 
     def _inference_requests(
         self,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.lowlevel
 import grpc
+import msgspec
 from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -205,17 +206,16 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-class RunningCall:
-    """A call in progress. `TritonClient.generate` owns it; others may only `fail` it. `meter` counts its tokens."""
+class RunningCall(msgspec.Struct, eq=False):
+    """A call in progress. `TritonClient.generate` owns it; others may only `fail` it."""
 
-    def __init__(self, model: str, name: str, stream: GrpcStream, meter: CallMeter | None = None) -> None:
-        self.model = model
-        self.name = name
-        self.stream = stream
-        self.meter = meter
-        self.has_responses = False
-        self.has_final = False  # the last response has come
-        self.ended_by: CausewayError | None = None
+    model: str
+    name: str
+    stream: GrpcStream
+    meter: CallMeter | None = None  # counts its tokens
+    has_responses: bool = False
+    has_final: bool = False  # the last response has come
+    ended_by: CausewayError | None = None
 
     def count(self, delta: Delta) -> None:
         """Count the tokens of a response."""
@@ -252,24 +252,14 @@ class RunningCall:
             self.count(read_delta(message.infer_response, 0))
 
 
-class Canceller:
-    """Ends calls whose client has left.
+class Canceller(msgspec.Struct, frozen=True):
+    """Ends calls whose client has left."""
 
-    Args:
-        connection: to the Triton that runs the calls.
-        tasks: runs the requests to stop.
-        clock: monotonic time in seconds.
-        stop_s: how long a model may take to stop.
-    """
-
-    def __init__(
-        self, connection: TritonConnection, tasks: TaskGroup, clock: Callable[[], float], stop_s: float = STOP_S
-    ) -> None:
-        self._connection = connection
-        self._tasks = tasks
-        self._clock = clock
-        self._stop_s = stop_s
-        self._unsupported_until: dict[str, float] = {}  # by model
+    connection: TritonConnection  # to the Triton that runs the calls
+    tasks: TaskGroup  # runs the requests to stop
+    clock: Callable[[], float]  # monotonic, s
+    stop_s: float = STOP_S  # how long a model may take to stop
+    unsupported_until: dict[str, float] = {}  # by model
 
     def release(self, call: RunningCall) -> None:
         """End a call that has no consumer any more. Returns at once."""
@@ -281,7 +271,7 @@ class Canceller:
             call.end()
         else:
             try:
-                self._tasks.start_soon(self._stop, call)  # (2)
+                self.tasks.start_soon(self._stop, call)  # (2)
             except RuntimeError:  # The gateway has ended.
                 call.stream.cancel()
                 call.end()
@@ -289,7 +279,7 @@ class Canceller:
     def _asks_model(self, call: RunningCall) -> bool:
         if call.has_responses or isinstance(call.ended_by, DeadlineExceeded):
             return True
-        is_known = self._clock() >= self._unsupported_until.get(call.model, -math.inf)
+        is_known = self.clock() >= self.unsupported_until.get(call.model, -math.inf)
         return call.meter is not None and call.ended_by is None and is_known
 
     async def _stop(self, call: RunningCall) -> None:
@@ -297,7 +287,7 @@ class Canceller:
             await (
                 anyio.lowlevel.checkpoint()
             )  # Lets a cancellation at shutdown take effect before the connection closes.
-            with anyio.move_on_after(self._stop_s):
+            with anyio.move_on_after(self.stop_s):
                 if await self._request_stop(call):
                     await call.stream.ended()
         finally:
@@ -306,15 +296,15 @@ class Canceller:
 
     async def _request_stop(self, call: RunningCall) -> bool:
         """Return whether the model accepted the request."""
-        if self._clock() < self._unsupported_until.get(call.model, -math.inf):
+        if self.clock() < self.unsupported_until.get(call.model, -math.inf):
             return False
         request = to_cancel_request(call.model, call.name)
-        stream = GrpcStream(self._connection.stream_infer(request, metadata=(), timeout_s=self._stop_s))
+        stream = GrpcStream(self.connection.stream_infer(request, metadata=(), timeout_s=self.stop_s))
         try:
             while (message := await stream.next()) is not None:
                 error = translate("", message.error_message, "stream") if message.error_message else None
                 if isinstance(error, CloudRejected) or message.infer_response.outputs:
-                    self._unsupported_until[call.model] = self._clock() + _UNSUPPORTED_S
+                    self.unsupported_until[call.model] = self.clock() + _UNSUPPORTED_S
                 if error is not None or message.infer_response.outputs:
                     return False
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, CallCancelled):
