@@ -27,7 +27,6 @@ from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 from router.serving.process import tune_garbage_collector
-from router.serving.request import Handler
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -180,6 +179,11 @@ def build_runtime(
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
     reload_listeners.append(warmer.loaded)
     shared = [_shared_tier(runtime, pools) for runtime in runtimes.values()]
+    tracing = None
+    if config.tracing.endpoint:
+        from .observability.tracing import Tracing  # imported where there is a collector
+
+        tracing = Tracing(config.tracing, service_name)
     return Runtime(
         tasks,
         by_name(tiers),
@@ -190,7 +194,7 @@ def build_runtime(
         service,
         parts,
         CachingService(cache, service.answer),
-        build_tracing(config, service_name),
+        tracing,
         PeerHeartbeat(accounts.redis, shared, kind=kind),
         kind,
         (pools.watch, warmer.watch, lag.watch),
@@ -252,15 +256,6 @@ def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:
         lambda: pool.capacity,
         runtime.admission,
     )
-
-
-def build_tracing(config: Config, service: str) -> Tracing | None:
-    """Return None without a collector. `service`: the `service.name` of the spans."""
-    if not config.tracing.endpoint:
-        return None
-    from .observability.tracing import Tracing
-
-    return Tracing(config.tracing, service)
 
 
 def build_pools(
@@ -355,14 +350,14 @@ def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config])
         config: the configuration that the process started with.
         reread: reads it again.
     """
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload_or_log, pools, config, reread)
 
+    def reload() -> None:
+        try:
+            reload_endpoints(pools, config, reread)
+        except ConfigError as error:
+            _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
 
-def _reload_or_log(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    try:
-        reload_endpoints(pools, config, reread)
-    except ConfigError as error:
-        _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
@@ -382,51 +377,35 @@ def _without_endpoints(config: Config) -> Config:
 # --- the gateway ------------------------------------------------------------------------------------------------------
 
 
-class App:
+class App(msgspec.Struct, frozen=True):
     """A running gateway: `start`, then `drain` and `stop`; `close` once its task group has ended."""
 
-    def __init__(
-        self,
-        config: Config,
-        runtime: Runtime,
-        server: Server,
-        operator: Listener,
-        runner: RequestRunner,
-        jobs: JobsGateway | None,
-        grpc: GrpcServer | None,
-        detector: SpeechDetection | None,
-    ) -> None:
-        self._drain_s = config.server.drain_s
-        self._runtime = runtime
-        self._server = server
-        self._operator = operator
-        self._runner = runner
-        self._jobs = jobs
-        self._detector = detector
-        self._listener = gateway_listener(config.server, server.handle, config.web_origins)
-        self.grpc = grpc
-        """The gRPC address, if it is configured."""
+    config: Config
+    runtime: Runtime
+    server: Server
+    listener: Listener
+    operator: Listener
+    runner: RequestRunner
+    jobs: JobsGateway | None
+    grpc: GrpcServer | None  # the gRPC address, if it is configured
+    detector: SpeechDetection | None
 
     @property
     def url(self) -> str:
-        return f"{self._listener.url}/v1"
+        return f"{self.listener.url}/v1"
 
     @property
     def paths(self) -> Mapping[str, str]:
         """The methods of each path of the public address, with `{id}` for what the path names."""
-        return self._server.paths
-
-    @property
-    def pools(self) -> Pools:
-        return self._runtime.pools
+        return self.server.paths
 
     @property
     def sessions(self) -> Sessions[GatewayClient]:
-        return self._server.sessions
+        return self.server.sessions
 
     @property
     def operator_url(self) -> str:
-        return self._operator.url
+        return self.operator.url
 
     async def start(self) -> None:
         """Start the background tasks and listen.
@@ -434,40 +413,40 @@ class App:
         Raises:
             ConfigError: an address is not available, or the keys in Redis have another layout
         """
-        await self._runtime.start()
-        self.sessions.start(self._runtime.tasks)
-        await self._operator.start()
-        await self._listener.start()
+        await self.runtime.start()
+        self.sessions.start(self.runtime.tasks)
+        await self.operator.start()
+        await self.listener.start()
         if self.grpc is not None:
             await self.grpc.start()
-        if self._jobs is not None:
-            self._runtime.tasks.start_soon(self._jobs.watch)
+        if self.jobs is not None:
+            self.runtime.tasks.start_soon(self.jobs.watch)
 
     async def drain(self) -> None:
         """Accept no new requests; those in progress may end within `drain_s`."""
-        self._server.begin_draining()
+        self.server.begin_draining()
         async with anyio.create_task_group() as drains:
-            drains.start_soon(self._listener.drain, self._drain_s)
+            drains.start_soon(self.listener.drain, self.config.server.drain_s)
             if self.grpc is not None:
-                drains.start_soon(self.grpc.drain, self._drain_s)
+                drains.start_soon(self.grpc.drain, self.config.server.drain_s)
 
     async def stop(self) -> None:
         """Close the listeners and cancel the background tasks: their task group may then be left."""
-        self._runner.stop()
+        self.runner.stop()
         await self.sessions.close()
         if self.grpc is not None:
             await self.grpc.close()
-        await self._listener.close()
-        await self._operator.close()
-        self._runtime.tasks.cancel_scope.cancel()
+        await self.listener.close()
+        await self.operator.close()
+        self.runtime.tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
         """Close what the background tasks used, after they ended."""
-        if self._detector is not None:
-            await self._detector.close()
-        if self._jobs is not None:
-            await self._jobs.close()
-        await self._runtime.close()
+        if self.detector is not None:
+            await self.detector.close()
+        if self.jobs is not None:
+            await self.jobs.close()
+        await self.runtime.close()
 
 
 def build(
@@ -537,7 +516,8 @@ def build(
         server=server,
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
-    return App(config, runtime, server, operator_listener(config, routes), runner, jobs, grpc, detector)
+    listener = gateway_listener(config.server, server.handle, config.web_origins)
+    return App(config, runtime, server, listener, operator_listener(config, routes), runner, jobs, grpc, detector)
 
 
 def build_server(
@@ -569,13 +549,18 @@ def build_server(
         runner.clock,
     )
     metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_cloud_")))
+    transcription = None
+    if parts is not None and "audio" in parts.kinds:
+        from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands sounds
+
+        transcription = TranscriptionRoutes(admission, runner, parts).transcription
     return Server(
         admission,
         GenerationRoutes(admission, runner, heartbeat_s=config.server.heartbeat_s),
         InfoRoutes(tiers, readiness, created=int(time.time()), document=_encoded_document),
         bodies,
         sessions,
-        transcription=build_transcription(admission, runner, parts),
+        transcription=transcription,
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
     )
@@ -585,17 +570,6 @@ def _encoded_document(paths: Mapping[str, str]) -> bytes:
     from .openapi import gateway_document  # on demand: hardly a gateway is ever asked for it
 
     return msgspec.json.encode(gateway_document(paths))
-
-
-def build_transcription(
-    admission: RequestAdmission, runner: RequestRunner, parts: RequestParts | None
-) -> Handler | None:
-    """Return the handler of `/v1/audio/transcriptions`; None where no tier understands sounds."""
-    if parts is None or "audio" not in parts.kinds:
-        return None
-    from .http.transcription_routes import TranscriptionRoutes
-
-    return TranscriptionRoutes(admission, runner, parts).transcription
 
 
 def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
@@ -757,18 +731,14 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         app = build(config, tasks, reread)
         closing.append(app.close)
         if reread is not None:
-            reload_on_sighup(app.pools, config, reread)
-        await _serve(app, stop)
+            reload_on_sighup(app.runtime.pools, config, reread)
+        await app.start()
+        tune_garbage_collector()
+        grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"
+        print(f"ready url={app.url} operator={app.operator_url}{grpc}", flush=True)
+        await stop.wait()
+        _log.info("draining")
+        await app.drain()
+        await app.stop()
 
     await run_with_tasks(work)
-
-
-async def _serve(app: App, stop: asyncio.Event) -> None:
-    await app.start()
-    tune_garbage_collector()
-    grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"
-    print(f"ready url={app.url} operator={app.operator_url}{grpc}", flush=True)
-    await stop.wait()
-    _log.info("draining")
-    await app.drain()
-    await app.stop()

@@ -25,7 +25,7 @@ CONFIG = Config(server=ServerConfig(port=0), tiers=(unreachable_tier(),))
 
 async def probe_on_exit(app: App, codes: list[str]) -> None:
     """Background work that still probes its Triton while it is cancelled."""
-    pool = app.pools.by_tier["large"]
+    pool = app.runtime.pools.by_tier["large"]
     with pool.lease() as lease:
         try:
             await anyio.sleep_forever()
@@ -47,7 +47,7 @@ async def test_background_work_ends_before_its_connections_close(caplog: pytest.
         await app.start()
         tasks.start_soon(probe_on_exit, app, codes)
         await anyio.lowlevel.checkpoint()
-        tasks.start_soon(app.pools.by_tier["large"].check)
+        tasks.start_soon(app.runtime.pools.by_tier["large"].check)
         await app.stop()
     await app.close()
     assert codes == [CloudUnreachable.code]
