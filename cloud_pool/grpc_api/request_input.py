@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -34,11 +33,11 @@ _HEADS = {"audio": "format", "image": "media_type"}
 
 
 class RequestInput:
-    """Collects the chunks of one call."""
+    """Collects the chunks of one call. Text continues the text before it, and bytes the sound or picture before."""
 
     def __init__(self) -> None:
         self._request: Any = None
-        self._added = AddedParts()
+        self._parts: list[_Part] = []
 
     def add(self, chunk: Any) -> None:
         """Take an InputChunk. Raises InvalidRequest."""
@@ -46,7 +45,7 @@ class RequestInput:
         if kind == "request" and self._request is None:
             self._request = chunk.request
         elif kind not in (None, "request") and self._request is not None:
-            self._added.add(kind, getattr(chunk, kind))
+            self._add(kind, getattr(chunk, kind))
         else:
             raise InvalidRequest(
                 "The first InputChunk of a call has `request`, every further one `text`, `audio` or `image`.",
@@ -63,9 +62,47 @@ class RequestInput:
         body = _object(self._request, "parameters", "")
         if "prompt" in body and "messages" in body:
             raise InvalidRequest("`messages` make a chat and `prompt` a completion. Send one of them.", param="prompt")
-        self._added.add_to(body)
+        self._add_parts_to(body)
         parse = parse_completion if "prompt" in body else parse_chat
         return _encode({**body, "stream": True}), partial(parse, resumes=True)
+
+    def _add(self, kind: str, value: Any) -> None:
+        """Take the field `kind` of an InputChunk: text, audio or image. Raises InvalidRequest."""
+        continued = bool(self._parts) and self._parts[-1].kind == kind
+        if kind == "text":
+            head, data = "", value.encode()
+        else:
+            head, data = _head(kind, value, continued=continued), value.data
+        if head or not continued:
+            self._parts.append(_Part(kind, head, bytearray()))
+        self._parts[-1].data += data
+
+    def _add_parts_to(self, body: _JSON) -> None:
+        """Add the further chunks to the last message of an HTTP body, or text to its prompt. Raises InvalidRequest."""
+        if not self._parts:
+            return
+        kinds = [part.kind for part in self._parts]
+        messages = body.get("messages")
+        holder, name = (messages[-1], "content") if messages else (body, "prompt")
+        begun = holder.get(name, "" if messages else None)
+        if not isinstance(begun, str):
+            raise InvalidRequest(
+                f"`{kinds[0]}` continues the last message's `content` or `prompt`, if that is text.", param=kinds[0]
+            )
+        parts = [part.as_json() for part in self._parts]
+        if kinds[0] == "text":
+            parts[0]["text"] = begun + parts[0]["text"]
+        elif begun:
+            parts.insert(0, {"type": "text", "text": begun})
+        if kinds == ["text"]:
+            holder[name] = parts[0]["text"]
+        elif messages:
+            holder[name] = parts
+        else:
+            other = next(kind for kind in kinds if kind != "text")
+            raise InvalidRequest(
+                f"`{other}` is a part of a message, and a `prompt` has none. Send `messages`.", param=other
+            )
 
 
 def _object(message: Any, struct: str, path: str) -> _JSON:
@@ -99,15 +136,11 @@ def _value(value: Any, path: str) -> Any:
     if kind == "struct_value":
         return _members(value.struct_value.fields, f"{path}.")
     if kind == "list_value":
-        return _items(value.list_value.values, path)
+        return [_value(item, f"{path}[{at}]") for at, item in enumerate(value.list_value.values)]
     if kind == "number_value":
         number = _finite(value.number_value, path)
         return int(number) if number.is_integer() and abs(number) <= _LARGEST_WHOLE else number
     return None if kind in (None, "null_value") else getattr(value, kind)
-
-
-def _items(values: Iterable[Any], path: str) -> list[Any]:
-    return [_value(item, f"{path}[{at}]") for at, item in enumerate(values)]
 
 
 def _finite(value: float, path: str) -> float:
@@ -131,51 +164,6 @@ class _Part(msgspec.Struct):
         if self.kind == "audio":
             return {"type": "input_audio", "input_audio": {"data": encoded, "format": self.head}}
         return {"type": "image_url", "image_url": {"url": f"data:{self.head};base64,{encoded}"}}
-
-
-class AddedParts:
-    """Collects them. Text continues the text before it, and bytes the sound or the picture before them."""
-
-    def __init__(self) -> None:
-        self._parts: list[_Part] = []
-
-    def add(self, kind: str, value: Any) -> None:
-        """Take the field `kind` of an InputChunk: text, audio or image. Raises InvalidRequest."""
-        continued = bool(self._parts) and self._parts[-1].kind == kind
-        if kind == "text":
-            head, data = "", value.encode()
-        else:
-            head, data = _head(kind, value, continued=continued), value.data
-        if head or not continued:
-            self._parts.append(_Part(kind, head, bytearray()))
-        self._parts[-1].data += data
-
-    def add_to(self, body: _JSON) -> None:
-        """Add them to the last message of an HTTP body, or text to its prompt. Raises InvalidRequest."""
-        if not self._parts:
-            return
-        kinds = [part.kind for part in self._parts]
-        messages = body.get("messages")
-        holder, name = (messages[-1], "content") if messages else (body, "prompt")
-        begun = holder.get(name, "" if messages else None)
-        if not isinstance(begun, str):
-            raise InvalidRequest(
-                f"`{kinds[0]}` continues the last message's `content` or `prompt`, if that is text.", param=kinds[0]
-            )
-        parts = [part.as_json() for part in self._parts]
-        if kinds[0] == "text":
-            parts[0]["text"] = begun + parts[0]["text"]
-        elif begun:
-            parts.insert(0, {"type": "text", "text": begun})
-        if kinds == ["text"]:
-            holder[name] = parts[0]["text"]
-        elif messages:
-            holder[name] = parts
-        else:
-            other = next(kind for kind in kinds if kind != "text")
-            raise InvalidRequest(
-                f"`{other}` is a part of a message, and a `prompt` has none. Send `messages`.", param=other
-            )
 
 
 def _head(kind: str, value: Any, *, continued: bool) -> str:
