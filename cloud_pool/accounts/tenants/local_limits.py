@@ -11,27 +11,29 @@ from .config import MICRO_USD_PER_USD, TenantLimits
 from .usage import Charge, Reservation
 
 
-class TokenBucket(msgspec.Struct, frozen=True):
+class TokenBucket(msgspec.Struct):
     """A local token bucket. It holds at most `capacity` and gains `rate` per second, as lua/token_bucket.lua does.
 
     A bucket may be in debt: an answer that was longer than reserved is paid for before the next one begins.
     """
 
+    rate: float  # 0: no limit
+    capacity: float
     level: float
     at: float  # monotonic, s: when the bucket had this level
 
-    def refilled(self, rate: float, capacity: float, now: float) -> TokenBucket:
-        """Return the bucket at `now`. A clock that was set back changes nothing."""
-        gained = max(0.0, now - self.at) * rate
-        return TokenBucket(min(capacity, self.level + gained), now)
+    def refill(self, now: float) -> None:
+        """Bring the bucket to `now`. A clock that was set back changes nothing."""
+        self.level = min(self.capacity, self.level + max(0.0, now - self.at) * self.rate)
+        self.at = now
 
-    def wait_s(self, rate: float, amount: float) -> float:
+    def wait_s(self, amount: float) -> float:
         """Return the time until the bucket holds `amount`; 0 if it does."""
-        return max(0.0, amount - self.level) / rate
+        return max(0.0, amount - self.level) / self.rate if self.rate else 0.0
 
-    def debited(self, amount: float, capacity: float) -> TokenBucket:
-        """Return the bucket without `amount`; a negative amount is a refund."""
-        return TokenBucket(min(capacity, self.level - amount), self.at)
+    def debit(self, amount: float) -> None:
+        """Take `amount`; a negative amount is a refund."""
+        self.level = min(self.capacity, self.level - amount)
 
 
 Exhausted = Literal["", "budget", "reserved", "requests", "tokens"]
@@ -49,12 +51,9 @@ class LocalLimits:
     """
 
     def __init__(self, limits: TenantLimits, share: float, day: str, used_micro_usd: int, now: float) -> None:
-        self._request_rate = limits.requests_per_s * share
-        self._request_capacity = max(1.0, limits.request_capacity * share)
-        self._token_rate = limits.tokens_per_minute / 60.0 * share
-        self._token_capacity = limits.tokens_per_minute * share
-        self._requests = TokenBucket(self._request_capacity, now)
-        self._tokens = TokenBucket(self._token_capacity, now)
+        requests, tokens = max(1.0, limits.request_capacity * share), limits.tokens_per_minute * share
+        self._requests = TokenBucket(limits.requests_per_s * share, requests, requests, now)
+        self._tokens = TokenBucket(tokens / 60.0, tokens, tokens, now)
         self._micro_usd_per_day = limits.usd_per_day * MICRO_USD_PER_USD
         self._share = share
         self._day = day
@@ -76,27 +75,27 @@ class LocalLimits:
             return "budget", 0.0
         if reservation.micro_usd and reservation.micro_usd > budget - others:
             return "reserved", 0.0
-        needed = min(float(reservation.tokens), self._token_capacity)
-        sequences = min(float(reservation.sequences), self._request_capacity)
-        requests = self._requests.refilled(self._request_rate, self._request_capacity, now)
-        tokens = self._tokens.refilled(self._token_rate, self._token_capacity, now)
-        if self._request_rate and (wait_s := requests.wait_s(self._request_rate, sequences)) > 0:
+        tokens = min(float(reservation.tokens), self._tokens.capacity)
+        sequences = min(float(reservation.sequences), self._requests.capacity)
+        self._requests.refill(now)
+        self._tokens.refill(now)
+        if (wait_s := self._requests.wait_s(sequences)) > 0:
             return "requests", wait_s
-        if self._token_rate and (wait_s := tokens.wait_s(self._token_rate, needed)) > 0:
+        if (wait_s := self._tokens.wait_s(tokens)) > 0:
             return "tokens", wait_s
-        self._requests = requests.debited(sequences, self._request_capacity)
-        self._tokens = tokens.debited(needed, self._token_capacity)
+        self._requests.debit(sequences)
+        self._tokens.debit(tokens)
         if reservation.id:
             self._reserved[reservation.id] = reservation, ends_at
         return "", 0.0
 
     def debit_tokens(self, amount: float) -> None:
         """Take tokens, also into debt; a negative amount is a refund."""
-        self._tokens = self._tokens.debited(amount, self._token_capacity)
+        self._tokens.debit(amount)
 
     def doubt(self, charge: str, requests: float, tokens: float) -> None:
         """Note a charge that was made here after its reply from Redis was lost: Redis may have made it, too."""
-        self.doubtful[charge] = min(requests, self._request_capacity), min(tokens, self._token_capacity)
+        self.doubtful[charge] = min(requests, self._requests.capacity), min(tokens, self._tokens.capacity)
 
     def settle(self, charge: Charge, day: str) -> None:
         """Replace a reservation of this gateway by what it has cost; one that was made in Redis is settled there."""
@@ -110,9 +109,9 @@ class LocalLimits:
 
     def missing(self, now: float) -> tuple[float, float]:
         """Return how many requests and tokens the buckets lack, after refilling."""
-        requests = self._requests.refilled(self._request_rate, self._request_capacity, now)
-        tokens = self._tokens.refilled(self._token_rate, self._token_capacity, now)
-        return self._request_capacity - requests.level, self._token_capacity - tokens.level
+        self._requests.refill(now)
+        self._tokens.refill(now)
+        return self._requests.capacity - self._requests.level, self._tokens.capacity - self._tokens.level
 
     def reservations(self, now: float) -> Iterator[tuple[Reservation, float]]:
         """Yield the reservations in progress, each with the time until it ends, s."""
