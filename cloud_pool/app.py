@@ -54,9 +54,8 @@ from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config import Config
 from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
-from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals
+from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals, TierWarmer
 from .degradation.tier_attempt import TierRuntime
-from .degradation.warm_up import TierWarmer
 from .dispatch.dispatcher import Dispatcher, RetryBudget
 from .dispatch.metrics import DispatchMetrics
 from .dispatch.pool import Pools, TritonClients

@@ -4,10 +4,10 @@ Reading order:
 
     config           the tiers in order, how fast to back off and to return
     tier_health      one tier's share of the work, with hysteresis; arrival rate, and how much work fits; pure
-    fallback         tier states → the fallback steps of one request; owns health, breakers and times to first token
+    fallback         tier states → the fallback steps of one request; owns health, breakers and times to first token;
+                     keeps tiers warm
     tier_attempt     one tier up to its first delta; the deltas of several sequences as they come
     continue_token   truncated answers, and the token that asks for the rest
-    warm_up          keeps tiers warm
 
 Each priority has its own health on each tier: under stress the least urgent work that is present moves first, and comes
 back last. Otherwise every priority would be spread over every tier.

@@ -40,9 +40,8 @@ from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import worker_admission
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.degradation.fallback import TierFallback, TierSignals, TierWarmer
 from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.degradation.warm_up import TierWarmer
 from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.dispatch.discovery import TierEndpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher

@@ -8,8 +8,14 @@ import anyio
 import pytest
 
 from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import FallbackRequest, FallbackStep, TierFallback, TierSignals, stress_of_error
-from cloud_pool.degradation.warm_up import TierWarmer
+from cloud_pool.degradation.fallback import (
+    FallbackRequest,
+    FallbackStep,
+    TierFallback,
+    TierSignals,
+    TierWarmer,
+    stress_of_error,
+)
 from router.errors import (
     CausewayError,
     CloudFailed,
