@@ -1,4 +1,1 @@
-"""One request through the gateway after parsing: tiers in order, a permit, Triton, chunks.
-
-Reading order: `service` (the hops, and deltas to chunks), `embedding_service`.
-"""
+"""One request through the gateway after parsing: tiers in order, a permit, Triton, chunks or vectors."""
