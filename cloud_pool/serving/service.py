@@ -66,8 +66,24 @@ class Service(msgspec.Struct, frozen=True):
     clock: Callable[[], float] = time.monotonic  # s
 
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
-        """Return the answer's head and the vectors of an embedding request. Raises CausewayError."""
-        return await embed(context, self.runtimes, self.fallback, self.clock)
+        """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
+
+        Each input is a sequence, with a permit and a call of its own. No other tier ever answers, because vectors of
+        two models cannot be compared. A long list enters the tier's queue in parts of `max_sequences`.
+        """
+        tier, inputs = context.tier, context.request.prompts
+        tier.check_ability("embedding")
+        vectors: list[Vector] = []
+        tokens = 0
+        most = tier.config.max_sequences
+        for at in range(0, len(inputs), most):
+            request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
+            part = msgspec.structs.replace(context, request=request)
+            attempt = sole_attempt(part, self.runtimes, self.fallback, self.clock)
+            for delta in await _deltas(part, at, attempt):
+                vectors.append(_vector(delta, request))
+                tokens += delta.input_tokens
+        return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
     async def answer(self, context: RequestContext) -> AsyncGenerator[Piece, None]:
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
@@ -423,37 +439,23 @@ Vector = tuple[float, ...]
 _read_vector = msgspec.json.Decoder(Vector).decode
 
 
-async def embed(
-    context: RequestContext,
-    runtimes: Mapping[str, TierRuntime],
-    fallback: TierFallback,
-    clock: Callable[[], float],
-) -> tuple[AnswerHead, Embeddings]:
-    """Return the answer's head and the vectors, one for each input. Raises CausewayError.
-
-    Args:
-        runtimes: by the tier's name.
-        fallback: records what became of each attempt at a tier.
-        clock: monotonic time in seconds.
-    """
-    tier, inputs = context.tier, context.request.prompts
-    tier.check_ability("embedding")
-    vectors: list[Vector] = []
-    tokens = 0
-    most = tier.config.max_sequences
-    for at in range(0, len(inputs), most):
-        request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
-        part = msgspec.structs.replace(context, request=request)
-        for delta in await _deltas(part, at, sole_attempt(part, runtimes, fallback, clock)):
-            vectors.append(_vector(delta, request))
-            tokens += delta.input_tokens
-    return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
-
-
 async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> list[Delta]:
     """Return each input's first delta, which has its vector. Raises CausewayError. `first`: of all inputs."""
-    inputs = enumerate(context.request.prompts, first)
-    requests = [_inference_request(context, prompt, number) for number, prompt in inputs]
+    requests = [
+        InferenceRequest(
+            model=context.tier.model,
+            prompt=prompt,
+            parameters=SamplingParameters(),
+            embed=True,
+            deadline=context.deadline,
+            caller=hashlib.blake2b(context.tenant.encode(), digest_size=8).hexdigest() if context.tenant else "",
+            request_id=context.id,
+            traceparent=context.traceparent,
+            trace=context.trace,
+            meter=context.meter.sequence(number, number),
+        )
+        for number, prompt in enumerate(context.request.prompts, first)
+    ]
     async with AsyncExitStack() as resources:
         try:
             index, delta = await attempt.begin(resources, context, lambda: requests, b"")
@@ -468,21 +470,6 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
             async for index, delta in attempt.merged:
                 found.setdefault(index, delta)
     return [found[index] for index in range(len(requests))]
-
-
-def _inference_request(context: RequestContext, prompt: InferencePrompt, number: int) -> InferenceRequest:
-    return InferenceRequest(
-        model=context.tier.model,
-        prompt=prompt,
-        parameters=SamplingParameters(),
-        embed=True,
-        deadline=context.deadline,
-        caller=hashlib.blake2b(context.tenant.encode(), digest_size=8).hexdigest() if context.tenant else "",
-        request_id=context.id,
-        traceparent=context.traceparent,
-        trace=context.trace,
-        meter=context.meter.sequence(number, number),
-    )
 
 
 def _vector(delta: Delta, request: Request) -> Vector:
