@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from router.serving.config import TracingConfig
@@ -66,34 +65,37 @@ class JobTrace:
 
     def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
         """Record that a worker claimed the job. `began`: Unix time in seconds at which the claim started."""
-        sent, attributes = context_of(traceparent), messaging_attributes("receive", queue, job)
-        links = _links(sent)
-        self._tracer.start_span(
-            f"receive {queue}", sent, SpanKind.CLIENT, attributes, links, start_time=int(began * 1e9)
-        ).end()
+        attributes = messaging_attributes("receive", queue, job)
+        self._follow(f"receive {queue}", traceparent, SpanKind.CLIENT, attributes, int(began * 1e9)).end()
 
     def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> Trace:
         """Start the trace of run number `attempt`."""
-        sent = context_of(traceparent)
         attributes = {
             "causeway.request": job,
             "causeway.attempt": attempt,
             **request_attributes(request),
             **messaging_attributes("process", queue, job),
         }
-        span = self._tracer.start_span(f"process {queue}", sent, SpanKind.CONSUMER, attributes, _links(sent))
-        return Trace(self._tracer, span)
+        return Trace(self._tracer, self._follow(f"process {queue}", traceparent, SpanKind.CONSUMER, attributes))
 
     def deliver(self, job: str, host: str, traceparent: str, tried: int) -> Span:
         """Start the span of delivering the job's webhook after `tried` attempts."""
-        sent = context_of(traceparent)
         attributes: Attributes = {
             "messaging.message.id": job,
             "http.request.method": "POST",
             "http.request.resend_count": tried,
             "server.address": host,
         }
-        return Span(self._tracer.start_span("POST webhook", sent, SpanKind.CLIENT, attributes, _links(sent)))
+        return Span(self._follow("POST webhook", traceparent, SpanKind.CLIENT, attributes))
+
+    def _follow(
+        self, name: str, traceparent: str, kind: SpanKind, attributes: Attributes, start_ns: int | None = None
+    ) -> trace.Span:
+        """Start a child of the span that sent the job, linked to it; without a link if that was not traced."""
+        sent = context_of(traceparent)
+        sender = trace.get_current_span(sent).get_span_context()
+        links = (Link(sender),) if sender.is_valid else ()
+        return self._tracer.start_span(name, sent, kind, attributes, links, start_ns)
 
 
 class Trace:
@@ -177,9 +179,3 @@ class CallTrace(Span):
 
     def first_token(self) -> None:
         self._span.add_event("first token")
-
-
-def _links(sent: Context) -> tuple[Link, ...]:
-    """Link to the span that sent the job; none if it was not traced."""
-    sender = trace.get_current_span(sent).get_span_context()
-    return (Link(sender),) if sender.is_valid else ()

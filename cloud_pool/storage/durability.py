@@ -19,7 +19,7 @@ from router.errors import ConfigError, JobStoreUnavailable
 
 from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing
-from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_list, as_text
+from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_fields, as_list, as_text
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -154,11 +154,8 @@ class DurabilityCheck:
 
     async def _problems(self) -> tuple[str, ...]:
         """Return the problems. A Redis that hides its settings counts as not durable."""
-        settings: dict[str, str] = {}
         try:
-            for name in (*_REQUIRED, "maxmemory"):
-                flat = as_list(await self._database.command("CONFIG", "GET", name))
-                settings |= {as_text(key): as_text(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
+            settings = as_fields(await self._database.command("CONFIG", "GET", *_REQUIRED, "maxmemory"))
         except JobStoreRefused as error:
             return (f"its settings are hidden: {error.message}",)
-        return durability_problems(settings)
+        return durability_problems({name: value.decode() for name, value in settings.items()})
