@@ -18,12 +18,11 @@ from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
 from router.errors import CausewayError, ConfigError
-from router.serving.listener import Listener
 from router.serving.process import tune_garbage_collector
 from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.tenants.config import TenantLimits
-from .app import Runtime, build_runtime, operator_listener, reload_endpoints, reload_on_sighup
+from .app import build_runtime, operator_listener, reload_endpoints, reload_on_sighup
 from .batches.processor import BatchProcessor
 from .config import Config
 from .http.operator import OperatorRoutes
@@ -41,13 +40,13 @@ from .storage.stores import JobStores
 from .tiers.tier import Tier
 
 if TYPE_CHECKING:
-    from .brokers.port import MessageSink, MessageSource
     from .observability.tracing import JobTrace
     from .streams.attempts import MessageRunner
     from .streams.config import StreamTopics
     from .streams.metrics import StreamMetrics
     from .streams.pipeline import StreamPipeline
     from .streams.replay import ReplayTopics
+    from .streams.settlement import StreamPorts
 
 _UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 _FLUSH_S = 3.0
@@ -84,14 +83,7 @@ class WorkerRuntime:
         """Raises ConfigError."""
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
-        self.worker = Worker(
-            stores.jobs,
-            runner,
-            slots,
-            config,
-            metrics,
-            trace=trace,
-        )
+        self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace)
         stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
         self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
         accounts = accounts or WorkerAccounts()
@@ -138,53 +130,59 @@ def _observe_delivery(
     return end
 
 
-class Background(msgspec.Struct, frozen=True):
-    """What runs jobs or messages: the service without its HTTP listener, and the accounts around it."""
-
-    runtime: Runtime
-    runner: MeteredRunner
-    operator: Listener  # not started
-
-
-def build_background(
-    config: Config,
-    tasks: TaskGroup,
-    jobs: JobsConfig,
-    *,
-    route: str,
-    service_name: str,
-    reread: Callable[[], Config] | None = None,
-) -> Background:
-    """Build everything; nothing is started. Raises ConfigError.
+class Background:
+    """What runs jobs or messages: the service without its HTTP listener, and the accounts around it.
 
     Args:
-        jobs: with their Redis.
+        process: what it is called in messages, as `a worker`.
         route: of the runs in usage and audit records.
         service_name: in traces.
-        reread: reads the configuration again, for operators who reload the endpoints.
+        reread: reads the configuration again, on SIGHUP and for operators; the endpoints are taken from it.
     """
-    # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
-    is_gateway = jobs.redis != config.redis
-    runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
-    accounts = runtime.accounts
-    backend = ServiceBackend(
-        runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
-    )
-    runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
-    reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
-    free_probes = not config.has_operator_tokens
-    routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
-    return Background(runtime, runner, operator_listener(config, routes))
 
+    def __init__(
+        self,
+        config: Config,
+        tasks: TaskGroup,
+        process: str,
+        *,
+        route: str,
+        service_name: str,
+        reread: Callable[[], Config] | None = None,
+    ) -> None:
+        """Build everything; nothing is started. Raises ConfigError, also without a Redis that it can use."""
+        self.config = config
+        self.jobs = with_shared_redis(config.jobs, config.redis)
+        if not self.jobs.redis and config.redis:
+            raise ConfigError(NO_CLUSTER, where="jobs.redis")
+        if not self.jobs.redis:
+            raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")
+        # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
+        is_gateway = self.jobs.redis != config.redis
+        runtime = self.runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
+        accounts = runtime.accounts
+        backend = ServiceBackend(
+            runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
+        )
+        self.runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
+        self._reread = reread
+        reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
+        free_probes = not config.has_operator_tokens
+        routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
+        self._operator = operator_listener(config, routes)
 
-def jobs_settings(config: Config, process: str) -> JobsConfig:
-    """Return the configuration of jobs with their Redis. Raises ConfigError if there is none that `process` can use."""
-    settings = with_shared_redis(config.jobs, config.redis)
-    if settings.redis:
-        return settings
-    if config.redis:
-        raise ConfigError(NO_CLUSTER, where="jobs.redis")
-    raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")
+    async def listen(self, closing: list[Closing]) -> str:
+        """Listen at the operators' address. Returns what the ready line says of it. Raises ConfigError."""
+        await self._operator.start()
+        closing.insert(0, self._operator.close)
+        return f" operator={self._operator.url}"
+
+    async def start(self) -> None:
+        """Watch the tiers."""
+        if self._reread is not None:
+            reload_on_sighup(self.runtime.pools, self.config, self._reread)
+        await self.runtime.start()
+        tune_garbage_collector()
 
 
 async def run_worker(
@@ -207,9 +205,8 @@ async def run_worker(
     """
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
-        jobs = jobs_settings(config, "a worker")
-        background = build_background(config, tasks, jobs, route="job", service_name="causeway-worker", reread=reread)
-        runtime = background.runtime
+        background = Background(config, tasks, "a worker", route="job", service_name="causeway-worker", reread=reread)
+        jobs, runtime = background.jobs, background.runtime
         count = jobs.concurrency or _UNBOUNDED
         worker = WorkerRuntime(
             jobs,
@@ -221,9 +218,9 @@ async def run_worker(
             trace=runtime.job_trace,
         )
         closing += [worker.close, runtime.close]
-        operator = await _start_operator(background, closing) if serves_operators else ""  # (1)
+        operator = await background.listen(closing) if serves_operators else ""  # (1)
         if await worker.start(stop):  # (2)
-            await _start_background(background, config, reread)
+            await background.start()
             print(f"ready worker={worker.worker.name}{operator}", flush=True)
             await worker.run(stop)  # (3)
 
@@ -241,13 +238,14 @@ async def run_pipeline(
     """Answer messages until `stop`, then drain, in the steps of `run_worker`. Prints one line when it begins to
     receive, or to stand by. Raises ConfigError."""
     from .brokers.open import open_sink, open_source
-    from .streams.effects import REPLICATED, STREAM_SCRIPTS
+    from .streams.effects import REPLICATED, STREAM_SCRIPTS, EffectStore
+    from .streams.settlement import StreamPorts
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
-        jobs, streams = jobs_settings(config, "a pipeline"), config.streams
-        background = build_background(
-            config, tasks, jobs, route="stream", service_name="causeway-stream", reread=reread
+        background = Background(
+            config, tasks, "a pipeline", route="stream", service_name="causeway-stream", reread=reread
         )
+        jobs, streams = background.jobs, config.streams
         database = RedisClient(jobs, STREAM_SCRIPTS, replicated=REPLICATED)
         usage = UsageOutbox(database, background.runtime.accounts.ledger.usage.add)
         source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
@@ -259,11 +257,13 @@ async def run_pipeline(
             await database.close()
 
         closing += [source.close, sink.close, dead.close, close_store, background.runtime.close]
-        operator = await _start_operator(background, closing) if serves_operators else ""
-        pipeline = _build_pipeline(config, jobs, topics, background, database, source, sink, dead)
+        operator = await background.listen(closing) if serves_operators else ""
+        owner = secrets.token_hex(8) if source.needs_lease else ""
+        effects = EffectStore(database, topics.name, owner, ttl_s=streams.effect_ttl_s)
+        pipeline = _build_pipeline(background, topics, StreamPorts(source, sink, dead, effects))
         wait_until_durable = DurabilityCheck(database, jobs.durability).wait
         if await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):
-            await _start_background(background, config, reread)
+            await background.start()
             tasks.start_soon(usage.run)
             print(f"ready stream={topics.name}{operator}", flush=True)
             await pipeline.run(stop)
@@ -271,54 +271,24 @@ async def run_pipeline(
     await run_with_tasks(work)
 
 
-async def _start_operator(background: Background, closing: list[Closing]) -> str:
-    """Listen at the operators' address. Returns what the ready line says of it. Raises ConfigError."""
-    await background.operator.start()
-    closing.insert(0, background.operator.close)
-    return f" operator={background.operator.url}"
-
-
-async def _start_background(background: Background, config: Config, reread: Callable[[], Config] | None) -> None:
-    if reread is not None:
-        reload_on_sighup(background.runtime.pools, config, reread)
-    await background.runtime.start()
-    tune_garbage_collector()
-
-
-def _build_pipeline(
-    config: Config,
-    jobs: JobsConfig,
-    topics: StreamTopics,
-    background: Background,
-    database: RedisClient,
-    source: MessageSource,
-    sink: MessageSink,
-    dead: MessageSink,
-) -> StreamPipeline:
-    from .streams.effects import EffectStore
+def _build_pipeline(background: Background, topics: StreamTopics, ports: StreamPorts) -> StreamPipeline:
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.pipeline import StreamPipeline
-    from .streams.settlement import MessageSettler, StreamPorts
+    from .streams.settlement import MessageSettler
 
-    metrics = StreamMetrics(background.runtime.metrics.registry)
-    owner = secrets.token_hex(8) if source.needs_lease else ""
-    runner = _build_message_runner(config, jobs, background, metrics)
-    effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
-    ports = StreamPorts(source, sink, dead, effects)
-    max_attempts = config.streams.max_attempts
+    metrics, streams = StreamMetrics(background.runtime.metrics.registry), background.config.streams
+    runner, max_attempts = _build_message_runner(background, metrics), streams.max_attempts
     settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=max_attempts)
-    return StreamPipeline(str(topics.source), ports, settler, config.streams, metrics, drain_s=jobs.drain_s)
+    return StreamPipeline(str(topics.source), ports, settler, streams, metrics, drain_s=background.jobs.drain_s)
 
 
-def _build_message_runner(
-    config: Config, jobs: JobsConfig, background: Background, metrics: StreamMetrics
-) -> MessageRunner:
+def _build_message_runner(background: Background, metrics: StreamMetrics) -> MessageRunner:
     from .streams.attempts import MessageCallers, MessageRunner
 
-    accounts = background.runtime.accounts
+    accounts, jobs = background.runtime.accounts, background.jobs
     return MessageRunner(
-        config.streams,
+        background.config.streams,
         jobs,
         SubmissionParser(jobs, background.runtime.tiers, accounts.ledger.check_cost),
         background.runner,
@@ -335,9 +305,8 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
     from .streams.replay import MessageReplay
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
-        jobs, streams = jobs_settings(config, "a replay"), config.streams
-        background = build_background(config, tasks, jobs, route="replay", service_name="causeway-stream")
-        runtime = background.runtime
+        background = Background(config, tasks, "a replay", route="replay", service_name="causeway-stream")
+        runtime, streams = background.runtime, config.streams
         history = open_history(topics.source, streams.login)
         name = f"replay-{secrets.token_hex(4)}"
         audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
@@ -346,7 +315,7 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
             name,
             str(topics.source),
             history,
-            _build_message_runner(config, jobs, background, StreamMetrics(runtime.metrics.registry)),
+            _build_message_runner(background, StreamMetrics(runtime.metrics.registry)),
             OutcomeWriter(topics.name),
             audit,
             partial(print, flush=True),
