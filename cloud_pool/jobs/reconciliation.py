@@ -7,7 +7,7 @@ ever accepted. The gateways' audit files still have it: each job and batch is in
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -41,32 +41,6 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_lines: int
 
 
-class _AuditFiles:
-    """The acceptances and the outcomes of runs in audit files. Repeated acceptances count once."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        """Raises OSError."""
-        self.accepted: dict[str, AuditRecord] = {}
-        self.last_runs: dict[str, str] = {}
-        self.unreadable_lines = 0
-        for path in files:
-            for line in _lines(path):
-                self._add(line)
-
-    def _add(self, line: bytes) -> None:
-        if b'"route":"job"' not in line and b'"route":"batch"' not in line:
-            return
-        try:
-            record = msgspec.json.decode(line, type=AuditRecord)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self.unreadable_lines += 1  # such as one that a full disk cut short
-            return
-        if record.outcome == ACCEPTED:
-            self.accepted.setdefault(record.id, record)
-        else:
-            self.last_runs[record.id] = record.outcome
-
-
 async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[Path]) -> Reconciliation:
     """Find what the audit files of gateways and workers say was accepted, and Redis does not have.
 
@@ -77,20 +51,20 @@ async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[P
         OSError: a file cannot be read
         JobStoreUnavailable: Redis does not answer
     """
-    found = _AuditFiles(files)
+    accepted, last_runs, unreadable_lines = _read(files)
     now = await database.now_ms() / 1000.0
     ttl_s = {"job": config.result_ttl_s, "batch": config.batches.file_ttl_s}
-    recent = [record for record in found.accepted.values() if record.at > now - ttl_s[record.route]]
+    recent = [record for record in accepted.values() if record.at > now - ttl_s[record.route]]
     lost = []
     for start in range(0, len(recent), _CHUNK):
         chunk = recent[start : start + _CHUNK]
         exist = await database.commands([("EXISTS", database.key(record.route, record.id)) for record in chunk])
         lost += [record for record, is_there in zip(chunk, exist, strict=True) if not as_int(is_there)]
     return Reconciliation(
-        acknowledged=len(found.accepted),
-        too_old=len(found.accepted) - len(recent),
-        lost=tuple(_lost(record, found.last_runs) for record in sorted(lost, key=lambda record: record.at)),
-        unreadable_lines=found.unreadable_lines,
+        acknowledged=len(accepted),
+        too_old=len(accepted) - len(recent),
+        lost=tuple(_lost(record, last_runs) for record in sorted(lost, key=lambda record: record.at)),
+        unreadable_lines=unreadable_lines,
     )
 
 
@@ -106,7 +80,24 @@ def _lost(record: AuditRecord, last_runs: dict[str, str]) -> LostAcceptance:
     )
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, also of one that a log rotation has compressed. Raises OSError."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        yield from file
+def _read(files: Iterable[Path]) -> tuple[dict[str, AuditRecord], dict[str, str], int]:
+    """Return the acceptances and the outcomes of last runs in audit files, by id, and how many lines are unreadable.
+
+    Repeated acceptances count once. A file may be one that a log rotation has compressed. Raises OSError.
+    """
+    accepted, last_runs, unreadable_lines = dict[str, AuditRecord](), dict[str, str](), 0
+    for path in files:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for line in lines:
+                if b'"route":"job"' not in line and b'"route":"batch"' not in line:
+                    continue
+                try:
+                    record = msgspec.json.decode(line, type=AuditRecord)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    unreadable_lines += 1  # such as one that a full disk cut short
+                    continue
+                if record.outcome == ACCEPTED:
+                    accepted.setdefault(record.id, record)
+                else:
+                    last_runs[record.id] = record.outcome
+    return accepted, last_runs, unreadable_lines

@@ -17,25 +17,8 @@ from typing import Final, Literal, Protocol, TypeVar
 import anyio
 import msgspec
 
-from router.errors import (
-    BackendError,
-    BreakerOpen,
-    CausewayError,
-    CloudSaturated,
-    DeadlineExceeded,
-    Draining,
-    EngineUnavailable,
-    IdentityUnavailable,
-    InvalidRequest,
-    JobStoreUnavailable,
-    NoRoute,
-    PermissionDenied,
-    QueueFull,
-    RateLimited,
-    RequestTimeout,
-    ResultTooLarge,
-    Shed,
-)
+from router import errors
+from router.errors import CausewayError
 from router.jobs.submission import encode_job_answer, parse_job_request
 from router.parts.reading import text_bytes
 from router.serving.logs import redacted
@@ -58,16 +41,8 @@ ReportProgress = Callable[[bytes], Awaitable[None]]
 """Gets a Progress as JSON."""
 FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
 _NOT_STARTED = (
-    QueueFull,
-    Shed,
-    RateLimited,
-    Draining,
-    CloudSaturated,
-    BreakerOpen,
-    EngineUnavailable,
-    NoRoute,
-    IdentityUnavailable,
-    ContentKeyMissing,
+    *(errors.QueueFull, errors.Shed, errors.RateLimited, errors.Draining, errors.CloudSaturated, errors.BreakerOpen),
+    *(errors.EngineUnavailable, errors.NoRoute, errors.IdentityUnavailable, ContentKeyMissing),
 )
 _T = TypeVar("_T")
 _STORE_DELAY_S = 0.2
@@ -162,7 +137,7 @@ async def execute(
         created, request = record.begun // 1000, job_run.request
         body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
     except TimeoutError:
-        return DeadlineExceeded("the time for this run is over")
+        return errors.DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
         return error
     except Exception as error:
@@ -170,7 +145,7 @@ async def execute(
         return CausewayError("The worker failed.")
     bound = config.max_result_bytes if max_bytes is None else min(max_bytes, config.max_result_bytes)
     if len(body) > bound:
-        return ResultTooLarge(f"The answer is larger than {bound} bytes. Ask for fewer tokens.")
+        return errors.ResultTooLarge(f"The answer is larger than {bound} bytes. Ask for fewer tokens.")
     return JobResult(body, cache)
 
 
@@ -220,7 +195,8 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
         return "expired"  # (1)
     if isinstance(error, TokenRevoked):
         return "cancelled"
-    if isinstance(error, (InvalidRequest, PermissionDenied)) and not isinstance(error, RequestTimeout):
+    refused = isinstance(error, (errors.InvalidRequest, errors.PermissionDenied))
+    if refused and not isinstance(error, errors.RequestTimeout):
         return "failed"  # (2)
     if was_not_started(error):
         return "postponed"  # (3)
@@ -229,16 +205,16 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
 
 def is_tier_unavailable(error: CausewayError) -> bool:
     """Whether other jobs of the tier would fail as well for now."""
-    return isinstance(error, BackendError) and error.status == 503
+    return isinstance(error, errors.BackendError) and error.status == 503
 
 
 def was_not_started(error: CausewayError) -> bool:
     """Whether the error proves that the request did not reach a model."""
     if isinstance(error, StubProcessDied):
         return False  # this request may have killed the model's process
-    if isinstance(error, BackendError) and error.phase == "connect":
+    if isinstance(error, errors.BackendError) and error.phase == "connect":
         return True
-    return isinstance(error, _NOT_STARTED) and not isinstance(error, DeadlineExceeded)
+    return isinstance(error, _NOT_STARTED) and not isinstance(error, errors.DeadlineExceeded)
 
 
 class JobLease:
@@ -289,7 +265,7 @@ class RunReports:
                 # Shielded: a report that is cut off may have been accepted all the same.
                 with anyio.CancelScope(shield=True):
                     return await report()
-            except JobStoreUnavailable as error:
+            except errors.JobStoreUnavailable as error:
                 _log.warning("%s: the report waits for Redis: %s", job, error.message)
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
 
@@ -313,7 +289,7 @@ class RunReports:
         else:
             counts = action == "retried"
             delay_s = self.delay_s(result, record.attempts if counts else record.postponed + 1)
-            park = isinstance(result, RateLimited) and result.retry_after_s is not None
+            park = isinstance(result, errors.RateLimited) and result.retry_after_s is not None
             accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
         return action if accepted else "superseded"
 
