@@ -656,7 +656,7 @@ class JobsGateway:
                 if reason != self.refused:
                     _log.warning("jobs are refused: %s", reason)
                 self.refused = reason
-            self._metrics.set_refused(bool(self.refused))
+            self._metrics.refused.set(bool(self.refused))
             await anyio.sleep(_GAUGES_S)
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ class WorkerRuntime:
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
         self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace)
-        stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
+        stores.outbox.on_unreadable = metrics.deliveries.labels("failed").inc
         self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
         accounts = accounts or WorkerAccounts()
         add_usage = accounts.add_usage
@@ -122,7 +122,7 @@ def _observe_delivery(
     span = None if trace is None else trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
 
     def end(outcome: DeliveryOutcome, status: int) -> None:
-        metrics.count_delivery(outcome)
+        metrics.deliveries.labels(outcome).inc()
         if span is not None:
             error = "" if outcome == "delivered" else str(status or "undeliverable")
             span.end(error, {"http.response.status_code": status} if status else None)

@@ -89,18 +89,16 @@ class BatchExpansion:
         self,
         stores: JobStores,
         parser: SubmissionParser,
-        limits: BatchConfig,
+        config: JobsConfig,
         tenant_limits: Callable[[str], TenantLimits],
-        max_body_bytes: int,
     ) -> None:
-        """`max_body_bytes`: of a line's body with its uploaded files in base64."""
         self._jobs = stores.jobs
         self._batches = stores.batches
         self._files = stores.files
         self._named = NamedFileReader(stores.files)
         self._parser = parser
-        self._limits = limits
-        self._max_body_bytes = max_body_bytes
+        self._limits = config.batches
+        self._max_body_bytes = config.max_body_bytes  # of a line's body with its uploaded files in base64
         self._tenant_limits = tenant_limits
 
     async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
@@ -121,18 +119,18 @@ class BatchExpansion:
                     await self._submit(batch, number, line, full)
                     if number >= last:
                         return
-        except (JobAlreadyEnded, QueueFull, RateLimited, _StoreFull):
+        except (JobAlreadyEnded, QueueFull, RateLimited):
             return  # cancelled, or there is no room: the next step sees that
 
     async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
-        """Return why lines would have no room for their output. Raises _StoreFull if that is no fault of the tenant."""
+        """Return why lines would have no room for their output. Raises QueueFull if that is no fault of the tenant."""
         limits, usage = self._limits, await self._files.usage(batch.owner)
         max_bytes, key = limits.max_bytes, "max_bytes"
         if self._files.in_redis:
             max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
             if usage.store_bytes >= limits.max_redis_total_bytes:
                 _log.warning("batches wait: the files in Redis have jobs.batches.max_redis_total_bytes")
-                raise _StoreFull
+                raise QueueFull("The content store has no room, for any tenant.")
         if usage.bytes < max_bytes:
             return None
         return QuotaExceeded(
@@ -145,9 +143,9 @@ class BatchExpansion:
         if full is not None:
             await self._refuse(batch, number, line, encode_job_error(full))
             return
-        limit = self._limits.max_line_bytes
+        check = body_check(self._parser, batch)
         try:
-            parsed = parse_line(line.data, batch.endpoint, body_check(self._parser, batch), limit)
+            parsed = parse_line(line.data, batch.endpoint, check, self._limits.max_line_bytes)
         except InvalidLine as error:
             where = "" if read_custom_id(line.data) else f"Request {number} of the file: "
             fault = {"code": error.code, "message": where + error.message}
@@ -187,10 +185,6 @@ class BatchExpansion:
             token_issued=batch.token_issued,
             ttl_ms=int((self._limits.file_ttl_s + self._limits.completion_window_s) * 1000),
         )
-
-
-class _StoreFull(Exception):
-    """The content store has no room, for any tenant."""
 
 
 _NOT_RUN_CODES = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired", None: "batch_expired"}
@@ -343,7 +337,7 @@ class BatchProcessor:
         self._limits = config.batches
         self._lease_s = config.lease_s
         self._reader = InputReader(stores.files, config.batches.max_line_bytes)
-        self._expansion = BatchExpansion(stores, parser, config.batches, limits, config.max_body_bytes)
+        self._expansion = BatchExpansion(stores, parser, config, limits)
         self._collection = BatchCollection(stores)
 
     async def run(self) -> None:

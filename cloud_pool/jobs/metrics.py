@@ -15,7 +15,7 @@ _QUEUE = ("tier", "priority")
 class JobMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        self._runs = counter(
+        self.runs = counter(
             "causeway_jobs_runs",
             "Finished job runs, by outcome: succeeded, failed, expired, cancelled (its token is revoked), "
             "postponed (not started, retried later without losing an attempt), retried (failed, one attempt "
@@ -30,12 +30,12 @@ class JobMetrics:
             "wait for late parts), superseded (the job was cancelled or erased, or is another worker's now).",
             ("outcome",),
         )
-        self._deliveries = counter(
+        self.deliveries = counter(
             "causeway_jobs_webhook_deliveries",
             "Webhook deliveries attempted, by outcome: delivered, retried, failed (given up), disabled (410 Gone).",
             ("outcome",),
         )
-        self._refused = gauge(
+        self.refused = gauge(
             "causeway_jobs_refused", "1 while this gateway accepts no jobs: its log and the operators' /readyz say why."
         )
         self._queued = gauge("causeway_jobs_queued", "Queued jobs, without parked ones.", _QUEUE)
@@ -60,18 +60,9 @@ class JobMetrics:
             ("state",),
         )
 
-    def count_run(self, tier: str, outcome: str) -> None:
-        self._runs.labels(tier, outcome).inc()
-
     def count_revisions(self, outcome: str, count: int = 1) -> None:
         if count:
             self._revisions.labels(outcome).inc(count)
-
-    def count_delivery(self, outcome: str) -> None:
-        self._deliveries.labels(outcome).inc()
-
-    def set_refused(self, refused: bool) -> None:
-        self._refused.set(refused)
 
     def set_file_bytes(self, by_store: Mapping[str, int]) -> None:
         for store, size in by_store.items():

@@ -182,7 +182,6 @@ class OffPeakHours:
 
     def __init__(self, config: OffPeakConfig) -> None:
         """Raises ConfigError."""
-        self.price_share = config.price_share
         self._hours: tuple[time, time] | None = None
         try:
             self._zone = ZoneInfo(config.timezone)

@@ -25,7 +25,7 @@ class StreamMetrics:
             "Runs of messages that are repeated, by kind: failed (one attempt used) or postponed (not started).",
             ("kind",),
         )
-        self._recovered = counter(
+        self.recovered = counter(
             "causeway_cloud_stream_recovered",
             "Outcomes that an earlier process recorded and this one found in the topic, or published.",
         )
@@ -59,9 +59,6 @@ class StreamMetrics:
     def count_retry(self, *, counted: bool) -> None:
         """`counted`: as one of the message's attempts."""
         self._retries.labels("failed" if counted else "postponed").inc()
-
-    def count_recovered(self) -> None:
-        self._recovered.inc()
 
     def receives(self, lag: TopicLag) -> None:
         """Messages are received, and so many are left."""

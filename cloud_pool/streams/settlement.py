@@ -181,7 +181,7 @@ class MessageSettler:
         if known is not None and known.state == "recorded":  # (2)
             outcome = decode_outcome(known.outcome)
             work.position, repeated = known.position, True
-            self._metrics.count_recovered()
+            self._metrics.recovered.inc()
         if work.before is not None:  # (3)
             await work.before.ended.wait()
             work.before = None  # lets the chain go

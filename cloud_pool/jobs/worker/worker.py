@@ -244,7 +244,7 @@ class Worker:
                 if self._trace is not None:
                     self._trace.received(record.id, record.tier, record.traceparent, claimed_at)
             for _ in claimed.unreadable:
-                self._metrics.count_run(slots.tier, "quarantined")
+                self._metrics.runs.labels(slots.tier, "quarantined").inc()
             self._record_expired(claimed.expired)
         slots.set_wants_more(claimed.more)
         return claimed.more
@@ -274,7 +274,7 @@ class Worker:
             if lease.release_on_exit:
                 await self._release(lease.record)
             else:
-                self._metrics.count_run(slots.tier, "superseded")
+                self._metrics.runs.labels(slots.tier, "superseded").inc()
         finally:
             if self._leases.get(lease.record.id) is lease:
                 del self._leases[lease.record.id]
@@ -293,7 +293,7 @@ class Worker:
             if outcome == "superseded" and await self._was_cancelled(lease.record):
                 receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
-        self._metrics.count_run(lease.record.tier, outcome)
+        self._metrics.runs.labels(lease.record.tier, outcome).inc()
         _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
 
     async def _was_cancelled(self, record: JobRecord) -> bool:
@@ -382,7 +382,7 @@ class Worker:
     def _record_expired(self, expired: tuple[ExpiredJob, ...]) -> None:
         for job in expired:
             self._runner.record_expired(job)
-            self._metrics.count_run(job.tier, "expired")
+            self._metrics.runs.labels(job.tier, "expired").inc()
 
     async def _measure_queues(self) -> None:
         while True:
@@ -404,6 +404,6 @@ class Worker:
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S):
                 await self._store.release(record.id, record.fence)
-            self._metrics.count_run(record.tier, "released")
+            self._metrics.runs.labels(record.tier, "released").inc()
         except JobStoreUnavailable as error:
             _log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)
