@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..signals.pair import LENGTH_INPUT, ModelIdentity, PairHandoff
+from ..signals.pair import LENGTH_INPUT, PairHandoff
 from .fit import Indices, Rows, Unseen
-from .routing_curves import Array64, apgr, calibration_error, picture, routing_curves
+from .routing_curves import Array64, apgr, calibration_error, picture, reliability, routing_curves
 
 BOOTSTRAPS = 400
 LEAST_ROWS = 20  # of a task, from which it is judged by itself
@@ -27,7 +27,6 @@ PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confid
 
 Kept = NDArray[np.bool_]
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
-_SIDE, _MARGIN, _BINS = 320, 40, 10
 _WIDTH = 120  # of a line of prose
 
 
@@ -101,28 +100,24 @@ def evaluate_pair(rows: Rows, signals: Mapping[str, Array64], seed: int) -> list
     return [_task_report(name, rows, signals, part, seed) for name, part in parts.items()]
 
 
-def signals_of(rows: Rows, unseen: Unseen, stage: int, tokens: int) -> dict[str, Array64]:
+def signals_of(rows: Rows, unseen: Unseen, tokens: int) -> dict[str, Array64]:
     """Return every signal that is compared, [rows] each, higher favours the device.
 
     Args:
-        stage: index of the handoff's stage.
-        tokens: the number of tokens that it waits for.
+        tokens: the number of tokens that the handoff waits for, in the last stage.
     """
     scores = [row.confidences[min(tokens, len(row.confidences)) - 1].score for row in rows.answers]
     return {
-        BOTH: unseen.stages[stage],
+        BOTH: unseen.stages[-1],
         PROMPT: unseen.quality,
         RAW: np.array(scores),
         LENGTH: -rows.inputs[:, LENGTH_INPUT],
     }
 
 
-def calibration_errors(rows: Rows, unseen: Unseen, stage: int) -> dict[str, float]:
-    """Return the expected calibration error of both signals over ten equal bins."""
-    return {
-        PROMPT: calibration_error(unseen.quality, rows.enough, rows.weights),
-        BOTH: calibration_error(unseen.stages[stage], rows.enough, rows.weights),
-    }
+def calibration_errors(rows: Rows, signals: Mapping[str, Array64]) -> dict[str, float]:
+    """Return the expected calibration error of both signals, which are probabilities, over ten equal bins."""
+    return {name: calibration_error(signals[name], rows.enough, rows.weights) for name in (PROMPT, BOTH)}
 
 
 def choose_threshold(
@@ -228,8 +223,8 @@ class FittedReport(msgspec.Struct, frozen=True):
 class PairReport(msgspec.Struct, frozen=True):
     """Everything that a report says."""
 
-    small: ModelIdentity
-    large: ModelIdentity
+    small: str  # the models' names
+    large: str
     weighted: bool  # the tasks have other proportions among the answers than among the prompts
     tasks: Sequence[TaskReport]  # all prompts together first
     errors: Mapping[str, float]  # calibration error by signal
@@ -264,7 +259,7 @@ def markdown(report: PairReport) -> str:
     if report.weighted:
         intro += " Not all prompts are answered: where tasks count together each has its share of all prompts."
     lines = [
-        f"# {report.small.name} and {report.large.name}",
+        f"# {report.small} and {report.large}",
         "",
         *textwrap.wrap(intro, _WIDTH),
         "",
@@ -285,7 +280,7 @@ def write_report(folder: Path, report: PairReport, rows: Rows, signals: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
     curves = routing_curves(signals, rows.small, rows.large, rows.weights)
-    traffic = f"{report.small.name} and {report.large.name}, {len(rows)} prompts"
+    traffic = f"{report.small} and {report.large}, {len(rows)} prompts"
     (folder / "routing.svg").write_text(picture(curves, traffic), encoding="utf-8")
     (folder / "calibration.svg").write_text(reliability(signals[BOTH], rows.enough), encoding="utf-8")
 
@@ -298,33 +293,6 @@ def policy_lines(handoff: PairHandoff) -> str:
         "  - name: calibrated\n"
         "    use: [small, large]\n"
         f"    handoff: {{after_tokens: {handoff.after_tokens}, below: {below}, within: {within}}}"
-    )
-
-
-def reliability(probabilities: Array64, truth: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
-    """Return an SVG plot of ten bins: the stated probability to the right, the observed frequency upwards."""
-    bins = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
-    dots = []
-    for number in range(_BINS):
-        inside = bins == number
-        if not inside.any():
-            continue
-        x, y = _point(float(probabilities[inside].mean()), float(truth[inside].mean()))
-        radius = 2 + 12 * float(inside.mean()) ** 0.5
-        dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="#1b7837" fill-opacity="0.7"/>')
-    (left, bottom), (right, top) = _point(0, 0), _point(1, 1)
-    size = _SIDE + 2 * _MARGIN
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}" font-family="sans-serif">',
-            "<style>text {font-size: 11px}</style>",
-            f'<rect width="{size}" height="{size}" fill="white"/>',
-            f'<text x="{left}" y="24">Good enough: observed, by stated probability (area: number of prompts)</text>',
-            f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{top}" stroke="#bdbdbd"/>',
-            *(_tick(step / 5) for step in range(6)),
-            *dots,
-            "</svg>\n",
-        ]
     )
 
 
@@ -342,7 +310,7 @@ def _advice(report: PairReport, fitted: FittedReport) -> list[str]:
         reason = report.tasks[0].verdict.split(": ")[-1]
         return [
             f"**Nothing to route on these prompts:** {reason}. No signal is published.",
-            f"Send them to {report.large.name}, or keep them on the device for other reasons than quality.",
+            f"Send them to {report.large}, or keep them on the device for other reasons than quality.",
         ]
     assert report.handoff is not None
     wanted = (
@@ -388,15 +356,3 @@ def _operation_line(name: str, below: float, operation: Operation) -> str:
         f"{one.value:.1%} ({one.low:.1%} to {one.high:.1%})" for one in (operation.retained, operation.cloud)
     )
     return f"| {name} | {below:.3f} | {kept} | {cloud} |"
-
-
-def _point(right: float, up: float) -> tuple[float, float]:
-    return _MARGIN + right * _SIDE, _MARGIN + (1 - up) * _SIDE
-
-
-def _tick(share: float) -> str:
-    (x, bottom), (left, y) = _point(share, 0), _point(0, share)
-    return (
-        f'<text x="{x:.0f}" y="{bottom + 15:.0f}" text-anchor="middle">{share:.0%}</text>'
-        f'<text x="{left - 5:.0f}" y="{y + 4:.0f}" text-anchor="end">{share:.0%}</text>'
-    )

@@ -1,4 +1,4 @@
-"""How good a router signal is on a pair of models: routing curves, and how true its stated probabilities are.
+"""How good a router signal is on a pair of models: routing curves, and how true its stated probabilities are; as SVG.
 
 A signal ranks the requests: the device answers those ranked highest, the cloud answers the rest. Each point of a curve
 gives the share of requests on the device and the exact match that the pair retains, relative to the cloud model's own
@@ -27,7 +27,6 @@ _COLOURS = {
     "oracle": "#bdbdbd",
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 340, 52, 34
-_LOWEST = 0.0  # bottom of the vertical scale
 BINS = 10
 LEAST_ANSWERS = 100  # fewer tell nothing of a drift
 
@@ -107,24 +106,46 @@ def picture(curves: Sequence[RoutingCurve], traffic: str) -> str:
         traffic: what the requests are.
     """
     highest = max([1.0, *(point.retained for curve in curves for point in curve.points)])
+    goal, top = _x(TARGET_ON_DEVICE), _y(highest, highest)
+    width, height = _x(1.0) - goal, _y(TARGET_RETAINED, highest) - top
+    return _plot(
+        f"Exact match retained, by share of requests on the device ({traffic})",
+        f'<rect x="{goal:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" fill="#e5f5e0"/>',
+        *_grid(highest),
+        *(_line(curve, highest, number) for number, curve in enumerate(curves)),
+    )
+
+
+def reliability(probabilities: Array64, truth: NDArray[np.bool_]) -> str:
+    """Return an SVG plot of ten bins: the stated probability to the right, the observed frequency upwards."""
+    bins = _bins(probabilities)
+    dots = []
+    for inside in (bins == number for number in np.unique(bins)):
+        x, y = _x(float(probabilities[inside].mean())), _y(float(truth[inside].mean()), 1.0)
+        radius = 2 + 12 * float(inside.mean()) ** 0.5
+        dots.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="#1b7837" fill-opacity="0.7"/>')
+    return _plot(
+        "Good enough: observed, by stated probability (area: number of prompts)",
+        *_grid(1.0),
+        f'<line x1="{_x(0.0)}" y1="{_y(0.0, 1.0)}" x2="{_x(1.0)}" y2="{_y(1.0, 1.0)}" stroke="#bdbdbd"/>',
+        *dots,
+    )
+
+
+def _plot(title: str, *marks: str) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         "<style>text {font-size: 11px}</style>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="18">Exact match retained, by share of requests on the device',
-        f"({traffic})</text>",
-        *_axes(highest),
-        *(_line(curve, highest, number) for number, curve in enumerate(curves)),
+        f'<text x="{_LEFT}" y="18">{title}</text>',
+        *marks,
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _axes(highest: float) -> Iterator[str]:
-    left, right, bottom = _x(0.0), _x(1.0), _y(_LOWEST, highest)
-    goal, top = _x(TARGET_ON_DEVICE), _y(highest, highest)
-    height = _y(TARGET_RETAINED, highest) - top
-    yield f'<rect x="{goal:.1f}" y="{top:.1f}" width="{right - goal:.1f}" height="{height:.1f}" fill="#e5f5e0"/>'
+def _grid(highest: float) -> Iterator[str]:
+    left, right, bottom = _x(0.0), _x(1.0), _y(0.0, highest)
     for step in range(0, 11, 2):
         share = step / 10
         yield f'<text x="{_x(share):.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{share:.0%}</text>'
@@ -150,7 +171,12 @@ def _x(share: float) -> float:
 
 
 def _y(retained: float, highest: float) -> float:
-    return _TOP + (highest - retained) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)
+    return _TOP + (highest - retained) / highest * (_HEIGHT - _TOP - 28)
+
+
+def _bins(probabilities: Array64) -> NDArray[np.int64]:
+    """Return which of `BINS` equal bins each probability is in."""
+    return np.minimum((probabilities * BINS).astype(np.int64), BINS - 1)
 
 
 class CalibrationDrift(msgspec.Struct, frozen=True):
@@ -170,8 +196,8 @@ class CalibrationDrift(msgspec.Struct, frozen=True):
 def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None) -> float:
     """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
     shares = np.ones(len(probabilities)) if weights is None else weights
-    indices = np.minimum((probabilities * BINS).astype(int), BINS - 1)
-    sums = [np.bincount(indices, weights=shares * values, minlength=BINS) for values in (probabilities, truth)]
+    bins = _bins(probabilities)
+    sums = [np.bincount(bins, weights=shares * values, minlength=BINS) for values in (probabilities, truth)]
     return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
 
 
@@ -185,7 +211,6 @@ def measure_drift(probabilities: Sequence[float], truth: Sequence[bool]) -> Cali
         return CalibrationDrift(0, 0.0, 0.0)
     stated = np.array(probabilities)
     error = calibration_error(stated, np.array(truth, bool))
-    bins = np.minimum((stated * BINS).astype(int), BINS - 1)
-    variances = np.bincount(bins, weights=stated * (1 - stated), minlength=BINS)
+    variances = np.bincount(_bins(stated), weights=stated * (1 - stated), minlength=BINS)
     by_chance = math.sqrt(2 / math.pi) * float(np.sqrt(variances).sum()) / len(stated)
     return CalibrationDrift(len(stated), error, max(0.0, error - by_chance))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -160,19 +160,10 @@ def check_pair(
     """
     published = find_pair(plan.small, [plan.pair.large.name], dirs).parameters
     rows = _answered(prompts, log, find_signal("embedding", None, dirs))
-    unseen, last = predict_published(published, rows), len(published.stages) - 1
-    signals = signals_of(rows, unseen, last, published.stages[last].tokens)
-    handoff = published.handoff
-    report = PairReport(
-        small=published.small,
-        large=published.large,
-        weighted=not np.allclose(rows.weights, 1.0),
-        tasks=evaluate_pair(rows, signals, plan.seed),
-        errors=calibration_errors(rows, unseen, last),
-        handoff=handoff,
-        operation=None if handoff is None else operate(rows, unseen.stages[last] >= handoff.below, plan.seed),
-        fitted=None,
-    )
+    unseen, handoff = predict_published(published, rows), published.handoff
+    signals = signals_of(rows, unseen, published.stages[-1].tokens)
+    operation = None if handoff is None else operate(rows, signals[BOTH] >= handoff.below, plan.seed)
+    report = _report(plan, rows, signals, handoff, operation)
     write_report(plan.run, report, rows, signals)
     echo(f"{markdown(report)}\nthe report is in {plan.run}")
 
@@ -256,27 +247,37 @@ def _measure(
     echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
     fitted = fit_pair(rows, tokens, plan.seed)
     unseen = predict_unseen(rows, tokens, plan.seed)
-    last, target = len(tokens) - 1, plan.target
-    signals = signals_of(rows, unseen, last, tokens[last])
-
-    def operation(stage: int | None) -> Operation:
-        return operate(rows, kept_on_device(rows, unseen, stage, target), plan.seed)
-
+    signals = signals_of(rows, unseen, tokens[-1])
     below, prompt_below = (
-        round(choose_threshold(known, rows.small, rows.large, target, rows.weights), 3)
-        for known in (fitted.stages_unseen[last], fitted.quality_unseen)
+        round(choose_threshold(known, rows.small, rows.large, plan.target, rows.weights), 3)
+        for known in (fitted.stages_unseen[-1], fitted.quality_unseen)
     )
-    report = PairReport(
-        small=plan.pair.small,
-        large=plan.pair.large,
+    operation, prompt_alone = (
+        operate(rows, kept_on_device(rows, unseen, stage, plan.target), plan.seed) for stage in (-1, None)
+    )
+    handoff = PairHandoff(plan.hold_tokens, below, plan.hold_ms)
+    shown = FittedReport(plan.target, prompt_below, prompt_alone)
+    return fitted, _report(plan, rows, signals, handoff, operation, shown), signals
+
+
+def _report(
+    plan: Plan,
+    rows: Rows,
+    signals: Mapping[str, Array64],
+    handoff: PairHandoff | None,
+    operation: Operation | None,
+    fitted: FittedReport | None = None,
+) -> PairReport:
+    return PairReport(
+        small=plan.pair.small.name,
+        large=plan.pair.large.name,
         weighted=not np.allclose(rows.weights, 1.0),
         tasks=evaluate_pair(rows, signals, plan.seed),
-        errors=calibration_errors(rows, unseen, last),
-        handoff=PairHandoff(plan.hold_tokens, below, plan.hold_ms),
-        operation=operation(last),
-        fitted=FittedReport(target, prompt_below, operation(None)),
+        errors=calibration_errors(rows, signals),
+        handoff=handoff,
+        operation=operation,
+        fitted=fitted,
     )
-    return fitted, report, signals
 
 
 def _metadata(plan: Plan, report: PairReport) -> SignalMetadata:

@@ -50,12 +50,12 @@ def unseen(rows: Rows) -> Unseen:
 
 
 def cross_validated(rows: Rows) -> dict[str, Array64]:
-    return signals_of(rows, predict_unseen(rows, STAGES, seed=1), 1, 8)
+    return signals_of(rows, predict_unseen(rows, STAGES, seed=1), 8)
 
 
 def test_signals_that_tell_are_found_and_calibrated(rows: Rows, unseen: Unseen) -> None:
     """On unseen rows both are far better than random, confidence adds to the prompt, and probabilities are true."""
-    whole, *tasks = evaluate_pair(rows, signals_of(rows, unseen, 1, 8), seed=1)
+    whole, *tasks = evaluate_pair(rows, signals_of(rows, unseen, 8), seed=1)
     both, prompt = whole.recovered[BOTH], whole.recovered[PROMPT]
     assert both is not None
     assert prompt is not None
@@ -64,7 +64,7 @@ def test_signals_that_tell_are_found_and_calibrated(rows: Rows, unseen: Unseen) 
     assert both.low > 0.6
     assert whole.verdict == "routable"
     assert len(tasks) == 2
-    assert max(calibration_errors(rows, unseen, 1).values()) < 0.1
+    assert max(calibration_errors(rows, signals_of(rows, unseen, 8)).values()) < 0.1
 
 
 def test_the_kind_of_a_prompt_is_told_and_one_task_has_none(rows: Rows) -> None:
