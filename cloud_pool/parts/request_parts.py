@@ -17,9 +17,9 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from models.modalities.graph.branch import Branch, Memory, PartJob, PartMemory, ReadPart
+from models.modalities.graph.branch import PLAIN, Branch, Memory, PartMemory, ReadPart
 from models.modalities.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
-from models.modalities.process.messages import Refusal, Refused, SegmentFound
+from models.modalities.process.messages import Refusal, Refused, SegmentFound, SoundTerms
 from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded, EncoderFailed, InvalidRequest
 from router.openai.audio import Transcript, TranscriptionRequest
@@ -104,25 +104,16 @@ class TierBranch:
         self._language = language
         self._attempt = attempt
 
-    async def run(
-        self,
-        job: PartJob,
-        deadline: float,
-        language: str = "",
-        prompt: str = "",
-        temperature: float = 0.0,
-        tell: Tell | None = None,
-        *,
-        words: bool = False,
-    ) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         """As `Branch.run`."""
-        encode = EncodeJob(self._kind, language or self._language, prompt, temperature, tell is not None, words)
+        language, wants_segments = terms.language or self._language, tell is not None
+        encode = EncodeJob(self._kind, language, terms.prompt, terms.temperature, wants_segments, terms.words)
         context = msgspec.structs.replace(self._context, deadline=deadline)
         request = InferenceRequest(
             model=context.tier.model,
             prompt="",
             parameters=SamplingParameters(),
-            part=EncodePart(encode, job.data),
+            part=EncodePart(encode, part),
             deadline=deadline,
             request_id=context.id,
             traceparent=context.traceparent,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from models.modalities.graph.branch import DECODER_JOBS, LocalBranch
-from models.modalities.process.messages import Found, PartLimits, Refusal, Refused, SegmentFound, WorkerSpec
+from models.modalities.graph.branch import LocalBranch
+from models.modalities.process.messages import Found, PartLimits, Refusal, Refused, SegmentFound, SoundTerms, WorkerSpec
 from models.modalities.process.parent import WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, ClientGone
 from router.types import Fact, Modality
@@ -59,7 +59,7 @@ class EncoderRuntime:
         self._kind = options.kind
         self._report = report
         self._branch = LocalBranch(
-            options.encoder, options.limits, _DECODER_BYTES, _LONGEST_S, language="", python=options.python
+            options.kind, options.encoder, options.limits, _DECODER_BYTES, _LONGEST_S, "", options.python
         )
         self._by_call_name: dict[str, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -133,13 +133,10 @@ class EncoderRuntime:
             return PartFailed(f"this model reads parts of the kind {self._kind}, not {job.kind}")
         try:
             read = await self._branch.run(
-                DECODER_JOBS[self._kind](request.data),
+                request.data,
                 deadline,
-                job.language,
-                job.prompt,
-                job.temperature,
+                SoundTerms(job.language, job.prompt, job.temperature, job.words),
                 (lambda segment: responder.send(SegmentFound(segment), last=False)) if job.tell else None,
-                words=job.words,
             )
         except Refusal as refusal:
             return Refused(str(refusal), refusal.param)

@@ -22,7 +22,7 @@ from models.modalities.graph.branch import LocalBranch, PartMemory, SpeechDetect
 from models.modalities.graph.graph import EncoderGraph, RequestFacts, facts_of, invalid_part, soft_tokens_of
 from models.modalities.installed import DECODER
 from models.modalities.process.messages import (
-    DecodePicture,
+    Decode,
     PartLimits,
     Picture,
     Projected,
@@ -75,7 +75,9 @@ class PartEncoders:
         self._branches: dict[Modality, LocalBranch] = {}
         for kind, spec in encoders.items():
             timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
-            self._branches[kind] = LocalBranch(spec, limits, config.decoder_memory_bytes, timeout_s, config.language)
+            self._branches[kind] = LocalBranch(
+                kind, spec, limits, config.decoder_memory_bytes, timeout_s, config.language
+            )
         self._decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=config.decoder_memory_bytes))
         images = self._branches.get("image")
         self.projectors = Projectors(
@@ -334,7 +336,7 @@ class Projectors:
         if projector is None:
             raise WorkerFailed(f"{model} has no projector any more")
         deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
-        decoded = await self._decoder.run(DecodePicture(picture), deadline)
+        decoded = await self._decoder.run(Decode("image", picture), deadline)
         assert isinstance(decoded, Picture)
         self._reading[projector.digest] += 1
         try:

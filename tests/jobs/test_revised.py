@@ -30,9 +30,9 @@ from cloud_pool.storage.record import JobRecord
 from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
-from models.modalities.graph.branch import PartJob, ReadPart
+from models.modalities.graph.branch import PLAIN, ReadPart
 from models.modalities.graph.graph import EncoderGraph
-from models.modalities.process.messages import Found
+from models.modalities.process.messages import Found, SoundTerms
 from models.modalities.process.parent import Tell, WorkerTimeout
 from router.errors import CloudFailed
 from router.jobs.job import MOST_LATE, JobState
@@ -85,17 +85,7 @@ class _Branch:
         self._ready = ready
         self._words = words
 
-    async def run(
-        self,
-        job: PartJob,
-        deadline: float,
-        language: str = "",
-        prompt: str = "",
-        temperature: float = 0.0,
-        tell: Tell | None = None,
-        *,
-        words: bool = False,
-    ) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         self._encoders.reading += 1
         try:
             async with asyncio.timeout_at(deadline):

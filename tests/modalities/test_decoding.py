@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from models.modalities.process.messages import (
-    DecodePicture,
-    DecodeSound,
+    Decode,
     MeasurePicture,
     PartLimits,
     Picture,
@@ -47,13 +46,13 @@ def soon() -> float:
 
 
 async def sound(decoder: WorkerProcess, data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    result = await decoder.run(DecodeSound(data), soon())
+    result = await decoder.run(Decode("audio", data), soon())
     assert isinstance(result, Sound)
     return np.frombuffer(result.samples, "<f4")
 
 
 async def picture(decoder: WorkerProcess, data: bytes) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-    result = await decoder.run(DecodePicture(data), soon())
+    result = await decoder.run(Decode("image", data), soon())
     assert isinstance(result, Picture)
     return np.frombuffer(result.pixels, np.uint8).reshape(result.height, result.width, 3)
 
@@ -84,7 +83,7 @@ async def test_silence_and_a_header_that_promises_more_than_there_is_are_what_th
 async def test_hostile_sounds_are_refused_and_the_next_good_one_is_decoded(decoder: WorkerProcess) -> None:
     for name, data in HOSTILE_SOUNDS.items():
         with pytest.raises(Refusal) as refusal:
-            await decoder.run(DecodeSound(data), soon())
+            await decoder.run(Decode("audio", data), soon())
         assert "Send" in str(refusal.value), name  # what to do instead
         assert "Error" not in str(refusal.value), name
         assert (await sound(decoder, wav(tone(0.1)))).size == 1600, name
@@ -132,7 +131,7 @@ async def test_hostile_pictures_are_refused_and_the_next_good_one_is_decoded(dec
     broken = {**HOSTILE_PICTURES, "animated": moving.getvalue(), "a JPEG cut off": whole.getvalue()[:-400]}
     for name, data in broken.items():
         with pytest.raises(Refusal) as refusal:
-            await decoder.run(DecodePicture(data), soon())
+            await decoder.run(Decode("image", data), soon())
         assert "Send" in str(refusal.value) or "Save" in str(refusal.value), name
         assert "Error" not in str(refusal.value), name
         assert (await picture(decoder, png(8, 4))).shape == (4, 8, 3), name
@@ -154,7 +153,7 @@ async def test_a_picture_that_needs_more_memory_than_the_child_has_is_refused() 
     )
     try:
         with pytest.raises(Refusal, match="memory"):
-            await worker.run(DecodePicture(HOSTILE_PICTURES["100 megapixels of nothing"]), soon())
+            await worker.run(Decode("image", HOSTILE_PICTURES["100 megapixels of nothing"]), soon())
         assert (await picture(worker, png(8, 4))).shape == (4, 8, 3)
     finally:
         await worker.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.modalities.process.messages import DecodeSound, Found, Refusal, Sound, Transcribe, WorkerSpec
+from models.modalities.process.messages import Decode, Found, Refusal, Sound, Transcribe, WorkerSpec
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
 from tests.waiting import until
 
@@ -40,7 +40,7 @@ def kill(pid: int) -> None:
 
 
 async def answers(worker: WorkerProcess, data: bytes = b"good") -> bool:
-    return await worker.run(DecodeSound(data), soon()) == Sound(data)
+    return await worker.run(Decode("audio", data), soon()) == Sound(data)
 
 
 async def test_no_child_runs_before_the_first_job(worker: WorkerProcess) -> None:
@@ -60,7 +60,7 @@ async def test_the_child_has_no_secret_of_the_daemons(worker: WorkerProcess, mon
 
 async def test_a_child_that_dies_fails_its_job_and_the_next_one_gets_a_new_child(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerFailed):
-        await worker.run(DecodeSound(b"die"), soon())
+        await worker.run(Decode("audio", b"die"), soon())
     assert await answers(worker)
     assert worker.starts == 2
 
@@ -79,7 +79,7 @@ def test_a_job_that_hangs_ends_at_its_deadline_with_its_child(caplog: pytest.Log
         assert await answers(worker)
         pid = worker.pid
         assert pid is not None
-        job = asyncio.create_task(worker.run(DecodeSound(b"hang"), soon()))
+        job = asyncio.create_task(worker.run(Decode("audio", b"hang"), soon()))
         await asyncio.sleep(0)  # the child has it
         loop.jump()
         with pytest.raises(WorkerTimeout):
@@ -97,8 +97,8 @@ async def test_a_cancelled_job_drops_its_result_and_keeps_its_child() -> None:
     worker = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted"), settle_s=WAIT_S)
     assert await answers(worker)
     for _ in range(3):
-        job = asyncio.create_task(worker.run(DecodeSound(b"work"), soon()))
-        waiting = asyncio.create_task(worker.run(DecodeSound(b"next"), soon()))
+        job = asyncio.create_task(worker.run(Decode("audio", b"work"), soon()))
+        waiting = asyncio.create_task(worker.run(Decode("audio", b"next"), soon()))
         await asyncio.sleep(0)
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -150,31 +150,31 @@ def slow_to_load(gate: Path) -> WorkerProcess:
 
 
 async def test_ten_jobs_at_once_share_one_child_and_each_gets_its_own_result(worker: WorkerProcess) -> None:
-    jobs = [worker.run(DecodeSound(b"%d" % at), soon()) for at in range(10)]
+    jobs = [worker.run(Decode("audio", b"%d" % at), soon()) for at in range(10)]
     assert await asyncio.gather(*jobs) == [Sound(b"%d" % at) for at in range(10)]
     assert worker.starts == 1
 
 
 async def test_memory_is_bounded_and_a_refusal_is_the_clients_error(worker: WorkerProcess) -> None:
     with pytest.raises(Refusal, match="memory"):
-        await worker.run(DecodeSound(b"grow"), soon())
+        await worker.run(Decode("audio", b"grow"), soon())
     with pytest.raises(Refusal, match="it is wrong"):
-        await worker.run(DecodeSound(b"refuse"), soon())
+        await worker.run(Decode("audio", b"refuse"), soon())
     assert await answers(worker)
     assert worker.starts == 1
 
 
 async def test_a_child_writes_no_files(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerFailed):
-        await worker.run(DecodeSound(b"write"), soon())
+        await worker.run(Decode("audio", b"write"), soon())
     assert await answers(worker)
 
 
 async def test_a_worker_that_cannot_be_made_fails_each_job_and_a_closed_one_starts_nothing() -> None:
     broken = WorkerProcess(WorkerSpec("tests.modalities.workers:Broken"))
     with pytest.raises(WorkerFailed):
-        await broken.run(DecodeSound(b""), soon())
+        await broken.run(Decode("audio", b""), soon())
     await broken.close()
     with pytest.raises(WorkerFailed, match="closed"):
-        await broken.run(DecodeSound(b""), soon())
+        await broken.run(Decode("audio", b""), soon())
     assert broken.pid is None

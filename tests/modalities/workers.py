@@ -13,7 +13,7 @@ import numpy as np
 from models.modalities.process.child import Link
 from models.modalities.process.messages import (
     SPEECH_WINDOW,
-    DecodeSound,
+    Decode,
     DetectSpeech,
     Found,
     Picture,
@@ -38,7 +38,7 @@ class Scripted:
         self._spec = spec
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
-        assert isinstance(job, DecodeSound)
+        assert isinstance(job, Decode)
         if job.data == b"die":
             os.kill(os.getpid(), signal.SIGKILL)
         if job.data == b"hang":
@@ -68,7 +68,7 @@ class TinyEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         assert isinstance(job, Transcribe | Picture)
-        if isinstance(job, Transcribe) and job.language == "xx":
+        if isinstance(job, Transcribe) and job.terms.language == "xx":
             raise Refusal("'xx' is not known here", "language")
         fault = self._options.get("fault")
         if fault == "die":
@@ -94,7 +94,7 @@ class TinyEncoder:
             text = text.replace("|", " ")
         sure = float(self._options.get("confidence", "0.875"))
         timed: tuple[Word, ...] = ()
-        if isinstance(job, Transcribe) and job.words and fault != "no words":
+        if isinstance(job, Transcribe) and job.terms.words and fault != "no words":
             timed = tuple(Word(word, 0.05 * at, 0.05 * at + 0.05) for at, word in enumerate(text.split()))
         return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125, timed),))
 

@@ -273,7 +273,7 @@ def _alternative(entry: _Entry) -> TokenAlternative:
 
 
 class EncodeJob(msgspec.Struct, frozen=True):
-    """What to find in a part. All but `kind`: as `Transcribe`, for a sound."""
+    """What to find in a part. All but `kind`: as `SoundTerms` and `Transcribe`, for a sound."""
 
     kind: Modality
     language: str = ""

@@ -11,17 +11,7 @@ from collections.abc import Mapping
 from router.types import Fact
 
 from ..process.child import Link
-from ..process.messages import (
-    DecodePicture,
-    DecodeSound,
-    DecodeText,
-    Found,
-    MeasurePicture,
-    Refusal,
-    WorkerJob,
-    WorkerResult,
-    WorkerSpec,
-)
+from ..process.messages import Decode, Found, MeasurePicture, Refusal, WorkerJob, WorkerResult, WorkerSpec
 
 # The first bytes of files that clients send as text.
 _OTHERS: Mapping[bytes, str] = {
@@ -45,15 +35,15 @@ class PartDecoder:
         self._limits = spec.limits
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
-        if isinstance(job, DecodeSound):
-            from .sound import decode_sound
+        if isinstance(job, Decode):
+            if job.kind == "audio":
+                from .sound import decode_sound
 
-            return decode_sound(job.data, self._limits.audio_s)
-        if isinstance(job, DecodePicture):
-            from .pictures import decode_picture
+                return decode_sound(job.data, self._limits.audio_s)
+            if job.kind == "image":
+                from .pictures import decode_picture
 
-            return decode_picture(job.data, self._limits)
-        if isinstance(job, DecodeText):
+                return decode_picture(job.data, self._limits)
             return decode_text(job.data, self._limits.text_bytes)
         if isinstance(job, MeasurePicture):
             from .pictures import measure_picture

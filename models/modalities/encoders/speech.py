@@ -103,18 +103,18 @@ class SpeechEncoder:
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, Transcribe):
             raise Refusal("it is no sound")
-        if job.language and job.language not in self._model.supported_languages:
-            raise Refusal(f"{job.language!r} is not known here. Leave it out, to detect the language", "language")
+        if job.terms.language and job.terms.language not in self._model.supported_languages:
+            raise Refusal(f"{job.terms.language!r} is not known here. Leave it out, to detect the language", "language")
         self._model.words = self._words if self._is_command(job) else None
         # Greedy: five beams hear no better, and take twice the time.
         spoken, info = self._model.transcribe(
             np.frombuffer(job.sound.samples, "<f4"),
-            language=job.language or None,
-            initial_prompt=job.prompt or None,
-            temperature=job.temperature,
+            language=job.terms.language or None,
+            initial_prompt=job.terms.prompt or None,
+            temperature=job.terms.temperature,
             beam_size=1,
             without_timestamps=self._model.words is not None,
-            word_timestamps=job.words,
+            word_timestamps=job.terms.words,
             vad_filter=True,
             condition_on_previous_text=False,
         )
@@ -135,9 +135,9 @@ class SpeechEncoder:
 
     def _is_command(self, job: Transcribe) -> bool:
         """Whether it may be one: the client says nothing else about it."""
-        if self._words is None or job.language != self._words.language:
+        if self._words is None or job.terms.language != self._words.language:
             return False
-        return job.sound.seconds <= _COMMAND_S and not (job.prompt or job.temperature or job.words)
+        return job.sound.seconds <= _COMMAND_S and not (job.terms.prompt or job.terms.temperature or job.terms.words)
 
 
 def _confidence(segments: list[Segment]) -> float:

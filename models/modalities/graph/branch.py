@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,9 +20,7 @@ from router.types import Modality
 
 from ..installed import DECODER
 from ..process.messages import (
-    DecodePicture,
-    DecodeSound,
-    DecodeText,
+    Decode,
     DetectSpeech,
     Found,
     MeasurePicture,
@@ -31,19 +29,15 @@ from ..process.messages import (
     PictureSize,
     Refusal,
     Sound,
+    SoundTerms,
     SpeechProbabilities,
     Transcribe,
     WorkerSpec,
 )
 from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
 
-PartJob = DecodeSound | DecodePicture | DecodeText
-DECODER_JOBS: Mapping[Modality, Callable[[bytes], PartJob]] = {
-    "audio": DecodeSound,
-    "image": DecodePicture,
-    "file": DecodeText,
-}
-
+PLAIN = SoundTerms()
+"""Of a sound in a message, and of a request that asks for nothing else."""
 PartKey = tuple[Modality, str]
 """The reader of a part, and the part's hash."""
 log = logging.getLogger(__name__)
@@ -64,22 +58,12 @@ class Branch(Protocol):
     @property
     def timeout_s(self) -> float: ...
 
-    async def run(
-        self,
-        job: PartJob,
-        deadline: float,
-        language: str = "",
-        prompt: str = "",
-        temperature: float = 0.0,
-        tell: Tell | None = None,
-        *,
-        words: bool = False,
-    ) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         """Return what was found.
 
         Args:
             deadline: the loop's time.
-            language, prompt, temperature, words: as `Transcribe`, for a sound.
+            terms: of a sound.
             tell: gets each segment as soon as it is understood; may not raise.
 
         Raises:
@@ -93,6 +77,7 @@ class LocalBranch:
 
     def __init__(
         self,
+        kind: Modality,
         encoder: WorkerSpec,
         limits: PartLimits,
         memory_bytes: int,
@@ -100,32 +85,23 @@ class LocalBranch:
         language: str,
         python: str = sys.executable,
     ) -> None:
+        self._kind = kind
         self._language = language
         self.decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=memory_bytes), python=python)
         self.encoder = WorkerProcess(encoder, python=python)
         self.timeout_s = timeout_s
 
-    async def run(
-        self,
-        job: PartJob,
-        deadline: float,
-        language: str = "",
-        prompt: str = "",
-        temperature: float = 0.0,
-        tell: Tell | None = None,
-        *,
-        words: bool = False,
-    ) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
-        decoded = await self.decoder.run(job, deadline)
+        decoded = await self.decoder.run(Decode(self._kind, part), deadline)
         if isinstance(decoded, Found):  # text: nothing is left to encode
             return ReadPart(decoded)
         assert isinstance(decoded, Sound | Picture)
         if isinstance(decoded, Picture):
             found, seconds = await self.encoder.run(decoded, deadline), 0.0
         else:
-            transcribe = Transcribe(decoded, language or self._language, prompt, temperature, tell is not None, words)
-            found = await self.encoder.run(transcribe, deadline, tell)
+            terms = msgspec.structs.replace(terms, language=terms.language or self._language)
+            found = await self.encoder.run(Transcribe(decoded, terms, tell is not None), deadline, tell)
             seconds = decoded.seconds
         assert isinstance(found, Found)
         return ReadPart(found, seconds)
@@ -148,7 +124,7 @@ class LocalBranch:
 
     async def seconds(self, sound: bytes, deadline: float) -> float:
         """Length of the sound, decoded. Raises as `run`."""
-        decoded = await self.decoder.run(DecodeSound(sound), deadline)
+        decoded = await self.decoder.run(Decode(self._kind, sound), deadline)
         assert isinstance(decoded, Sound)
         return decoded.seconds
 

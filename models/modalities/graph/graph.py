@@ -26,9 +26,9 @@ from router.parts.reading import FoundPart, find_parts, has_parts
 from router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFor
 
 from ...llama_cpp.protocol import SoftTokens
-from ..process.messages import DecodeSound, Found, Refusal
+from ..process.messages import Found, Refusal, SoundTerms
 from ..process.parent import Tell, WorkerFailed, WorkerTimeout
-from .branch import DECODER_JOBS, Branch, LateReadings, Memory, ReadPart
+from .branch import PLAIN, Branch, LateReadings, Memory, ReadPart
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
 """What was found of a part; None: nothing in time."""
@@ -314,7 +314,7 @@ class EncoderGraph:
         return (await self._late.read(key, lambda: self._run(branch, part, max(by, late.by)), by)).found.fact
 
     async def _run(self, branch: Branch, part: FoundPart, by: float) -> ReadPart:
-        read = await branch.run(DECODER_JOBS[part.reader](part.data), by)
+        read = await branch.run(part.data, by)
         if part.reader != "file":  # its text may be long, and decoding it again is cheap
             self._memory.keep(part.reader, part.sha256, read)
         return read
@@ -334,29 +334,21 @@ class EncoderGraph:
             WorkerFailed: it was not read in time, its child died, or the configured language is unknown.
         """
         branch = self._branches["audio"]
-        plain = not (request.language or request.prompt or request.temperature or request.words)
+        terms = SoundTerms(request.language, request.prompt, request.temperature, request.words)
         sha256 = hashlib.sha256(request.data).hexdigest()
-        if plain and (known := self._memory.find("audio", sha256)) is not None:
+        if terms == PLAIN and (known := self._memory.find("audio", sha256)) is not None:
             return known.found, known.seconds, True
         deadline = min(deadline, self._clock() + branch.timeout_s)
         self.running += 1
         try:
-            read = await branch.run(
-                DecodeSound(request.data),
-                deadline,
-                request.language,
-                request.prompt,
-                request.temperature,
-                tell,
-                words=request.words,
-            )
+            read = await branch.run(request.data, deadline, terms, tell)
         except Refusal as refusal:
             if refusal.param and not request.language:
                 raise WorkerFailed(f"the configured {refusal.param}: {refusal}") from None
             raise
         finally:
             self.running -= 1
-        if plain and keep:
+        if terms == PLAIN and keep:
             self._memory.keep("audio", sha256, read)
         return read.found, read.seconds, False
 

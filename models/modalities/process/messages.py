@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.types import Fact
+from router.types import Fact, Modality
 
 from ...llama_cpp.protocol import SoftRun
 
@@ -38,15 +38,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 # --- daemon → child --------------------------------------------------------------------------------------------------
 
 
-class DecodeSound(msgspec.Struct, frozen=True, tag="decode_sound"):
-    data: bytes
+class Decode(msgspec.Struct, frozen=True, tag="decode"):
+    """Turn a part into a `Sound` or a `Picture`; the text of a file is `Found` at once."""
 
-
-class DecodePicture(msgspec.Struct, frozen=True, tag="decode_picture"):
-    data: bytes
-
-
-class DecodeText(msgspec.Struct, frozen=True, tag="decode_text"):
+    kind: Modality  # of what reads it
     data: bytes
 
 
@@ -106,19 +101,25 @@ class Picture(msgspec.Struct, frozen=True, tag="picture"):
     height: int
 
 
-class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
-    """Find the words of a sound.
+class SoundTerms(msgspec.Struct, frozen=True):
+    """How the words of a sound are found.
 
-    `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow.
-    `tell`: send each `SegmentFound` as soon as it is. `words`: find the time of each word.
+    `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow. `words`:
+    find the time of each word.
     """
 
-    sound: Sound
     language: str = ""
     prompt: str = ""
     temperature: float = 0.0
-    tell: bool = False
     words: bool = False
+
+
+class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
+    """Find the words of a sound. `tell`: send each `SegmentFound` as soon as it is."""
+
+    sound: Sound
+    terms: SoundTerms = SoundTerms()
+    tell: bool = False
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
@@ -204,18 +205,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     param: str = ""  # "": the part itself
 
 
-WorkerJob = (
-    DecodeSound
-    | DecodePicture
-    | DecodeText
-    | MeasurePicture
-    | Transcribe
-    | DetectSpeech
-    | Picture
-    | ProjectPicture
-    | Synthesize
-    | CancelJob
-)
+WorkerJob = Decode | MeasurePicture | Transcribe | DetectSpeech | Picture | ProjectPicture | Synthesize | CancelJob
 WorkerResult = Sound | Picture | PictureSize | Found | SpeechProbabilities | Projected | Synthesized | Refused
 ChildReply = WorkerResult | SegmentFound | WorkerReady
 
