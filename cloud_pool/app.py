@@ -240,10 +240,9 @@ def worker_admission(tier: TierConfig) -> AdmissionSettings:
 
 
 def _build_parts(config: Config, runtimes: Mapping[str, TierRuntime], fallback: TierFallback) -> RequestParts:
-    from .parts.request_parts import EncoderTiers, RequestParts  # imported where a tier is an encoder
+    from .parts.request_parts import RequestParts  # imported where a tier is an encoder
 
-    encoders = EncoderTiers(runtimes, fallback, config.parts)
-    return RequestParts(encoders, config.parts, partial(is_private, config=config.cache))
+    return RequestParts(runtimes, fallback, config.parts, partial(is_private, config=config.cache))
 
 
 def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:

@@ -11,7 +11,6 @@ capacity, no endpoint, a dead process) counts as its failure, for its breaker, r
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -35,53 +34,9 @@ from ..tiers.tier import Tier, encoders_of
 from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply, SamplingParameters, read_reply
 from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest
 
-
-class EncoderTiers:
-    """Makes the branches that read the parts of a request.
-
-    Args:
-        runtimes: all tiers by name.
-        fallback: records what became of each attempt at a tier.
-        clock: monotonic time in seconds.
-    """
-
-    def __init__(
-        self,
-        runtimes: Mapping[str, TierRuntime],
-        fallback: TierFallback,
-        config: PartsConfig,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runtimes = runtimes
-        self._fallback = fallback
-        self._config = config
-        self._clock = clock
-        self._by_kind = encoders_of(runtime.tier for runtime in runtimes.values())
-        self.kinds = tuple(self._by_kind)
-
-    def tier_of(self, kind: Modality) -> str:
-        """Return the name of the tier that reads this kind of part in messages."""
-        return self._by_kind[kind]
-
-    def tier(self, name: str) -> Tier:
-        return self._runtimes[name].tier
-
-    def branches(self, context: RequestContext) -> dict[Modality, Branch]:
-        """Return the branches for a request, by kind of part."""
-        return {kind: self.branch(kind, self.tier(name), context) for kind, name in self._by_kind.items()}
-
-    def branch(self, kind: Modality, tier: Tier, context: RequestContext) -> Branch:
-        """Return the branch for a request's parts of this kind, at a tier that reads them."""
-        config = self._config
-        timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
-        # One sequence for each part, whatever the request itself asks for; its trace has the spans of the calls.
-        request = msgspec.structs.replace(context.request, n=1, prompts=())
-        part_context = msgspec.structs.replace(context, tier=tier, request=request, tokens=1.0)
-        return TierBranch(kind, part_context, timeout_s, config.language, self._attempt)
-
-    def _attempt(self, context: RequestContext) -> TierAttempt:
-        return sole_attempt(context, self._runtimes, self._fallback, self._clock)
+HEADER = "x-causeway-modalities"
+FORGETS = PartMemory(0)
+"""Keeps nothing: for private requests."""
 
 
 class TierBranch:
@@ -164,9 +119,6 @@ def _unread(error: CausewayError) -> WorkerFailed:
     return (WorkerTimeout if late else WorkerFailed)(f"{error.code}: {error.message}")
 
 
-HEADER = "x-causeway-modalities"
-
-
 class ReadParts(msgspec.Struct, frozen=True):
     """The facts and readings of one request's parts."""
 
@@ -193,28 +145,29 @@ class RequestParts:
     """Reads the parts of requests.
 
     Args:
+        runtimes: all tiers by name.
+        fallback: records what became of each attempt at a tier.
         private: whether nothing of a request may be remembered.
         clock: monotonic time in seconds.
     """
 
     def __init__(
         self,
-        encoders: EncoderTiers,
+        runtimes: Mapping[str, TierRuntime],
+        fallback: TierFallback,
         config: PartsConfig,
         private: Callable[[Request], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._encoders = encoders
+        self._runtimes = runtimes
+        self._fallback = fallback
         self._config = config
         self._private = private
         self._clock = clock
-        self._memories = TenantMemories(config, clock)
-
-    @property
-    def kinds(self) -> tuple[Modality, ...]:
-        """The kinds that are read."""
-        return self._encoders.kinds
+        self._memory = PartMemory(config.remembered, config.remembered_s, clock)
+        self._by_kind = encoders_of(runtime.tier for runtime in runtimes.values())
+        self.kinds: tuple[Modality, ...] = tuple(self._by_kind)
 
     @property
     def max_parts(self) -> int:
@@ -227,7 +180,7 @@ class RequestParts:
 
     def at_speech_tier(self, context: RequestContext) -> RequestContext:
         """Return the context at the tier that reads the sounds of messages."""
-        return msgspec.structs.replace(context, tier=self._encoders.tier(self._encoders.tier_of("audio")))
+        return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     async def read(self, context: RequestContext) -> ReadParts:
         """Run a branch for each part, side by side, each with its own deadline. Cancelling cancels them.
@@ -237,7 +190,7 @@ class RequestParts:
             EncoderFailed: nothing is left of the request's last message.
         """
         if context.late is None:
-            graph = self._graph(self._encoders.branches(context), self._memory(context))
+            graph = self._graph(self._branches(context), self._known_to(context))
             found = await graph.facts(context.request, context.deadline)
         else:
             found = await context.late.facts(context.deadline)
@@ -245,8 +198,8 @@ class RequestParts:
 
     def read_late(self, context: RequestContext, by: float) -> LateReading:
         """Return what reads the parts of a job, those that are late until `by` (monotonic s)."""
-        memory = JobMemory(self._memory(context), self._config.max_parts)
-        return LateReading(self._graph(self._encoders.branches(context), memory), context.request, by)
+        memory = JobMemory(self._known_to(context), self._config.max_parts)
+        return LateReading(self._graph(self._branches(context), memory), context.request, by)
 
     async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
@@ -262,9 +215,8 @@ class RequestParts:
         """
         tier = context.tier
         # Another tier runs another model: its facts are kept apart.
-        memory_of = "" if tier.name == self._encoders.tier_of("audio") else tier.name
-        branches: dict[Modality, Branch] = {"audio": self._encoders.branch("audio", tier, context)}
-        graph = self._graph(branches, self._memory(context, memory_of))
+        memory_of = "" if tier.name == self._by_kind["audio"] else tier.name
+        graph = self._graph({"audio": self._branch("audio", tier, context)}, self._known_to(context, memory_of))
         try:
             found, seconds, _ = await graph.transcribe(request, context.deadline, tell)
         except Refusal as refusal:
@@ -276,11 +228,31 @@ class RequestParts:
             raise EncoderFailed(f"the sound could not be read: {failure}. Send it again.") from None
         return transcript_of(found, seconds, words=request.words)
 
-    def _memory(self, context: RequestContext, tier: str = "") -> Memory:
+    def _known_to(self, context: RequestContext, tier: str = "") -> Memory:
         """`tier`: if it is not the one that reads such parts in messages."""
         if context.memory is not None:
             return context.memory
-        return FORGETS if self._private(context.request) else self._memories.of(context.tenant, tier)
+        return FORGETS if self._private(context.request) else TenantMemory(self._memory, context.tenant, tier)
+
+    def _tier(self, kind: Modality) -> Tier:
+        """Return the tier that reads this kind of part in messages."""
+        return self._runtimes[self._by_kind[kind]].tier
+
+    def _branches(self, context: RequestContext) -> dict[Modality, Branch]:
+        """Return the branches for a request, by kind of part."""
+        return {kind: self._branch(kind, self._tier(kind), context) for kind in self.kinds}
+
+    def _branch(self, kind: Modality, tier: Tier, context: RequestContext) -> Branch:
+        """Return the branch for a request's parts of this kind, at a tier that reads them."""
+        config = self._config
+        timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
+        # One sequence for each part, whatever the request itself asks for; its trace has the spans of the calls.
+        request = msgspec.structs.replace(context.request, n=1, prompts=())
+        part_context = msgspec.structs.replace(context, tier=tier, request=request, tokens=1.0)
+        return TierBranch(kind, part_context, timeout_s, config.language, self._attempt)
+
+    def _attempt(self, context: RequestContext) -> TierAttempt:
+        return sole_attempt(context, self._runtimes, self._fallback, self._clock)
 
     def _graph(self, branches: Mapping[Modality, Branch], memory: Memory) -> EncoderGraph:
         return EncoderGraph(branches, memory, max_parts=self._config.max_parts, clock=self._clock)
@@ -298,11 +270,6 @@ def sound_request(model: str, hints: RoutingHints, *, stream: bool = False) -> R
     )
 
 
-_Owner = tuple[str, str]  # tenant and tier
-FORGETS = PartMemory(0)
-"""Keeps nothing: for private requests."""
-
-
 class JobMemory:
     """What a job finds in its own parts, for its revisions, beside what its tenant may know."""
 
@@ -318,39 +285,22 @@ class JobMemory:
         self._shared.keep(reader, sha256, read)
 
 
-class TenantMemories:
-    """A memory for each tenant: it gets facts only about parts that it has sent itself.
+class TenantMemory:
+    """What one tenant may know: facts only about parts that it has sent itself.
 
     They are in this gateway's memory alone, by hash, and for some minutes.
+
+    Args:
+        shared: of all tenants.
+        tier: what it found; "": what the tiers that read the parts of messages found.
     """
 
-    def __init__(self, config: PartsConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config
-        self._clock = clock
-        self._kept: OrderedDict[tuple[_Owner, Modality, str], tuple[float, ReadPart]] = OrderedDict()
-
-    def of(self, tenant: str, tier: str = "") -> Memory:
-        """Return a tenant's memory of what `tier` found; "": what the tiers that read the parts of messages found."""
-        return _TenantMemory(self, (tenant, tier))
-
-    def find(self, owner: _Owner, reader: Modality, sha256: str) -> ReadPart | None:
-        until, read = self._kept.get((owner, reader, sha256), (0.0, None))
-        return read if self._clock() < until else None
-
-    def keep(self, owner: _Owner, reader: Modality, sha256: str, read: ReadPart) -> None:
-        self._kept.pop((owner, reader, sha256), None)
-        self._kept[owner, reader, sha256] = self._clock() + self._config.remembered_s, read
-        if len(self._kept) > self._config.remembered:
-            self._kept.popitem(last=False)
-
-
-class _TenantMemory:
-    def __init__(self, memories: TenantMemories, owner: _Owner) -> None:
-        self._memories = memories
-        self._owner = owner
+    def __init__(self, shared: PartMemory, tenant: str, tier: str = "") -> None:
+        self._shared = shared
+        self._owner = f"{tenant}\0{tier}\0"
 
     def find(self, reader: Modality, sha256: str) -> ReadPart | None:
-        return self._memories.find(self._owner, reader, sha256)
+        return self._shared.find(reader, self._owner + sha256)
 
     def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None:
-        self._memories.keep(self._owner, reader, sha256, read)
+        self._shared.keep(reader, self._owner + sha256, read)

@@ -24,10 +24,10 @@ from cloud_pool.background import run_worker
 from cloud_pool.cli.main import main
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.parts.request_parts import FORGETS, TenantMemories
+from cloud_pool.parts.request_parts import FORGETS, TenantMemory
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.tiers.config import PartsConfig, TierConfig
-from models.modalities.graph.branch import ReadPart
+from models.modalities.graph.branch import PartMemory, ReadPart
 from models.modalities.installed import is_installed
 from models.modalities.process.messages import Found
 from router.types import Fact
@@ -179,17 +179,18 @@ async def test_a_part_is_read_once_and_a_private_one_is_never_remembered(replica
 
 def test_what_is_remembered_belongs_to_a_tenant_and_is_forgotten() -> None:
     now = [0.0]
-    memories = TenantMemories(PartsConfig(remembered=2, remembered_s=60.0), lambda: now[0])
-    north, read = memories.of("north"), ReadPart(Found(Fact("x", 1.0)))
+    shared = PartMemory(2, 60.0, lambda: now[0])
+    north, south = TenantMemory(shared, "north"), TenantMemory(shared, "south")
+    read = ReadPart(Found(Fact("x", 1.0)))
     north.keep("image", "a", read)
-    assert (north.find("image", "a"), memories.of("south").find("image", "a")) == (read, None)
+    assert (north.find("image", "a"), south.find("image", "a")) == (read, None)
     assert north.find("audio", "a") is None
-    assert memories.of("north", "another-tier").find("image", "a") is None
-    memories.of("south").keep("image", "b", read)
-    memories.of("south").keep("image", "c", read)
-    assert (north.find("image", "a"), memories.of("south").find("image", "c")) == (None, read)
+    assert TenantMemory(shared, "north", "another-tier").find("image", "a") is None
+    south.keep("image", "b", read)
+    south.keep("image", "c", read)
+    assert (north.find("image", "a"), south.find("image", "c")) == (None, read)
     now[0] = 60.0
-    assert memories.of("south").find("image", "c") is None
+    assert south.find("image", "c") is None
     FORGETS.keep("image", "a", read)
     assert FORGETS.find("image", "a") is None
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -142,17 +144,27 @@ class Memory(Protocol):
 
 
 class PartMemory:
-    """A memory of all parts of a process. `limit`: parts; the one that was kept first is forgotten."""
+    """A memory of all parts of a process.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: parts; the one that was kept first is forgotten.
+        remembered_s: how long a part is remembered.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, limit: int, remembered_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
-        self._kept: OrderedDict[tuple[Modality, str], ReadPart] = OrderedDict()
+        self._remembered_s = remembered_s
+        self._clock = clock
+        self._kept: OrderedDict[PartKey, tuple[float, ReadPart]] = OrderedDict()
 
     def find(self, reader: Modality, sha256: str) -> ReadPart | None:
-        return self._kept.get((reader, sha256))
+        until, read = self._kept.get((reader, sha256), (0.0, None))
+        return read if self._clock() < until else None
 
     def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None:
-        self._kept[reader, sha256] = read
+        self._kept.pop((reader, sha256), None)
+        self._kept[reader, sha256] = self._clock() + self._remembered_s, read
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
 
