@@ -50,7 +50,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True):
     """One operation.
 
     Attributes:

@@ -197,16 +197,8 @@ def generation_operations(
 
     def operation(path: str, summary: str, body: type, content: Mapping[str, Any]) -> Operation:
         answer = ApiResponse(200, content, "The answer; events if the body has `stream`: true.", headers)
-        return Operation(
-            method="POST",
-            path=path,
-            summary=summary,
-            caller=caller,
-            request={JSON: body},
-            parameters=(*parameters, *job_parameters),
-            responses=(answer, as_job),
-            errors=failures,
-        )
+        taken = (*parameters, *job_parameters)
+        return Operation("POST", path, summary, caller, {JSON: body}, taken, (answer, as_job), failures)
 
     return [
         operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
@@ -222,20 +214,10 @@ def model_operations(caller: str, more_errors: Errors) -> list[Operation]:
     listed, one = (ApiResponse(200, {JSON: kind}) for kind in (ModelList, ModelObject))
     return [
         Operation(
-            method="GET",
-            path="/v1/models",
-            summary="The models that the caller may name.",
-            caller=caller,
-            responses=(listed,),
-            errors=failures,
+            "GET", "/v1/models", "The models that the caller may name.", caller, responses=(listed,), errors=failures
         ),
         Operation(
-            method="GET",
-            path="/v1/models/{id}",
-            summary="One model.",
-            caller=caller,
-            responses=(one,),
-            errors=(*failures, errors.ModelNotFound),
+            "GET", "/v1/models/{id}", "One model.", caller, responses=(one,), errors=(*failures, errors.ModelNotFound)
         ),
     ]
 
@@ -243,10 +225,10 @@ def model_operations(caller: str, more_errors: Errors) -> list[Operation]:
 def realtime_operation(caller: str, model: str, parameters: tuple[Parameter, ...], more_errors: Errors) -> Operation:
     """Return the operation that opens or resumes a live session. `model`: the meaning of that parameter."""
     return Operation(
-        method="GET",
-        path="/v1/realtime",
-        summary="Open or resume a live session, with the event names of OpenAI's Realtime API.",
-        caller=caller,
+        "GET",
+        "/v1/realtime",
+        "Open or resume a live session, with the event names of OpenAI's Realtime API.",
+        caller,
         protocol="websocket",
         parameters=(
             Parameter("model", model),
@@ -265,11 +247,7 @@ def realtime_operation(caller: str, model: str, parameters: tuple[Parameter, ...
 def openapi_operation(path: str) -> Operation:
     """Return the operation that serves the document itself."""
     return Operation(
-        method="GET",
-        path=path,
-        summary="This document.",
-        responses=(ApiResponse(200, {JSON: dict[str, object]}),),
-        errors=ANY_REQUEST,
+        "GET", path, "This document.", responses=(ApiResponse(200, {JSON: dict[str, object]}),), errors=ANY_REQUEST
     )
 
 
@@ -297,10 +275,10 @@ def transcription_operation(
 ) -> Operation:
     """Return the operation. `headers`: of its answers."""
     return Operation(
-        method="POST",
-        path="/v1/audio/transcriptions",
-        summary="The words of a sound.",
-        caller=caller,
+        "POST",
+        "/v1/audio/transcriptions",
+        "The words of a sound.",
+        caller,
         request={FORM: TranscriptionForm},
         parameters=parameters,
         responses=(ApiResponse(200, {JSON: TranscriptBody, TEXT: str, EVENTS: None}, headers=headers),),
@@ -380,42 +358,33 @@ def file_operations(
             ("seconds", Annotated[int, Meta(ge=1)], field(name="expires_after[seconds]", default=86_400)),
         ],
     )
-    ok = ApiResponse(200, {JSON: FileView})
+    ok, listed, deleted = ((ApiResponse(200, {JSON: kind}),) for kind in (FileView, FileList, DeletedFile))
     one = (*common, errors.NotFound)
     yield Operation(
-        method="POST",
-        path="/v1/files",
-        summary="Upload a file that requests name.",
-        caller=caller,
+        "POST",
+        "/v1/files",
+        "Upload a file that requests name.",
+        caller,
         request={FORM: upload},
-        responses=(ok,),
+        responses=ok,
         errors=(*common, *BODY, *upload_errors),
     )
     yield Operation(
-        method="GET",
-        path="/v1/files",
-        summary="The caller's files, newest first.",
-        caller=caller,
+        "GET",
+        "/v1/files",
+        "The caller's files, newest first.",
+        caller,
         parameters=(*page, Parameter("purpose", "Only files of this purpose.")),
-        responses=(ApiResponse(200, {JSON: FileList}),),
+        responses=listed,
         errors=common,
     )
+    yield Operation("GET", "/v1/files/{id}", "One file.", caller, responses=ok, errors=one)
+    yield Operation("DELETE", "/v1/files/{id}", "Delete a file.", caller, responses=deleted, errors=one)
     yield Operation(
-        method="GET", path="/v1/files/{id}", summary="One file.", caller=caller, responses=(ok,), errors=one
-    )
-    yield Operation(
-        method="DELETE",
-        path="/v1/files/{id}",
-        summary="Delete a file.",
-        caller=caller,
-        responses=(ApiResponse(200, {JSON: DeletedFile}),),
-        errors=one,
-    )
-    yield Operation(
-        method="GET",
-        path="/v1/files/{id}/content",
-        summary="The bytes of a file of a batch. Those of files that requests name are not given back.",
-        caller=caller,
+        "GET",
+        "/v1/files/{id}/content",
+        "The bytes of a file of a batch. Those of files that requests name are not given back.",
+        caller,
         responses=(ApiResponse(200, {"application/octet-stream": None}),) if gives_content else (),
         errors=(*one, *content_errors),
     )
@@ -428,9 +397,9 @@ def secret_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
     """Yield what reads and rotates a caller's secrets."""
     found = (ApiResponse(200, {JSON: WebhookSecrets}),)
     summary = "The secrets that sign the caller's webhooks."
-    yield Operation(method="GET", path=SECRET_PATH, summary=summary, caller=caller, responses=found, errors=more_errors)
+    yield Operation("GET", SECRET_PATH, summary, caller, responses=found, errors=more_errors)
     summary, limited = "Make a new secret; the old one signs, too, for a time.", (*more_errors, errors.RateLimited)
-    yield Operation(method="POST", path=SECRET_PATH, summary=summary, caller=caller, responses=found, errors=limited)
+    yield Operation("POST", SECRET_PATH, summary, caller, responses=found, errors=limited)
 
 
 def job_ended_operation() -> Operation:
@@ -440,9 +409,9 @@ def job_ended_operation() -> Operation:
     signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]
     attributes = [Parameter(name, "Of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary]
     return Operation(
-        method="POST",
-        path="job.ended",
-        summary="A job has ended.",
+        "POST",
+        "job.ended",
+        "A job has ended.",
         request={JSON: AnyOf((StandardPayload, EndedJob)), CLOUD_EVENT_JSON: JobCloudEvent},
         parameters=(*signature, *attributes),
         responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. All else is repeated."),),
