@@ -115,11 +115,9 @@ class ModelNotAllowed(ModelNotFound, status=403):
 class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
     """The path exists, but not with this HTTP method."""
 
-    def __init__(
-        self, message: str, *, allow: str = "", param: str | None = None, retry_after_s: float | None = None
-    ) -> None:
+    def __init__(self, message: str, *, allow: str = "") -> None:
         """`allow`: the methods that the path has, as the header `Allow` lists them."""
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        super().__init__(message)
         self.allow = allow
 
 

@@ -209,11 +209,11 @@ class Attempt:
         self._stream = stream
         self._unfinished = set(range(choices))
         self._gate = None if plan.handoff is None else HandoffGate(plan.handoff)
-        self._held: list[Chunk] = []
+        self.held: list[Chunk] = []  # not released yet
         self._started: float | None = None
         self._first_token: float | None = None
         self._ended: float | None = None
-        self._sent = False
+        self.committed = False  # the client has bytes of this attempt, also if it fails later
 
     def transition(self, event: AttemptEvent, now: float) -> AttemptState:
         """Move to the next state by `TABLE`. Raises IllegalTransition for a pair that it lacks."""
@@ -224,7 +224,7 @@ class Attempt:
             self._started = now
         if not TABLE[following]:
             self._ended = now
-            self._held = []  # an attempt that has ended keeps no text
+            self.held = []  # an attempt that has ended keeps no text
         self.state = following
         return following
 
@@ -240,7 +240,7 @@ class Attempt:
         self._measure(chunk, now)
         if self.state is AttemptState.COMMITTED:
             return (chunk,)
-        self._held.append(chunk)
+        self.held.append(chunk)
         if self._gate is not None and not self._passes(self._gate, chunk, now):
             return ()
         if not self._stream:
@@ -265,7 +265,7 @@ class Attempt:
         """End an answer that is one value instead of chunks (embeddings) and goes to the client now."""
         self._first_token = now
         self.transition(AttemptEvent.COMMIT, now)
-        self._sent = True
+        self.committed = True
         self.transition(AttemptEvent.LAST_CHUNK, now)
 
     def fail(self, error: CausewayError, now: float) -> None:
@@ -279,11 +279,6 @@ class Attempt:
         elif isinstance(error, ClientGone):
             event = AttemptEvent.CANCEL
         self.transition(event, now)
-
-    @property
-    def committed(self) -> bool:
-        """Whether the client has bytes of this attempt. Stays true if the attempt fails later."""
-        return self._sent
 
     @property
     def abandoned(self) -> bool:
@@ -302,15 +297,6 @@ class Attempt:
     def whole(self) -> bool:
         """Whether every choice has its finish reason, and the answer may be kept: only the usage may follow."""
         return not self._unfinished and self.state in (AttemptState.COLLECTING, AttemptState.COMMITTED)
-
-    @property
-    def ended(self) -> bool:
-        return not TABLE[self.state]
-
-    @property
-    def held(self) -> tuple[Chunk, ...]:
-        """The chunks that are not released yet."""
-        return tuple(self._held)
 
     def record(self, now: float) -> AttemptRecord:
         started = self._started if self._started is not None else (self._ended if self._ended is not None else now)
@@ -359,28 +345,17 @@ class Attempt:
 
     def _release(self, now: float) -> tuple[Chunk, ...]:
         self.transition(AttemptEvent.COMMIT, now)
-        self._sent = True
-        released, self._held = tuple(self._held), []
+        self.committed = True
+        released, self.held = tuple(self.held), []
         return released
+
+
+def _is_of_the_target(error: CausewayError) -> bool:
+    return error.retryable or isinstance(error, _TARGET_SPECIFIC)
 
 
 # Another target may have a longer context or the missing feature, or accept the schema: another attempt can succeed.
 _TARGET_SPECIFIC = (ContextLengthExceeded, UnsupportedFeature, InvalidGrammar)
-
-
-def next_step(error: CausewayError, *, committed: bool, remaining: int) -> Literal["next", "raise"]:
-    """Whether another attempt may follow this error.
-
-    1. The client has bytes: no.
-    2. No plan is left: no.
-    3. The target failed or handed off (retryable), or only this target cannot serve the request: yes.
-    4. Anything else (the request is invalid, the deadline passed, the client disconnected): no.
-    """
-    if committed or remaining == 0:  # (1) (2)
-        return "raise"
-    if error.retryable or isinstance(error, _TARGET_SPECIFIC):  # (3)
-        return "next"
-    return "raise"  # (4)
 
 
 class AttemptSequence:
@@ -405,9 +380,17 @@ class AttemptSequence:
         return attempt
 
     def next_step(self, error: CausewayError) -> Literal["next", "raise"]:
+        """Whether another attempt follows this error.
+
+        1. The client has bytes: no.
+        2. No plan is left: no.
+        3. The target failed or handed off, or only this target cannot serve the request: yes.
+        4. Anything else (the request is invalid, the deadline passed, the client disconnected): no.
+        """
         self._drop_failed_targets()
-        committed = bool(self.attempts) and self.attempts[-1].committed
-        return next_step(error, committed=committed, remaining=len(self._plans))
+        if not self._plans or (self.attempts and self.attempts[-1].committed):  # (1) (2)
+            return "raise"
+        return "next" if _is_of_the_target(error) else "raise"  # (3) (4)
 
     @property
     def degraded(self) -> bool:
@@ -450,7 +433,7 @@ def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayEr
     5. Anything else: 503 with the reason of every attempt.
     """
     last = attempts[-1] if attempts else None
-    if last is None or last.committed or next_step(error, committed=False, remaining=1) == "raise":  # (1)
+    if last is None or last.committed or not _is_of_the_target(error):  # (1)
         return error
     errors = [a.error for a in attempts if a.error is not None and not isinstance(a.error, LowConfidence)]
     refusals = [e for e in errors if not isinstance(e, TargetNotConfigured)]

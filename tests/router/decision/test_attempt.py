@@ -133,7 +133,7 @@ def test_each_fault_ends_an_attempt_at_each_moment(error: Exception, state: Atte
     assert attempt.state is state
     assert attempt.committed == (moment == "committed")
     assert attempt.record(103.0).error == error.code  # type: ignore[attr-defined]
-    assert attempt.held == ()
+    assert attempt.held == []
 
 
 # --- the whole answer at once ----------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_an_empty_answer_with_an_end_is_an_answer() -> None:
 def test_an_embedding_commits_and_ends_at_once() -> None:
     attempt = new_attempt()
     attempt.complete(102.0)
-    assert (attempt.state, attempt.committed, attempt.ended) == (AttemptState.DONE, True, True)
+    assert (attempt.state, attempt.committed) == (AttemptState.DONE, True)
 
 
 def test_a_tool_call_counts_as_the_first_token() -> None:
@@ -202,7 +202,7 @@ def test_first_tokens_of_low_confidence_are_handed_off_and_never_released() -> N
     assert record.detail == "confidence 0.490 below 0.5"
     assert record.confidence == confidence_of(0.49, 1)
     assert not attempt.committed
-    assert attempt.held == ()
+    assert attempt.held == []
 
 
 def test_confidence_at_the_threshold_is_enough() -> None:

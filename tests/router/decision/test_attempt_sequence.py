@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.decision.abilities import no_route
-from router.decision.attempts import AttemptSequence, AttemptState, final_error, next_step
+from router.decision.attempts import AttemptSequence, AttemptState, final_error
 from router.decision.decide import decide
 from router.errors import (
     AllAttemptsFailed,
@@ -85,14 +85,17 @@ FINAL = [InvalidRequest("x"), DeadlineExceeded("x"), ClientGone("x"), CausewayEr
 
 @pytest.mark.parametrize("error", RETRYABLE + HERE_ONLY, ids=lambda e: type(e).__name__)
 def test_a_fault_of_the_target_goes_to_the_next_before_commit_only(error: CausewayError) -> None:
-    assert next_step(error, committed=False, remaining=1) == "next"
-    assert next_step(error, committed=False, remaining=0) == "raise"
-    assert next_step(error, committed=True, remaining=1) == "raise"
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    assert fail(sequence, error) == "next"
+    assert fail(sequence, error) == "raise"
+    sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
+    answer(sequence)
+    assert sequence.next_step(error) == "raise"
 
 
 @pytest.mark.parametrize("error", FINAL, ids=lambda e: type(e).__name__)
 def test_an_invalid_request_a_deadline_and_a_disconnect_end_the_sequence(error: CausewayError) -> None:
-    assert next_step(error, committed=False, remaining=3) == "raise"
+    assert fail(new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE)), error) == "raise"
 
 
 def test_the_attempts_come_in_the_decisions_order() -> None:
