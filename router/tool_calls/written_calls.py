@@ -43,6 +43,7 @@ _ARGUMENTS: Final = re.compile(
 _PARAMETER: Final = re.compile(r"\s*<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _GEMMA_HEAD: Final = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
 _GEMMA_KEY: Final = re.compile(r"\s*([\w.-]+)\s*:")
+_GEMMA_COMMA: Final = re.compile(",")
 _GEMMA_WORD: Final = re.compile(r"[^,{}\[\]<]+")
 
 Value = dict[str, "Value"] | list["Value"] | str | int | float | bool | None
@@ -315,9 +316,7 @@ def _typed(text: str, kind: object) -> Value:
 
 def _read_gemma(text: str) -> tuple[str, Value]:
     """Raises ValueError."""
-    head = _GEMMA_HEAD.match(text)
-    if head is None:
-        raise ValueError
+    head = _matched(_GEMMA_HEAD, text, 0)
     values, end = _gemma_value(text, head.end(), 0)
     if text[end:].strip():
         raise ValueError
@@ -326,55 +325,40 @@ def _read_gemma(text: str) -> tuple[str, Value]:
 
 def _gemma_value(text: str, at: int, depth: int) -> tuple[Value, int]:
     """Return the value at a position, and where it ends. Raises ValueError."""
-    while text[at : at + 1].isspace():
-        at += 1
+    at = _behind_space(text, at)
     if depth > _MAX_DEPTH:
         raise ValueError
     if text.startswith(ESCAPE, at):
         end = text.index(ESCAPE, at + len(ESCAPE))
         return text[at + len(ESCAPE) : end], end + len(ESCAPE)
-    if text[at : at + 1] == "{":
-        values: dict[str, Value] = {}
-        for start in (ends := _Items(text, at + 1, "}")):
-            key = _GEMMA_KEY.match(text, start)
-            if key is None:
-                raise ValueError
-            values[key[1]], ends.at = _gemma_value(text, key.end(), depth + 1)
-        return values, ends.at
-    if text[at : at + 1] == "[":
-        items: list[Value] = []
-        for start in (ends := _Items(text, at + 1, "]")):
-            item, ends.at = _gemma_value(text, start, depth + 1)
-            items.append(item)
-        return items, ends.at
-    word = _GEMMA_WORD.match(text, at)
-    if word is None:
+    closing = {"{": "}", "[": "]"}.get(text[at : at + 1])
+    if closing is None:
+        word = _matched(_GEMMA_WORD, text, at)
+        return _typed(word[0].strip(), ""), word.end()
+    entries: list[tuple[str, Value]] = []  # those of a list have no keys
+    at = _behind_space(text, at + 1)
+    while text[at : at + 1] != closing:
+        if entries:
+            at = _matched(_GEMMA_COMMA, text, at).end()
+        key = ""
+        if closing == "}":
+            found = _matched(_GEMMA_KEY, text, at)
+            key, at = found[1], found.end()
+        value, at = _gemma_value(text, at, depth + 1)
+        entries.append((key, value))
+        at = _behind_space(text, at)
+    return (dict(entries) if closing == "}" else [value for _, value in entries]), at + 1
+
+
+def _behind_space(text: str, at: int) -> int:
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
+
+
+def _matched(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
+    """Raises ValueError."""
+    match = pattern.match(text, at)
+    if match is None:
         raise ValueError
-    return _typed(word[0].strip(), ""), word.end()
-
-
-class _Items:
-    """Yields where each item of a list begins; `at` is set to where it ends, and is behind the bracket at last."""
-
-    def __init__(self, text: str, at: int, closing: str) -> None:
-        self.at = at
-        self._text = text
-        self._closing = closing
-        self._first = True
-
-    def __iter__(self) -> _Items:
-        return self
-
-    def __next__(self) -> int:
-        while self._text[self.at : self.at + 1].isspace():
-            self.at += 1
-        following = self._text[self.at : self.at + 1]
-        if following == self._closing:
-            self.at += 1
-            raise StopIteration
-        if not self._first:
-            if following != ",":
-                raise ValueError
-            self.at += 1
-        self._first = False
-        return self.at
+    return match
