@@ -24,17 +24,13 @@ from .request_body import (
     FUNCTION,
     JSONObject,
     canonical_json,
-    extra_of,
+    generation_fields,
     includes_usage,
     inner_extra,
     load,
-    merge_hints,
     narrowed_tools,
     no_such_tools,
     other_kinds,
-    resume_of,
-    sampling_of,
-    stop_of,
     too_deep,
     tool_choice_of,
     validate,
@@ -95,14 +91,10 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
         raw = _raw(document, "messages")
         return Request(
             kind="chat",
-            model=wire.model,
             messages=tuple([_message(message, at, raw[at]) for at, message in enumerate(wire.messages)]),
             max_tokens=_token_limit(wire),
             limit_name="max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens",
-            sampling=sampling_of(wire),
-            stop=stop_of(wire.stop),
             n=wire.n or 1,
-            stream=wire.stream is True,
             include_usage=includes_usage(wire),
             tools=tools,
             # Without tools nothing can be called, and "none" means the same as no choice.
@@ -111,10 +103,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
             reasoning_effort=wire.reasoning_effort,
-            user=wire.user,
-            extra=extra_of(document, _FIELDS),
-            hints=merge_hints(hints, wire.causeway),
-            resume=resume_of(wire.causeway, accepted=resumes),
+            **generation_fields(wire, document, _FIELDS, hints, resumes=resumes),
         )
     except RecursionError:
         raise too_deep() from None

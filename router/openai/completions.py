@@ -16,13 +16,9 @@ import msgspec
 from ..errors import InvalidRequest, UnsupportedFeature
 from ..types import Chunk, Request, RoutingHints, TokenAlternative, TokenLogprob
 from .request_body import (
-    extra_of,
+    generation_fields,
     includes_usage,
     load,
-    merge_hints,
-    resume_of,
-    sampling_of,
-    stop_of,
     too_deep,
     validate,
 )
@@ -46,21 +42,14 @@ def parse_completion(body: bytes, hints: RoutingHints, *, resumes: bool = False)
         wire = validate(document, WireCompletion)
         return Request(
             kind="completion",
-            model=wire.model,
             prompts=prompts_of(wire.prompt, "prompt", empty_text=True),
             max_tokens=wire.max_tokens,
-            sampling=sampling_of(wire),
-            stop=stop_of(wire.stop),
             n=_choices(wire),
-            stream=wire.stream is True,
             include_usage=includes_usage(wire),
             logprobs=wire.logprobs,
             echo=wire.echo is True,
             suffix=wire.suffix or None,
-            user=wire.user,
-            extra=extra_of(document, _FIELDS),
-            hints=merge_hints(hints, wire.causeway),
-            resume=resume_of(wire.causeway, accepted=resumes),
+            **generation_fields(wire, document, _FIELDS, hints, resumes=resumes),
         )
     except RecursionError:
         raise too_deep() from None

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -172,7 +172,32 @@ def too_deep() -> InvalidJSON:
 # --- fields that the kinds of request share --------------------------------------------------------------------------
 
 
-def sampling_of(wire: WireGeneration) -> Sampling:
+def generation_fields(
+    wire: WireGeneration, document: JSONObject, known: frozenset[str], hints: RoutingHints, *, resumes: bool
+) -> dict[str, Any]:
+    """Return the fields of a `Request` that are read alike for chats, completions and responses.
+
+    Args:
+        known: the fields of this kind of request.
+        hints: the routing hints from the request's headers.
+        resumes: whether this server can continue an answer that was cut short.
+
+    Raises:
+        InvalidRequest: names the key that is wrong.
+    """
+    return {
+        "model": wire.model,
+        "sampling": _sampling(wire),
+        "stop": (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ()),
+        "stream": wire.stream is True,
+        "user": wire.user,
+        "extra": extra_of(document, known),
+        "hints": merge_hints(hints, wire.causeway),
+        "resume": resume_of(wire.causeway, accepted=resumes),
+    }
+
+
+def _sampling(wire: WireGeneration) -> Sampling:
     penalty, alias = wire.repeat_penalty, wire.repetition_penalty
     if penalty is not None and alias is not None and penalty != alias:
         raise InvalidRequest(
@@ -189,12 +214,6 @@ def sampling_of(wire: WireGeneration) -> Sampling:
         wire.seed,
         tuple(sorted(wire.logit_bias.items())) if wire.logit_bias else (),
     )
-
-
-def stop_of(wire: str | list[str] | None) -> tuple[str, ...]:
-    if not wire:
-        return ()
-    return (wire,) if isinstance(wire, str) else tuple(wire)
 
 
 def includes_usage(wire: WireGeneration) -> bool:
