@@ -35,7 +35,7 @@ class AnswerEncoder:
 
     def __init__(self, request: Request, answer_id: str, model: str, created: int) -> None:
         self._format = format_of(request.kind, request.logprobs)
-        self._identity = identity(answer_id, created)
+        self._identity = (answer_id, created)
         self._model = model_json(model)
         self._choices = request.n * max(1, len(request.prompts))
         # With include_usage each event carries `usage`: null, until the last one brings the numbers.
@@ -108,21 +108,17 @@ def is_text_alone(chunk: Chunk) -> bool:
     return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
 
-def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
-    """Encode the id and the Unix time (s) of an answer as JSON."""
-    return _encode(answer_id), b"%d" % created
-
-
 def model_json(model: str) -> bytes:
     return b',"model":' + _encode(model) + b',"choices":['
 
 
-def event_head(form: ChoiceFormat, answer_id: bytes, created: bytes, model: bytes) -> bytes:
-    return b'data: {"id":%b,"object":"%b","created":%b%b' % (answer_id, form.chunk_object, created, model)
+def event_head(form: ChoiceFormat, answer_id: str, created: int, model: bytes) -> bytes:
+    """`created`: Unix time in seconds."""
+    return b'data: {"id":%b,"object":"%b","created":%d%b' % (_encode(answer_id), form.chunk_object, created, model)
 
 
-def whole_head(form: ChoiceFormat, answer_id: bytes, created: bytes) -> bytes:
-    return b'{"id":%b,"object":"%b","created":%b' % (answer_id, form.whole_object, created)
+def whole_head(form: ChoiceFormat, answer_id: str, created: int) -> bytes:
+    return b'{"id":%b,"object":"%b","created":%d' % (_encode(answer_id), form.whole_object, created)
 
 
 def whole_rest(form: ChoiceFormat, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:

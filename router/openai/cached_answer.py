@@ -20,7 +20,6 @@ from .answer import (
     event_head,
     format_of,
     has_content,
-    identity,
     model_json,
     usage_json,
     whole_head,
@@ -96,14 +95,14 @@ class CachedAnswer:
 
     def whole(self, answer_id: str, created: int) -> bytes:
         """Return the same bytes as `AnswerEncoder.whole`. `created` is Unix time in seconds."""
-        return whole_head(self._format, *identity(answer_id, created)) + self._rest
+        return whole_head(self._format, answer_id, created) + self._rest
 
     def stream(self, answer_id: str, created: int, *, include_usage: bool = False) -> bytes:
         """Return all events, from the role to ``[DONE]``. `created` is Unix time in seconds."""
         events = self._events.get(include_usage)
         if events is None:
             events = self._events[include_usage] = self._encode_events(include_usage)
-        head = event_head(self._format, *identity(answer_id, created), self._model)
+        head = event_head(self._format, answer_id, created, self._model)
         return head.join(events) + DONE
 
     def _encode_events(self, include_usage: bool) -> tuple[bytes, ...]:
