@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable
 from datetime import UTC, date, datetime, tzinfo
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -181,36 +181,19 @@ class Breaker:
     time may probe; each failed probe doubles the pause.
     """
 
-    def __init__(
-        self,
-        *,
-        failures: int = 5,
-        rate: float = 0.5,
-        window_s: float = 30.0,
-        min_calls: int = 10,
-        open_s: float = 5.0,
-        max_open_s: float = 60.0,
-        probe_s: float = 60.0,
-    ) -> None:
-        """Configure the breaker. Times are in seconds.
+    failures: ClassVar[int] = 5  # in a row that open it
+    rate: ClassVar[float] = 0.5  # share of failures in `window_s` that opens it, once there are `min_calls`
+    window_s: ClassVar[float] = 30.0
+    min_calls: ClassVar[int] = 10
+    open_s: ClassVar[float] = 5.0  # the first pause; each failed probe doubles it, up to `max_open_s`
+    max_open_s: ClassVar[float] = 60.0
+    probe_s: ClassVar[float] = 60.0  # after this time without a result, another call may probe
 
-        Args:
-            failures: failures in a row that open it.
-            rate: share of failures in `window_s` that opens it, once there are `min_calls`.
-            open_s: the first pause; each failed probe doubles it, up to `max_open_s`.
-            probe_s: after this time without a result, another call may probe.
-        """
-        self._failures = failures
-        self._rate = rate
-        self._window_s = window_s
-        self._min_calls = min_calls
-        self._open_s = open_s
-        self._max_open_s = max_open_s
-        self._probe_s = probe_s
+    def __init__(self) -> None:
         self._consecutive = 0
         self._calls: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)  # (when, failed)
         self._opened: float | None = None  # None: closed
-        self._pause = open_s
+        self._pause = self.open_s
         self._probe: float | None = None  # when the current probe started
 
     def state(self, now: float) -> BreakerState:
@@ -223,7 +206,7 @@ class Breaker:
         state = self.state(now)
         if state != "half_open":
             return state == "closed"
-        if self._probe is not None and now < self._probe + self._probe_s:
+        if self._probe is not None and now < self._probe + self.probe_s:
             return False
         self._probe = now
         return True
@@ -242,12 +225,12 @@ class Breaker:
         if state == "open" or (state == "half_open" and self._probe is None):
             return  # an earlier call; the target's failure is already known
         if state == "half_open":
-            self._open(now, min(self._pause * 2.0, self._max_open_s))
+            self._open(now, min(self._pause * 2.0, self.max_open_s))
             return
         self._consecutive += 1
         self._calls.append((now, True))
-        if self._consecutive >= self._failures or self._rate_exceeded(now):
-            self._open(now, self._open_s)
+        if self._consecutive >= self.failures or self._rate_exceeded(now):
+            self._open(now, self.open_s)
 
     def cancelled(self, now: float) -> None:
         """Record a call that says nothing about the target. In half-open, another call may probe."""
@@ -259,8 +242,8 @@ class Breaker:
         return 0.0 if self._opened is None else max(0.0, self._opened + self._pause - now)
 
     def _rate_exceeded(self, now: float) -> bool:
-        recent = [failed for when, failed in self._calls if when > now - self._window_s]
-        return len(recent) >= self._min_calls and sum(recent) >= self._rate * len(recent)
+        recent = [failed for when, failed in self._calls if when > now - self.window_s]
+        return len(recent) >= self.min_calls and sum(recent) >= self.rate * len(recent)
 
     def _open(self, now: float, pause_s: float) -> None:
         self._opened = now
@@ -271,7 +254,7 @@ class Breaker:
 
     def _close(self) -> None:
         self._opened = None
-        self._pause = self._open_s
+        self._pause = self.open_s
         self._probe = None
         self._calls.clear()
 

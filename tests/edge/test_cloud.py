@@ -62,12 +62,17 @@ class AheadClock:
         return time.monotonic() + self.ahead_s
 
 
+class SlowBreaker(Breaker):
+    failures = 3
+    open_s = 60.0
+
+
 @asynccontextmanager
 async def connected(
     url: str, *, now: Callable[[], float] = time.monotonic, **more: object
 ) -> AsyncIterator[CloudBackend]:
     config = CloudConfig(url=url, connect_timeout_s=30.0, first_token_timeout_s=0.15, timeout_s=0.4, **more)  # type: ignore[arg-type]
-    backend = CloudBackend(config, breaker=Breaker(failures=3, open_s=60.0), now=now)
+    backend = CloudBackend(config, breaker=SlowBreaker(), now=now)
     await backend.start()
     try:
         yield backend

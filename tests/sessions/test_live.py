@@ -63,7 +63,7 @@ class NoRequests(SessionRequests[SessionClient]):
 async def test_a_peer_that_reads_nothing_is_disconnected_and_can_resume() -> None:
     session = RealtimeSession("sess_1", "auto", RoutingHints(), SessionLimits(), lambda: "id")
     async with anyio.create_task_group() as tasks:
-        live = LiveSession(session, NoRequests(), tasks, lambda _: nullcontext(), stalled_s=30.0, now=time.monotonic)
+        live = LiveSession(session, NoRequests(), tasks, lambda _: nullcontext(), time.monotonic)
         stalled, patient = StalledSocket(room=2), StalledSocket(room=100)
         live.attach(cast("RealtimeSocket", stalled))
         for _ in range(5):

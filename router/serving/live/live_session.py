@@ -33,6 +33,7 @@ from ...realtime.session import RealtimeSession
 from ...types import Chunk, Embeddings, RoutingHints
 from ..reply import Piece
 from ..request import members
+from ..responses import STALLED_S
 
 PROTOCOL = "realtime"
 """The subprotocol that OpenAI's browser clients offer."""
@@ -116,9 +117,9 @@ class RealtimeSocket:
         if self.is_open and transport is not None:
             transport.write(text_frame(event))
 
-    async def drained(self, stalled_s: float) -> None:
-        """Wait until the peer has read. Raises TimeoutError if it reads nothing for so long, or ConnectionError."""
-        async with asyncio.timeout(stalled_s):
+    async def drained(self) -> None:
+        """Wait until the peer has read. Raises TimeoutError if it reads nothing in `STALLED_S`, or ConnectionError."""
+        async with asyncio.timeout(STALLED_S):
             await self._http.writer.drain()
 
     async def refuse(self, error: CausewayError) -> None:
@@ -206,7 +207,6 @@ class LiveSession(Generic[Client]):
         requests: its requests.
         tasks: the parent of its tasks, which outlive a connection.
         answering: entered for the time of each answer.
-        stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
     """
 
@@ -216,8 +216,6 @@ class LiveSession(Generic[Client]):
         requests: SessionRequests[Client],
         tasks: anyio.abc.TaskGroup,
         answering: Callable[[LiveSession[Client]], AbstractContextManager[None]],
-        *,
-        stalled_s: float,
         now: Callable[[], float],
     ) -> None:
         self.session = session
@@ -230,7 +228,6 @@ class LiveSession(Generic[Client]):
         self._understood = asyncio.Event()
         self._understood.set()
         self._partial_runs = False
-        self._stalled_s = stalled_s
         self._now = now
         self._socket: RealtimeSocket | None = None
         self._running: anyio.CancelScope | None = None
@@ -320,7 +317,7 @@ class LiveSession(Generic[Client]):
     async def _pump(self, socket: RealtimeSocket) -> None:
         """Wait for a peer that is behind, and send on. One that reads nothing is disconnected."""
         try:
-            await socket.drained(self._stalled_s)
+            await socket.drained()
         except TimeoutError:
             self.detach(socket)
             socket.close(CloseCode.TOO_SLOW)

@@ -32,7 +32,6 @@ from ..gauges import Gauge
 from ..request import members, read_authorization
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
-STALLED_S = 30.0
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
 _SWEEP_S = 1.0
 _STOP_S = 2.0  # for cancelled answers to end
@@ -82,21 +81,12 @@ class Sessions(Generic[Client]):
     Args:
         host: authenticates clients, and answers the requests of sessions.
         now: monotonic seconds.
-        stalled_s: a peer that reads nothing for so long is disconnected.
     """
 
-    def __init__(
-        self,
-        config: SessionConfig,
-        host: SessionHost[Client],
-        now: Callable[[], float],
-        *,
-        stalled_s: float = STALLED_S,
-    ) -> None:
+    def __init__(self, config: SessionConfig, host: SessionHost[Client], now: Callable[[], float]) -> None:
         self._config = config
         self._host = host
         self._now = now
-        self._stalled_s = stalled_s
         self._tasks: anyio.abc.TaskGroup | None = None
         self._sessions: dict[str, LiveSession[Client]] = {}
         self._shares = FairShare(config.max_sessions)
@@ -210,9 +200,7 @@ class Sessions(Generic[Client]):
         session_id = f"sess_{secrets.token_hex(16)}"
         session, requests = self._host.open(session_id, model, client)
         self._take_share(session_id, client.share)
-        live = self._sessions[session_id] = LiveSession(
-            session, requests, tasks, self._answering, stalled_s=self._stalled_s, now=self._now
-        )
+        live = self._sessions[session_id] = LiveSession(session, requests, tasks, self._answering, self._now)
         self._opened += 1
         return live
 

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 from router.trackers import Breaker
 
 
+def breaker_of(**settings: float) -> Breaker:
+    breaker: Breaker = type("OtherBreaker", (Breaker,), settings)()
+    return breaker
+
+
 def opened(at: float = 0.0) -> Breaker:
-    breaker = Breaker(failures=3, open_s=5.0, max_open_s=20.0, probe_s=30.0)
+    breaker = breaker_of(failures=3, open_s=5.0, max_open_s=20.0, probe_s=30.0)
     for _ in range(3):
         assert breaker.allow(at)
         breaker.failure(at)
@@ -17,7 +22,7 @@ def opened(at: float = 0.0) -> Breaker:
 
 
 def test_failures_in_a_row_open_it() -> None:
-    breaker = Breaker(failures=3)
+    breaker = breaker_of(failures=3)
     for _ in range(2):
         breaker.failure(0.0)
     breaker.success(0.0)
@@ -32,7 +37,7 @@ def test_failures_in_a_row_open_it() -> None:
 
 def test_a_share_of_failures_opens_it_too() -> None:
     """Every other call fails, so there are never two failures in a row."""
-    breaker = Breaker(failures=5, rate=0.5, min_calls=10, window_s=30.0)
+    breaker = breaker_of(failures=5, rate=0.5, min_calls=10, window_s=30.0)
     for index in range(9):
         (breaker.failure if index % 2 == 0 else breaker.success)(float(index))
     assert breaker.state(9.0) == "closed"
@@ -41,7 +46,7 @@ def test_a_share_of_failures_opens_it_too() -> None:
 
 
 def test_old_failures_are_forgotten() -> None:
-    breaker = Breaker(failures=100, rate=0.5, min_calls=4, window_s=10.0)
+    breaker = breaker_of(failures=100, rate=0.5, min_calls=4, window_s=10.0)
     for at in (0.0, 1.0, 2.0):
         breaker.failure(at)
     breaker.failure(12.5)
@@ -112,7 +117,7 @@ def test_results_of_earlier_calls_do_not_count_while_open() -> None:
 )
 def test_it_never_stays_open_forever(steps: list[tuple[str, float]]) -> None:
     """After the longest pause and the longest probe a call is always allowed again."""
-    breaker, now = Breaker(failures=2, open_s=1.0, max_open_s=8.0, probe_s=10.0), 0.0
+    breaker, now = breaker_of(failures=2, open_s=1.0, max_open_s=8.0, probe_s=10.0), 0.0
     for step, wait_s in steps:
         now += wait_s
         getattr(breaker, step)(now)
