@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Sequence
-from operator import itemgetter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final, Literal
 
 import msgspec
@@ -53,39 +53,29 @@ def quantiles(strata: Sequence[Stratum], shares: Sequence[float]) -> tuple[Inter
         for index, stratum in enumerate(strata)
         for time in stratum.times
     )
-    below = [0] * len(strata)  # number of times of each stratum up to here
-    reached = 0.0
-    curve: list[tuple[float, float]] = []  # (share up to here, time)
-    at: dict[float, list[int]] = {}
-    left = list(shares)
-    for time, index, weight in points:
-        reached += weight
-        below[index] += 1
-        curve.append((reached, time))
-        while left and reached >= left[0] - 1e-12:
-            at[left.pop(0)] = list(below)
+    reached = list(accumulate(weight for _, _, weight in points))  # share up to each time
+
+    def position(share: float) -> int:
+        """Return the place of the first time at which the share is reached."""
+        return min(bisect_left(reached, share - 1e-12), len(points) - 1)
+
     result = []
     for share in shares:
-        error = _standard_error(strata, at.get(share, below), total)
-        value, low, high = (_time_at(curve, point) for point in (share, share - _Z * error, share + _Z * error))
+        below = Counter(index for _, index, _ in points[: position(share) + 1])
+        error = _standard_error(strata, below, total)
+        value, low, high = (points[position(at)][0] for at in (share, share - _Z * error, share + _Z * error))
         result.append(Interval(round(value, 3), round(low, 3), round(high, 3)))
     return tuple(result)
 
 
-def _standard_error(strata: Sequence[Stratum], below: Sequence[int], total: int) -> float:
-    """Return the standard error of the share below a quantile, of a stratified sample."""
+def _standard_error(strata: Sequence[Stratum], below: Mapping[int, int], total: int) -> float:
+    """Return the standard error of the share below a quantile. `below`: times of each stratum up to it."""
     variance = 0.0
-    for stratum, count in zip(strata, below, strict=True):
+    for index, stratum in enumerate(strata):
         observed = len(stratum.times)
-        share = count / observed
+        share = below.get(index, 0) / observed
         variance += (stratum.requests / total) ** 2 * share * (1.0 - share) / max(1, observed - 1)
     return math.sqrt(variance)
-
-
-def _time_at(curve: Sequence[tuple[float, float]], share: float) -> float:
-    """Return the first time at which the share is reached."""
-    at = bisect_left(curve, share - 1e-12, key=itemgetter(0))
-    return curve[min(at, len(curve) - 1)][1]
 
 
 Cause = Literal["leaves", "may_leave", "unknown"]

@@ -342,16 +342,13 @@ class KeyedCachePlan(msgspec.Struct, frozen=True):
     key: bytes | None  # None: the policy keeps this request out of the cache
 
 
-class RequestMemo:
+class RequestMemo(msgspec.Struct):
     """What was derived from one request: its features, and its last plan. The owner keeps it beside the request."""
 
-    __slots__ = ("features", "planned", "policy", "snapshot")
-
-    def __init__(self) -> None:
-        self.features: RequestFeatures | None = None
-        self.policy: Policy | None = None
-        self.snapshot: Snapshot | None = None
-        self.planned: KeyedCachePlan | None = None
+    features: RequestFeatures | None = None
+    policy: Policy | None = None
+    snapshot: Snapshot | None = None
+    planned: KeyedCachePlan | None = None
 
 
 class CachePlanner:

@@ -87,8 +87,7 @@ def read_yaml(text: str, file: str) -> Tree:
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         explanation, mark = explain(error, text)
-        location = SourceLocation(file) if mark is None else SourceLocation(file, mark.line + 1, mark.column + 1)
-        raise YamlError(Problem(location, f"not valid YAML: {explanation}")) from error
+        raise YamlError(Problem(_location(file, mark), f"not valid YAML: {explanation}")) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML raises ValueError for escapes beyond Unicode and for absurd version directives.
         raise YamlError(Problem(SourceLocation(file), f"not valid YAML: {_first_line(error)}")) from error
@@ -128,15 +127,15 @@ class _Loader(yaml.SafeLoader):
             raise self._error(event, f"tags are not allowed ({tag}): put a value that starts with ! in quotes")
 
     def _error(self, event: NodeEvent, message: str) -> YamlError:
-        mark = event.start_mark
-        location = (
-            SourceLocation(self._file) if mark is None else SourceLocation(self._file, mark.line + 1, mark.column + 1)
-        )
-        return YamlError(Problem(location, message))
+        return YamlError(Problem(_location(self._file, event.start_mark), message))  # type: ignore[arg-type]  # of C
+
+
+def _location(file: str, mark: Mark | None, path: str = "") -> SourceLocation:
+    return SourceLocation(file) if mark is None else SourceLocation(file, mark.line + 1, mark.column + 1, path)
 
 
 def _convert(node: Node, file: str, path: str) -> Tree:
-    location = SourceLocation(file, node.start_mark.line + 1, node.start_mark.column + 1, path)
+    location = _location(file, node.start_mark, path)
     if isinstance(node, ScalarNode):
         return _scalar(node, location)
     if isinstance(node, SequenceNode):
@@ -150,7 +149,7 @@ def _mapping(node: MappingNode, file: str, location: SourceLocation) -> Mapping:
     values: list[Tree] = []
     seen: set[str] = set()
     for key_node, value_node in node.value:
-        key_location = SourceLocation(file, key_node.start_mark.line + 1, key_node.start_mark.column + 1, location.path)
+        key_location = _location(file, key_node.start_mark, location.path)
         if not isinstance(key_node, ScalarNode):
             raise YamlError(Problem(key_location, "a key must be text"))
         if key_node.tag.endswith(":merge"):

@@ -218,7 +218,7 @@ class ChatChoiceFormat:
             chunk.index,
             delta,
             logprobs,
-            _finish_reason(chunk),
+            _encode(chunk.finish_reason),
         )
 
     def choice(self, chunk: Chunk) -> bytes:
@@ -234,7 +234,7 @@ class ChatChoiceFormat:
             chunk.index,
             message,
             logprobs,
-            _finish_reason(chunk),
+            _encode(chunk.finish_reason),
         )
 
 
@@ -272,7 +272,7 @@ class CompletionChoiceFormat:
             chunk.index,
             _encode(chunk.text),
             logprobs,
-            _finish_reason(chunk),
+            _encode(chunk.finish_reason),
         )
 
     def choice(self, chunk: Chunk) -> bytes:
@@ -284,10 +284,6 @@ ChoiceFormat = ChatChoiceFormat | CompletionChoiceFormat
 
 def format_of(kind: str, logprobs: int | None) -> ChoiceFormat:
     return ChatChoiceFormat(logprobs=logprobs) if kind == "chat" else CompletionChoiceFormat(logprobs=logprobs)
-
-
-def _finish_reason(chunk: Chunk) -> bytes:
-    return b"null" if chunk.finish_reason is None else b'"' + chunk.finish_reason.encode() + b'"'
 
 
 def _chat_delta(chunk: Chunk) -> bytes:

@@ -80,15 +80,10 @@ class Conversation:
         self._items: list[ConversationItem] = []
         self._bytes = 0
         self._sounds = 0
-        self._sound_bytes = 0
+        self.sound_bytes = 0  # of all sounds together
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(self._items)
-
-    @property
-    def sound_bytes(self) -> int:
-        """How large its sounds are together."""
-        return self._sound_bytes
 
     def __contains__(self, item_id: str) -> bool:
         return any(item.id == item_id for item in self._items)
@@ -147,7 +142,7 @@ class Conversation:
         """Raises ConversationFull if the item, or any, does not fit beside the others."""
         if item is not None and self._has_more_sound(item.sounds, item.sound_bytes):
             message = (
-                f"The conversation has {self._sounds} sounds of {self._sound_bytes} bytes; it may have "
+                f"The conversation has {self._sounds} sounds of {self.sound_bytes} bytes; it may have "
                 f"{self._max_sounds} of {self._max_sound_bytes} bytes. Delete some, or set `truncation` to auto."
             )
             raise ConversationFull(message, param="item")
@@ -172,12 +167,12 @@ class Conversation:
 
     def _has_more_sound(self, sounds: tuple[int, ...] = (), sound_bytes: int = 0) -> bool:
         """Whether there is more sound than there may be, with that of another item."""
-        return self._sounds + len(sounds) > self._max_sounds or self._sound_bytes + sound_bytes > self._max_sound_bytes
+        return self._sounds + len(sounds) > self._max_sounds or self.sound_bytes + sound_bytes > self._max_sound_bytes
 
     def _count(self, item: ConversationItem, sign: int) -> None:
         self._bytes += sign * item.size_bytes
         self._sounds += sign * len(item.sounds)
-        self._sound_bytes += sign * item.sound_bytes
+        self.sound_bytes += sign * item.sound_bytes
 
     def _index(self, item_id: str, param: str = "item_id") -> int:
         for at, item in enumerate(self._items):

@@ -63,8 +63,7 @@ class _State(Enum):
     BEGIN = auto()  # only white space so far, or since the last call: an object or a list may be calls
     HEAD = auto()  # behind a mark, or at a bracket that may begin calls
     OBJECT = auto()  # inside a JSON object that may be a call
-    PYTHON = auto()  # inside a Python expression that may be calls
-    MARKUP = auto()  # behind a mark of `written_calls`
+    WRITTEN = auto()  # inside a Python expression that may be calls, or behind a mark of `written_calls`
     TEXT = auto()  # only a mark can start a call from here on
 
 
@@ -90,8 +89,7 @@ class ToolCallParser:
         self._mark = ""  # before the calls, "" for none
         self._in_list = False
         self._object = written_calls.ObjectScanner()
-        self._python = written_calls.BracketScanner()
-        self._markup = written_calls.MarkupScanner("")
+        self._written: written_calls.BracketScanner | written_calls.MarkupScanner = written_calls.MarkupScanner("")
         self._name = ""  # of the call whose arguments the object is; "": the object is a call
         self._partial: _PartialCall | None = None  # the call that is returned while it is written
         self._calls = 0
@@ -120,10 +118,8 @@ class ToolCallParser:
                     text = self._head(text, out)
                 case _State.OBJECT:
                     text = self._in_object(text, out, calls)
-                case _State.PYTHON:
-                    text = self._in_python(text, out, calls)
-                case _State.MARKUP:
-                    text = self._in_markup(text, out, calls)
+                case _State.WRITTEN:
+                    text = self._in_written(text, out, calls)
                 case _State.TEXT:
                     text = self._in_text(text, out)
         return "".join(out), tuple(calls)
@@ -144,14 +140,12 @@ class ToolCallParser:
                     self._partial.check()
             case _State.OBJECT:
                 held = self._lead + self._object.text
-            case _State.PYTHON:
-                held = self._lead + self._python.text
-            case _State.MARKUP:
+            case _State.WRITTEN:
                 calls: list[ToolCallDelta] = []
-                if self._add_markup_call(calls):  # its end is a control token that some servers drop
-                    self._state = _State.TEXT
+                if self._mark in written_calls.ENDS and self._add_written(calls):
+                    self._state = _State.TEXT  # the end is a control token that some servers drop
                     return "", tuple(calls)
-                held = self._lead + self._markup.text
+                held = self._lead + self._written.text
             case _State.HEAD:
                 held = self._lead + held
             case _State.BEGIN if self._calls:
@@ -181,7 +175,7 @@ class ToolCallParser:
         markup.
         """
         if self._mark in written_calls.ENDS:  # (5)
-            self._state, self._markup = _State.MARKUP, written_calls.MarkupScanner(written_calls.ENDS[self._mark])
+            self._state, self._written = _State.WRITTEN, written_calls.MarkupScanner(written_calls.ENDS[self._mark])
             return text
         rest = text.lstrip()
         if self._mark and rest[:1] == "<":
@@ -210,7 +204,7 @@ class ToolCallParser:
         if name[0] not in self._names:
             return self._to_text(self._lead, text, out)
         if behind[0] == "(":  # (3)
-            self._state, self._python = _State.PYTHON, written_calls.BracketScanner()
+            self._state, self._written = _State.WRITTEN, written_calls.BracketScanner()
             self._lead += text[: len(text) - len(rest)]
             return rest
         if inner is rest and (between := _TO_ARGUMENTS.match(behind)) is not None:  # (4)
@@ -245,32 +239,25 @@ class ToolCallParser:
         self._state = _State.BEGIN
         return rest
 
-    def _in_python(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
-        rest = self._python.feed(text)
-        if rest is None and not self._python.too_long:
+    def _in_written(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
+        rest = self._written.feed(text)
+        if rest is None and not self._written.too_long:
             return ""
-        found = None if self._python.too_long else written_calls.read_python_calls(self._python.text, self._names)
-        if found is None:
-            return self._to_text(self._lead + self._python.text, rest or "", out)
-        for name, arguments in found:
+        if self._written.too_long or not self._add_written(calls):
+            return self._to_text(self._lead + self._written.text, rest or "", out)
+        self._state = _State.BEGIN
+        return rest or ""
+
+    def _add_written(self, calls: list[ToolCallDelta]) -> bool:
+        """Add the calls that are written in Python or in markup. Returns False if it is none, or not calls alone."""
+        if self._mark in written_calls.ENDS:
+            call = written_calls.read_markup_call(self._mark, self._written.text, self._tools)
+            found = None if call is None else [call]
+        else:
+            found = written_calls.read_python_calls(self._written.text, self._names)
+        for name, arguments in found or ():
             self._add_call(name, arguments, calls)
-        self._state = _State.BEGIN
-        return rest or ""
-
-    def _in_markup(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
-        rest = self._markup.feed(text)
-        if rest is None and not self._markup.too_long:
-            return ""
-        if self._markup.too_long or not self._add_markup_call(calls):
-            return self._to_text(self._lead + self._markup.text, rest or "", out)
-        self._state = _State.BEGIN
-        return rest or ""
-
-    def _add_markup_call(self, calls: list[ToolCallDelta]) -> bool:
-        call = written_calls.read_markup_call(self._mark, self._markup.text, self._tools)
-        if call is not None:
-            self._add_call(*call, calls)
-        return call is not None
+        return found is not None
 
     def _in_text(self, text: str, out: list[str]) -> str:
         mark = _MARK.search(text)

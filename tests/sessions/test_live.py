@@ -36,7 +36,7 @@ class StalledSocket:
     def write(self, event: bytes) -> None:
         self.events.append(event)
 
-    async def drained(self, stalled_s: float) -> None:
+    async def drained(self) -> None:
         raise TimeoutError
 
     def close(self, code: CloseCode) -> None:
