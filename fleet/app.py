@@ -34,7 +34,7 @@ from .server.connections import MOST_FILES, Connections, HttpConnection, files_o
 from .server.device_api import device_routes
 from .server.files import console_routes, file_routes
 from .server.plane import ControlPlane, health_routes
-from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
+from .server.routes import ApiRoute, errors_as_json, fleet_document, nothing_here
 from .server.tokens import load_token_key
 from .server.wakes import IDLE_S
 from .store.database import STATEMENT_S, Store
@@ -100,11 +100,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
         await plane.wakes.refresh()
         operators = _build_operators(settings, plane)
-        runner = web.AppRunner(
-            build_app(all_routes(plane, operators)),
-            handler_cancellation=True,  # a poll ends when its box leaves
-            shutdown_timeout=_DRAIN_S,
-        )
+        # A handler goes on when its client has left, so that no transaction is interrupted; parked polls have none.
+        runner = web.AppRunner(build_app(all_routes(plane, operators)), shutdown_timeout=_DRAIN_S)
         await runner.setup()
         server = runner.server
         assert server is not None
@@ -178,18 +175,13 @@ def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> lis
 def build_app(routes: Sequence[ApiRoute]) -> web.Application:
     """Return the application with these routes. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON."""
     app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
-    unfinished = Unfinished()
     for route in routes:
-        handler = route.handler if route.parks else unfinished.finished(route.handler)
-        app.router.add_route(route.method, route.path, errors_as_json(handler))
+        handler = errors_as_json(route.handler)
+        app.router.add_route(route.method, route.path, handler)
         if route.method == hdrs.METH_GET:
-            app.router.add_route(hdrs.METH_HEAD, route.path, errors_as_json(handler))
+            app.router.add_route(hdrs.METH_HEAD, route.path, handler)
     app.router.add_route("*", "/{path:.*}", nothing_here)
 
-    async def drain(_app: web.Application) -> None:
-        await unfinished.wait(_DRAIN_S)
-
-    app.on_cleanup.append(drain)
     return app
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -51,8 +50,6 @@ class ApiRoute(msgspec.Struct, frozen=True):
         query: Names of query parameters, with their meaning.
         headers: Names of request headers, with their meaning.
         content_type: The type of an answer that is not JSON.
-        parks: The handler only waits and holds no transaction: it is cancelled when the client disconnects.
-            All other handlers run to their end.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -67,7 +64,6 @@ class ApiRoute(msgspec.Struct, frozen=True):
     query: dict[str, str] = {}
     headers: dict[str, str] = {}
     content_type: str = JSON
-    parks: bool = False
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -99,29 +95,6 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidJSON(f"the body is not valid JSON, or nested too deeply: {error}") from error
-
-
-class Unfinished:
-    """Handlers that continue after their client has disconnected, so that no transaction is interrupted."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[web.StreamResponse]] = set()
-
-    def finished(self, handler: Handler) -> Handler:
-        """Return the handler in a task of its own, which outlives the request."""
-
-        async def run(request: web.Request) -> web.StreamResponse:
-            task = asyncio.ensure_future(handler(request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return await asyncio.shield(task)
-
-        return run
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return when all have ended, or after `timeout_s`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
 
 
 def errors_as_json(handler: Handler) -> Handler:
