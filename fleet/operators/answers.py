@@ -56,11 +56,6 @@ class SignInRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-class SessionAnswer(msgspec.Struct, frozen=True):
-    name: str
-    role: str
-
-
 class CohortAnswer(msgspec.Struct, frozen=True):
     """Boxes of one cohort.
 

@@ -27,7 +27,7 @@ from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from ..store.database import Store, StoreUnavailable
 from ..store.enrolment import SESSION_PREFIX, end_session, find_session, new_session
-from .answers import SessionAnswer, SignInRequest
+from .answers import SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role
 
@@ -43,7 +43,7 @@ _PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SignIn:
-    """The operators of one control plane."""
+    """The operators of one control plane, and the handlers by which they sign in."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SignIn:
         issuer: OidcClient | None = None,
     ) -> None:
         """`bootstrap`: the token itself; `clock`: unix seconds; `issuer`: the one that `doc` names."""
-        self.issuer = issuer
+        self._issuer = issuer
         self._store = store
         self._clock = clock
         tokens: Mapping[str, Operator] = {one.sha256: Operator(name, one.role) for name, one in doc.tokens.items()}
@@ -84,29 +84,6 @@ class SignIn:
             check_console_header(http)
         return await self._session(cookie)
 
-    def by_token(self, token: str) -> Operator:
-        """Return the operator of the bootstrap token or one of `operators.yaml`. Raises AuthenticationFailed."""
-        found = self._tokens.get(_hash(token))
-        if found is None:
-            raise AuthenticationFailed("the token is not known here")
-        return found
-
-    async def begin(self, operator: Operator, by: str) -> str:
-        """Begin a session and return its secret; `by`: how the operator signed in, for the audit log."""
-        now = self._clock()
-        async with self._store.write() as connection:
-            what = {"role": operator.role, "by": by}
-            await append_audit(connection, now, operator.name, "session.begin", what)
-            return await new_session(connection, operator.name, operator.role, now, SESSION_S)
-
-    async def end(self, http: web.Request) -> None:
-        """End the session of a request, if it has one."""
-        secret = http.cookies.get(COOKIE, "")
-        if secret:
-            check_console_header(http)
-            async with self._store.write() as connection:
-                await end_session(connection, secret)
-
     async def _session(self, secret: str) -> Operator:
         found = None
         if secret.startswith(SESSION_PREFIX):
@@ -116,6 +93,60 @@ class SignIn:
             raise AuthenticationFailed("the token or session is not known here, or has ended: sign in again")
         return msgspec.convert(found, Operator)
 
+    async def _begin(self, response: web.Response, http: web.Request, operator: Operator, by: str) -> web.Response:
+        """Begin a session, whose cookie the response sets; `by`: how the operator signed in, for the audit log."""
+        now = self._clock()
+        async with self._store.write() as connection:
+            await append_audit(connection, now, operator.name, "session.begin", {"role": operator.role, "by": by})
+            secret = await new_session(connection, operator.name, operator.role, now, SESSION_S)
+        _set_cookie(response, http, COOKIE, secret, SESSION_S)
+        return response
+
+    # --- handlers ----------------------------------------------------------------------------------------------------
+
+    async def session(self, http: web.Request) -> web.StreamResponse:
+        return json_response(await self.operator(http))
+
+    async def begin(self, http: web.Request) -> web.StreamResponse:
+        check_console_header(http)
+        request = decode_body(await read_body(http), SignInRequest)
+        operator = self._tokens.get(_hash(request.token))
+        if operator is None:
+            raise AuthenticationFailed("the token is not known here")
+        return await self._begin(json_response(operator), http, operator, "token")
+
+    async def end(self, http: web.Request) -> web.StreamResponse:
+        secret = http.cookies.get(COOKIE, "")
+        if secret:
+            check_console_header(http)
+            async with self._store.write() as connection:
+                await end_session(connection, secret)
+        response = web.Response(status=204)
+        _set_cookie(response, http, COOKIE, "", 0)
+        return response
+
+    async def start_oidc(self, http: web.Request) -> web.StreamResponse:
+        url, pending = await self._oidc().start()
+        response = web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})
+        value = base64.urlsafe_b64encode(msgspec.json.encode(pending)).decode()
+        _set_cookie(response, http, _PENDING, value, _PENDING_S, "/v1/oidc")
+        return response
+
+    async def finish_oidc(self, http: web.Request) -> web.StreamResponse:
+        oidc, query = self._oidc(), http.query
+        if "error" in query:
+            raise SignInFailed(f"the issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
+        pending = _pending(http.cookies.get(_PENDING, ""))
+        operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending)
+        response = web.Response(status=302, headers={"Location": "/console", "Cache-Control": "no-store"})
+        response.del_cookie(_PENDING, path="/v1/oidc")
+        return await self._begin(response, http, operator, "oidc")
+
+    def _oidc(self) -> OidcClient:
+        if self._issuer is None:
+            raise NotFound("no single sign-on is configured: see `oidc` of operators.yaml")
+        return self._issuer
+
 
 def check_console_header(http: web.Request) -> None:
     """Refuse what another site's page could have sent. Raises PermissionDenied or InvalidRequest."""
@@ -123,16 +154,12 @@ def check_console_header(http: web.Request) -> None:
         raise PermissionDenied(f"a request from a browser that changes something needs the header `{CSRF_HEADER}: 1`")
 
 
-def set_session_cookie(response: web.StreamResponse, http: web.Request, secret: str) -> None:
-    """Give the browser its session; `secret` "": take it away."""
-    _set_cookie(response, http, COOKIE, secret, int(SESSION_S) if secret else 0, "/")
-
-
 def _set_cookie(
-    response: web.StreamResponse, http: web.Request, name: str, value: str, max_age: int, path: str
+    response: web.StreamResponse, http: web.Request, name: str, value: str, max_age_s: float, path: str = "/"
 ) -> None:
+    """Give the browser a cookie; `value` "" with no age: take it away."""
     secure = http.secure or http.headers.get("x-forwarded-proto", "") == "https"
-    response.set_cookie(name, value, max_age=max_age, path=path, httponly=True, samesite="Lax", secure=secure)
+    response.set_cookie(name, value, max_age=int(max_age_s), path=path, httponly=True, samesite="Lax", secure=secure)
 
 
 def load_bootstrap_token(path: Path) -> str:
@@ -157,71 +184,19 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
 
-class SessionRoutes:
-    """The handlers."""
-
-    def __init__(self, sign_in: SignIn) -> None:
-        self._sign_in = sign_in
-
-    async def session(self, http: web.Request) -> web.StreamResponse:
-        return json_response(_answer(await self._sign_in.operator(http)))
-
-    async def begin(self, http: web.Request) -> web.StreamResponse:
-        check_console_header(http)
-        request = decode_body(await read_body(http), SignInRequest)
-        operator = self._sign_in.by_token(request.token)
-        response = json_response(_answer(operator))
-        set_session_cookie(response, http, await self._sign_in.begin(operator, "token"))
-        return response
-
-    async def end(self, http: web.Request) -> web.StreamResponse:
-        await self._sign_in.end(http)
-        response = web.Response(status=204)
-        set_session_cookie(response, http, "")
-        return response
-
-    async def start_oidc(self, http: web.Request) -> web.StreamResponse:
-        url, pending = await self._oidc().start()
-        response = web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})
-        value = base64.urlsafe_b64encode(msgspec.json.encode(pending)).decode()
-        _set_cookie(response, http, _PENDING, value, _PENDING_S, "/v1/oidc")
-        return response
-
-    async def finish_oidc(self, http: web.Request) -> web.StreamResponse:
-        oidc, query = self._oidc(), http.query
-        if "error" in query:
-            raise SignInFailed(f"the issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
-        pending = _pending(http.cookies.get(_PENDING, ""))
-        operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending)
-        response = web.Response(status=302, headers={"Location": "/console", "Cache-Control": "no-store"})
-        response.del_cookie(_PENDING, path="/v1/oidc")
-        set_session_cookie(response, http, await self._sign_in.begin(operator, "oidc"))
-        return response
-
-    def _oidc(self) -> OidcClient:
-        if self._sign_in.issuer is None:
-            raise NotFound("no single sign-on is configured: see `oidc` of operators.yaml")
-        return self._sign_in.issuer
-
-
 def session_routes(sign_in: SignIn) -> list[ApiRoute]:
     """Return the routes."""
-    routes = SessionRoutes(sign_in)
     oidc = (NotFound, SignInFailed, PermissionDenied)
     return [
-        ApiRoute("GET", "/v1/session", routes.session, "The signed-in operator.", "viewer", response=SessionAnswer,
+        ApiRoute("GET", "/v1/session", sign_in.session, "The signed-in operator.", "viewer", response=Operator,
                  errors=ALWAYS),
-        ApiRoute("POST", "/v1/session", routes.begin, "Sign in with a token; the answer sets a cookie.",
-                 request=SignInRequest, response=SessionAnswer, errors=(AuthenticationFailed, PermissionDenied)),
-        ApiRoute("DELETE", "/v1/session", routes.end, "Sign out.", status=204, errors=(PermissionDenied,)),
-        ApiRoute("GET", "/v1/oidc/start", routes.start_oidc, "Sign in with the issuer.", status=302, errors=oidc),
-        ApiRoute("GET", "/v1/oidc/callback", routes.finish_oidc, "Where the issuer sends the browser back.", status=302,
-                 errors=oidc, query={"code": "Of the issuer.", "state": "As it was sent."}),
+        ApiRoute("POST", "/v1/session", sign_in.begin, "Sign in with a token; the answer sets a cookie.",
+                 request=SignInRequest, response=Operator, errors=(AuthenticationFailed, PermissionDenied)),
+        ApiRoute("DELETE", "/v1/session", sign_in.end, "Sign out.", status=204, errors=(PermissionDenied,)),
+        ApiRoute("GET", "/v1/oidc/start", sign_in.start_oidc, "Sign in with the issuer.", status=302, errors=oidc),
+        ApiRoute("GET", "/v1/oidc/callback", sign_in.finish_oidc, "Where the issuer sends the browser back.",
+                 status=302, errors=oidc, query={"code": "Of the issuer.", "state": "As it was sent."}),
     ]  # fmt: skip
-
-
-def _answer(operator: Operator) -> SessionAnswer:
-    return SessionAnswer(operator.name, operator.role)
 
 
 def _pending(cookie: str) -> PendingSignIn:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fleet.operators import answers
+from fleet.operators.operators_file import Operator
 
 from .fleet_fixture import FleetFixture, bundle, serving
 
@@ -16,7 +17,7 @@ from .fleet_fixture import FleetFixture, bundle, serving
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/v1/session", answers.SessionAnswer),
+        ("/v1/session", Operator),
         ("/v1/fleet", answers.FleetAnswer),
         ("/v1/rollouts", list[answers.RolloutAnswer]),
         ("/v1/rollouts/r-0107", answers.RolloutDetail),
