@@ -23,10 +23,10 @@ from router.serving.folders import write_atomically
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.rollout import Rollout
-from ..rollout.settings import MaintenanceWindow, RolloutState
+from ..rollout.settings import RolloutState
 from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
-from ..store.devices import Device, cohort_devices
+from ..store.devices import cohort_devices
 from ..store.generations import KEPT_S, read_revocations, revoke_owner
 from ..store.rollouts import (
     RolloutChanged,
@@ -38,7 +38,7 @@ from ..store.rollouts import (
     reported_plans,
     working_rollouts,
 )
-from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
+from ..store.telemetry import forget_mark, mark, since_mark
 from ..trust.published import PUBLISHED
 from .checks import Check, lint_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun
@@ -297,8 +297,7 @@ class Controller:
         async with self._store.read() as connection:
             devices = await cohort_devices(connection, rollout.cohort)
             counts = await since_mark(connection, rollout.id, rollout.cohort)
-        windows = maintenance_windows(self._plans.rollout_doc(rollout.cohort))
-        return await to_thread.run_sync(_situation, devices, counts, windows)
+        return Situation(tuple(devices), counts, maintenance_windows(self._plans.rollout_doc(rollout.cohort)))
 
     async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
         before, after = record.rollout, done.rollout
@@ -338,13 +337,6 @@ class Controller:
             for problem in problems:
                 _log.error("%s", problem)
         self.problems = problems
-
-
-def _situation(
-    devices: Sequence[Device], counts: Sequence[BundleCounts], windows: tuple[MaintenanceWindow, ...]
-) -> Situation:
-    found = {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts}
-    return Situation(tuple(devices), found, windows)
 
 
 def _summary(rollout: Rollout) -> dict[str, object]:

@@ -19,15 +19,12 @@ from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, 
 from ..rollout.verdict import Observations, Verdict
 from ..store.devices import Device
 from ..store.rollouts import ReportedPlan
+from ..store.telemetry import Counts
 from .checks import Check
 
 METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 _COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
-
-
-Counts = Mapping[tuple[str, str], Sequence[int]]
-"""(device, bundle or "") → requests, errors, degraded and the latency buckets since the look before."""
 S, E = RolloutState, RolloutEvent
 CHECKED = (S.LINT, S.REPLAY)
 UNPUBLISHED = (S.DRAFT, *CHECKED)

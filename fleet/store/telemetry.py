@@ -6,10 +6,9 @@ after a day.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from sqlalchemy import String, and_, delete, insert, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,15 +20,8 @@ from .tables import COUNTERS, devices, telemetry, telemetry_marks
 _FORGET_S = 90 * 86400.0
 
 
-class BundleCounts(msgspec.Struct, frozen=True):
-    """Requests of one device under one bundle. `latency`: by bucket of `router.bundle.protocol.LATENCY_BOUNDS_S`."""
-
-    device: str
-    bundle: str | None
-    requests: int
-    errors: int
-    degraded: int
-    latency: tuple[int, ...]
+Counts = Mapping[tuple[str, str], Sequence[int]]
+"""(device, bundle or "") → requests, errors, degraded, and the buckets of `router.bundle.protocol.LATENCY_BOUNDS_S`."""
 
 
 async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, TelemetrySample]], now: float) -> None:
@@ -56,7 +48,7 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
     )
 
 
-async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> list[BundleCounts]:
+async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
     """Return what the devices of a cohort did since the rollout's mark; without a mark, since ever.
 
     Args:
@@ -76,15 +68,10 @@ async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> 
         .where(devices.c.cohort == cohort, devices.c.revoked.is_(None))
         .order_by(telemetry.c.device, telemetry.c.bundle)
     )
-    return [_difference(row) for row in await connection.execute(chosen)]
-
-
-def _difference(row: Sequence[Any]) -> BundleCounts:
-    width = len(COUNTERS)
-    requests, errors, degraded, *latency = (
-        now - (before or 0) for now, before in zip(row[2 : 2 + width], row[2 + width :], strict=True)
-    )
-    return BundleCounts(row[0], row[1] or None, requests, errors, degraded, tuple(latency))
+    width, found = 2 + len(COUNTERS), {}
+    for row in await connection.execute(chosen):
+        found[row[0], row[1]] = [now - (before or 0) for now, before in zip(row[2:width], row[width:], strict=True)]
+    return found
 
 
 async def mark(connection: AsyncConnection, rollout: str, cohort: str) -> None:
