@@ -24,7 +24,7 @@ from router.serving.process import run_fast
 from router.types import NowSignals
 
 from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet
-from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
+from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
 from . import devices, rollouts, signing
 from .output import (
@@ -135,7 +135,7 @@ def test(folder: Path) -> None:
     checked = _checked((folder,))
     invalid = [file for file in checked if any(problem.severity == "error" for problem in file.problems)]
     files = sorted(
-        {case for file in checked if isinstance(file, CheckedPolicy) for case in case_files(file.path.parent)}
+        {case for file in checked if isinstance(file, CheckedPolicy) for case in yaml_in(file.path.parent / CASES)}
     )
     for file in invalid:
         print_problems(console, file.problems)

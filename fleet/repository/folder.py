@@ -28,7 +28,7 @@ from .fleet_file import (
     read_fleet,
     rollout_problems,
 )
-from .policies import CASES, AdapterNames, CheckedPolicy, calibrated_models, case_files, check_file, yaml_in
+from .policies import CASES, AdapterNames, CheckedPolicy, calibrated_models, check_file, yaml_in
 
 POLICIES = "policies"
 
@@ -83,13 +83,12 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
         return CheckedFleet(file, None, (), (Problem(SourceLocation(str(file)), error.strerror or str(error)),))
     fleet, locations, problems = read_fleet(text, str(file))
     named = [] if fleet is None else [file.parent / cohort.policy for cohort in fleet.cohorts.values()]
-    files = {*(path for path in named if path.is_file()), *policies_beside(file.parent)}
+    files = {*(path for path in named if path.is_file()), *yaml_in(file.parent / POLICIES)}
     once = sorted({path.resolve(): path for path in sorted(files)}.values())
     policies = tuple(_check_policy(path, file.parent, fleet, readable) for path in once)
     if fleet is not None:
         problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
-        problems += tuple(_adapter_problems(file.parent, fleet, policies, locations))
-        problems += tuple(_calibration_problems(file.parent, fleet, policies, locations))
+        problems += tuple(_policy_problems(file.parent, fleet, policies, locations))
     return CheckedFleet(file, fleet, policies, problems)
 
 
@@ -102,15 +101,10 @@ def _check_policy(path: Path, folder: Path, fleet: FleetDoc | None, readable: fr
     return msgspec.structs.replace(checked[0], problems=problems)
 
 
-def policies_beside(folder: Path) -> list[Path]:
-    """The policies in the folder `policies`."""
-    return yaml_in(folder / POLICIES) if (folder / POLICIES).is_dir() else []
-
-
 def cases_of(policy: Path) -> list[Path]:
     """The case files in the folder `cases` beside a policy that name this policy."""
     found = []
-    for path in case_files(policy.parent):
+    for path in yaml_in(policy.parent / CASES):
         cases, _, _ = read_cases(path.read_bytes().decode("utf-8", "replace"), str(path))
         if cases is not None and (path.parent / cases.policy).resolve() == policy.resolve():
             found.append(path)
@@ -128,42 +122,37 @@ def _file_problems(folder: Path, fleet: FleetDoc, locations: KeyLocations) -> It
                 yield Problem(location, message, "warning")
 
 
-def _adapter_problems(
+def _policy_problems(
     folder: Path, fleet: FleetDoc, policies: Sequence[CheckedPolicy], locations: KeyLocations
 ) -> Iterator[Problem]:
-    """Find targets whose adapter the bundle's model has not; what models a box has of its own is not known here."""
+    """Find what the policy of a cohort needs of its models, and they lack.
+
+    1. A target's adapter, which the bundle's model has not; what models a box has of its own is not known here.
+    2. The calibration of new weights whose confidence or quality the policy compares. The signals on a device belong to
+       the weights that it has: beside others `edge.quality` would be absent, and `handoff.below` would be compared with
+       the engine's raw score.
+    """
     compiled = {one.path.resolve(): one.policy for one in policies}
     for name, cohort in fleet.cohorts.items():
         policy = compiled.get((folder / cohort.policy).resolve())
-        for target in () if policy is None else policy.targets:
+        if policy is None:
+            continue
+        for target in policy.targets:
             model = cohort.models.get(target.model) if target.at == "edge" and target.adapter else None
-            if model is not None and target.adapter not in model.adapters:
+            if model is not None and target.adapter not in model.adapters:  # (1)
                 yield Problem(
                     locations.find(f"cohorts.{name}.models.{target.model}"),
                     f"target `{target.name}` of the policy is {target.served}, and this model has no such adapter; "
                     f"there are: {', '.join(model.adapters) or 'none'}",
                 )
-
-
-def _calibration_problems(
-    folder: Path, fleet: FleetDoc, policies: Sequence[CheckedPolicy], locations: KeyLocations
-) -> Iterator[Problem]:
-    """Find new weights whose confidence or quality a policy compares, and that come without their calibration.
-
-    The signals on a device belong to the weights that it has: beside others `edge.quality` would be absent, and
-    `handoff.below` would be compared with the engine's raw score.
-    """
-    compiled = {one.path.resolve(): one.policy for one in policies}
-    for name, cohort in fleet.cohorts.items():
-        policy = compiled.get((folder / cohort.policy).resolve())
-        for model, (kind, use) in () if policy is None else calibrated_models(policy):
-            doc = cohort.models.get(model)
-            if doc is not None and not doc.uncalibrated and not {kind, "pair"} & set(doc.signals):
+        for compared, (kind, use) in calibrated_models(policy):
+            doc = cohort.models.get(compared)
+            if doc is not None and not doc.uncalibrated and not {kind, "pair"} & set(doc.signals):  # (2)
                 message = (
                     f"{use}, and these weights come without the signal `{kind}` (or `pair`) that was fitted on them: "
                     "add it to `signals`, or say `uncalibrated: true`"
                 )
-                yield Problem(locations.find(f"cohorts.{name}.models.{model}"), message)
+                yield Problem(locations.find(f"cohorts.{name}.models.{compared}"), message)
 
 
 def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:

@@ -55,10 +55,6 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
     return found
 
 
-def case_files(folder: Path) -> list[Path]:
-    return yaml_in(folder / CASES) if (folder / CASES).is_dir() else []
-
-
 def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
     """Check one policy file. Never raises: that a file is unreadable is a problem of that file.
 
@@ -118,5 +114,6 @@ def run_file(
 
 
 def yaml_in(folder: Path) -> list[Path]:
-    """Return the YAML files directly inside a folder, sorted."""
-    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    """Return the YAML files directly inside a folder, sorted; none if there is no folder."""
+    inside = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in inside if path.suffix in _SUFFIXES and path.is_file())

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from fleet.repository.policies import case_files, check_file, policy_files, run_file
+from fleet.repository.policies import check_file, policy_files, run_file, yaml_in
 from router.checks.cases import read_cases, run_cases
 from router.policy.compiled import Policy
 from router.policy.file import policy_schema
@@ -17,7 +17,7 @@ from router.policy.signals import SIGNALS
 
 POLICIES = Path(__file__).parents[2] / "policies"
 SHIPPED = policy_files((POLICIES,))
-CASES = case_files(POLICIES)
+CASES = yaml_in(POLICIES / "cases")
 
 
 def load(path: Path) -> Policy:
