@@ -18,11 +18,10 @@ from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, s
 from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, RolloutSettings, RolloutState, is_silent
 from ..rollout.verdict import Observations, Verdict
 from ..store.devices import Device
-from ..store.rollouts import ReportedPlan
+from ..store.rollouts import METADATA_ROLLBACK, ReportedPlan
 from ..store.telemetry import Counts
 from .checks import Check
 
-METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
 _COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
 S, E = RolloutState, RolloutEvent

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
 from ..controller.publisher import Publisher
-from ..controller.step import METADATA_ROLLBACK, least_share
+from ..controller.step import least_share
 from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
 from ..rollout.rollout import Rollout, apply
 from ..rollout.settings import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutSettings, RolloutState
@@ -22,6 +22,7 @@ from ..store.audit import append_audit
 from ..store.database import Store
 from ..store.devices import cohort_devices
 from ..store.rollouts import (
+    METADATA_ROLLBACK,
     RolloutChanged,
     RolloutRecord,
     change_rollout,

@@ -72,14 +72,6 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, telemetry=_noted(self.telemetry, boot, seq))
 
 
-def read_history(text: str) -> BootHistory:
-    return msgspec.json.decode(text, type=BootHistory)
-
-
-def write_history(history: BootHistory) -> str:
-    return msgspec.json.encode(history).decode()
-
-
 def _noted(seqs: dict[str, int], boot: str, seq: int) -> dict[str, int]:
     """The newest boot is last; the oldest is forgotten."""
     kept = {name: value for name, value in seqs.items() if name != boot}
@@ -222,14 +214,14 @@ class _Group:
 
     def _report(self, device: Device, report: StatusReport) -> Device:
         """(3), (4)"""
-        history = read_history(device.boots_json).with_report(report.boot, report.seq)
+        history = msgspec.json.decode(device.boots_json, type=BootHistory).with_report(report.boot, report.seq)
         if history is None:
             raise StatusReplayed(f"boot {report.boot}: a report with seq {report.seq} or later arrived before")
         now = self.now
         after = msgspec.structs.replace(
             device,
             last_seen=now,
-            boots_json=write_history(history),
+            boots_json=msgspec.json.encode(history).decode(),
             cloned=history.cloned,
             daemon=report.daemon,
             state=report.state.value,
@@ -253,11 +245,11 @@ class _Group:
 
     def _telemetry(self, device: Device, telemetry: Telemetry) -> Device:
         """(3), (4)"""
-        history = read_history(device.boots_json).with_telemetry(telemetry.boot, telemetry.seq)
+        history = msgspec.json.decode(device.boots_json, type=BootHistory).with_telemetry(telemetry.boot, telemetry.seq)
         if history is None:
             return device
         self.samples += [(device.id, sample) for sample in telemetry.samples]
-        return msgspec.structs.replace(device, last_seen=self.now, boots_json=write_history(history))
+        return msgspec.structs.replace(device, last_seen=self.now, boots_json=msgspec.json.encode(history).decode())
 
     def _token(self, device: Device, request: TokenRequest) -> Device:
         """(3), (4)"""

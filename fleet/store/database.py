@@ -11,8 +11,8 @@ import logging
 import os
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +29,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Dialect,
+    Table,
     Text,
     bindparam,
     event,
@@ -37,7 +38,7 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -103,8 +104,8 @@ class Store:
             with _translated():
                 if store.is_sqlite:
                     await to_thread.run_sync(_try_sqlite, engine.url.database or "")
-                async with engine.connect() as plain:
-                    connection = await plain.execution_options(**{_WRITES: True})
+                async with engine.connect() as connection:
+                    await connection.execution_options(**{_WRITES: True})
                     await connection.run_sync(_migrate)
         except BaseException:
             await engine.dispose()
@@ -135,8 +136,8 @@ class Store:
         """
         async with self._turn or nullcontext():
             with anyio.CancelScope(shield=True), _translated():
-                async with self._engine.connect() as plain:
-                    connection = await plain.execution_options(**{_WRITES: True})
+                async with self._engine.connect() as connection:
+                    await connection.execution_options(**{_WRITES: True})
                     async with connection.begin():
                         yield connection
 
@@ -176,6 +177,11 @@ async def _nothing_lost() -> None:
     """A file's lock cannot be lost."""
 
 
+def insert_of(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Return an insert of the database's own, which may say what happens on a conflict."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
     """Return the condition that a column has one of these values. Its SQL does not change with their number."""
     return among(connection.dialect, column, None, as_list(connection.dialect, values))
@@ -186,7 +192,7 @@ def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = 
     if dialect.name == "sqlite":
         each = func.json_each(bindparam(name, value, type_=Text)).table_valued("value")
         return column.in_(select(each.c.value))
-    return column == func.any(bindparam(name, value, type_=ARRAY(Text)))
+    return column == func.any(bindparam(name, value, type_=postgresql.ARRAY(Text)))
 
 
 def as_list(dialect: Dialect, values: Iterable[str]) -> Any:
@@ -243,20 +249,18 @@ def _begin_sqlite(connection: Any) -> None:
 _LOST = (DBAPIError, sqlite3.Error, PoolTimeoutError, PostgresError, AsyncpgInterfaceError, OSError)
 
 
-class _translated:  # noqa: N801
-    """Turns errors of a lost database into StoreUnavailable. Errors of the statement itself stay: they are faults."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if error is None or isinstance(error, IntegrityError | ProgrammingError | CausewayError):
-            return
-        if isinstance(error, _LOST):
-            silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or silent
-            message = f"the control plane's database does not answer: {reason}"
-            raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn errors of a lost database into StoreUnavailable. Errors of the statement itself stay: they are faults."""
+    try:
+        yield
+    except (IntegrityError, ProgrammingError, CausewayError):
+        raise
+    except _LOST as error:
+        silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+        reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or silent
+        message = f"the control plane's database does not answer: {reason}"
+        raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error
 
 
 def _migrate(connection: Connection) -> None:

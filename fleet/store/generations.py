@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 from sqlalchemy import delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..rollout.settings import MaintenanceWindow
+from .database import insert_of
 from .tables import devices, generations, revocations
 
 REVOCATIONS = "#revocations"
@@ -75,14 +75,11 @@ async def advance(connection: AsyncConnection, name: str, pace: CohortPace | Non
         pace: None: the pace stays.
     """
     nonce = secrets.token_hex(8)
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     values = {"nonce": nonce} if pace is None else {"nonce": nonce, "pace_json": msgspec.json.encode(pace).decode()}
     first = {"name": name, "counter": 1, "pace_json": "{}"} | values
-    await connection.execute(
-        insert(generations)
-        .values(first)
-        .on_conflict_do_update(index_elements=["name"], set_={"counter": generations.c.counter + 1} | values)
-    )
+    grown = {"counter": generations.c.counter + 1} | values
+    adding = insert_of(connection, generations).values(first)
+    await connection.execute(adding.on_conflict_do_update(index_elements=["name"], set_=grown))
 
 
 async def set_pace(connection: AsyncConnection, cohort: str, pace: CohortPace) -> None:
@@ -139,12 +136,8 @@ async def revoke_owner(connection: AsyncConnection, owner: str, now: float) -> N
     tenant, _, device = owner.partition("/")
     of_owner = (devices.c.id == device) & (devices.c.tenant == tenant)
     await connection.execute(update(devices).where(of_owner).values(revoked=now))
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    await connection.execute(
-        insert(revocations)
-        .values(owner=owner, at=now)
-        .on_conflict_do_update(index_elements=["owner"], set_={"at": now})
-    )
+    adding = insert_of(connection, revocations).values(owner=owner, at=now)
+    await connection.execute(adding.on_conflict_do_update(index_elements=["owner"], set_={"at": now}))
     await connection.execute(delete(revocations).where(revocations.c.at < now - KEPT_S))
     await advance(connection, REVOCATIONS)
 

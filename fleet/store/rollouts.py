@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from router.bundle.refusals import MetadataRollback
 from router.errors import CausewayError
 
 from ..rollout.rollout import Rollout
@@ -19,7 +20,7 @@ from .tables import devices, looks, rollouts
 ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
 """States that end only by an operator's decision."""
 _MOST_LISTED = 200  # rollouts, or looks of one
-_METADATA_ROLLBACK = "metadata_rollback"
+METADATA_ROLLBACK = MetadataRollback.code
 
 
 class RolloutChanged(CausewayError, status=409, code="changed_meanwhile", retryable=True):
@@ -155,7 +156,7 @@ async def read_looks(connection: AsyncConnection, rollout: str) -> list[LookReco
 
 async def reported_plans(connection: AsyncConnection, since: float) -> list[ReportedPlan]:
     """Return the plans that boxes follow, for boxes that reported since `since`."""
-    refuses = devices.c.code == _METADATA_ROLLBACK
+    refuses = devices.c.code == METADATA_ROLLBACK
     chosen = (
         select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())
         .where(devices.c.last_seen >= since, devices.c.revoked.is_(None))

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import String, and_, delete, insert, literal, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import TelemetrySample
 
+from .database import insert_of
 from .tables import COUNTERS, devices, telemetry, telemetry_marks
 
 _FORGET_S = 90 * 86400.0
@@ -37,15 +37,10 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
         {"device": device, "bundle": bundle, "last_seen": now, **dict(zip(COUNTERS, counts, strict=True))}
         for (device, bundle), counts in sorted(sums.items())
     ]
-    kind = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    adding = kind(telemetry)
+    adding = insert_of(connection, telemetry)
     grown: dict[str, Any] = {name: telemetry.c[name] + adding.excluded[name] for name in COUNTERS}
-    await connection.execute(
-        adding.on_conflict_do_update(
-            index_elements=["device", "bundle"], set_=grown | {"last_seen": adding.excluded.last_seen}
-        ),
-        rows,
-    )
+    grown["last_seen"] = adding.excluded.last_seen
+    await connection.execute(adding.on_conflict_do_update(index_elements=["device", "bundle"], set_=grown), rows)
 
 
 async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
