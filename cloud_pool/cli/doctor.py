@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Literal
 
 import click
 import msgspec
 from redis.exceptions import RedisError
 
-from router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from router.errors import CausewayError, JobStoreUnavailable
 
-from ..config import Config, Flags, load_config
+from ..config import Config
 from ..redis.connect import open_redis
 from ..redis.faults import client_fault, eviction_fault
 from ..storage.config import with_shared_redis
-from .process import PATH, refuse
+from .process import redis_options
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -30,15 +29,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@redis_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(path: Path | None, redis: str | None, as_json: bool) -> None:
+def doctor(config: Config, as_json: bool) -> None:
     """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
-    try:
-        config = load_config(path, Flags(redis=redis))
-    except ConfigError as error:
-        refuse(error.message)
     findings = asyncio.run(_examine_all(config))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}).decode())

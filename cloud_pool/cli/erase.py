@@ -16,7 +16,7 @@ from router.serving.process import ask
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
-from ..config import Config, Flags, load_config
+from ..config import Config
 from ..erasure import (
     CachedAnswers,
     ErasedKind,
@@ -34,7 +34,7 @@ from ..redis.connect import open_redis
 from ..redis.faults import redis_fault
 from ..storage.config import with_shared_redis
 from ..storage.stores import JobStores
-from .process import OTHER_NAMES, PATH, PROGRAM, report_errors
+from .process import OTHER_NAMES, PATH, PROGRAM, redis_options
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ALWAYS_LEFT = (
@@ -48,8 +48,6 @@ _ALWAYS_LEFT = (
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.option("--tenant", help="Erase a tenant: all its devices and users.")
 @click.option("--device", help="Erase a device, as tenant/device.")
 @click.option("--user", help="Erase the jobs of a user, as tenant/user: requests that name it as `user`.")
@@ -60,10 +58,9 @@ _ALWAYS_LEFT = (
 @click.option("--keep-cache", is_flag=True, help="Leave the shared cache, whose entries expire by themselves.")
 @click.option("--verify", "signed", type=_FILE, help="Verify a receipt with --keys instead.")
 @click.option("--keys", "key_file", type=_FILE, help="JWKS file, for --verify.")
-@report_errors(OSError)
+@redis_options
 def erase(
-    path: Path | None,
-    redis: str | None,
+    config: Config,
     tenant: str | None,
     device: str | None,
     user: str | None,
@@ -87,7 +84,6 @@ def erase(
         return
     subject = ErasureSubject.parse(tenant, device, user)
     key = None if dry_run else _signing_key(private)
-    config = load_config(path, Flags(redis=redis))
     counts = asyncio.run(_count(config, subject, keep_cache))
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)

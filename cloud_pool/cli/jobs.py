@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
-from router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from router.errors import ConfigError, JobStoreUnavailable
 from router.serving.process import ask
 
-from ..config import Config, Flags, load_config
+from ..config import Config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
-from .process import PATH, PROGRAM, refuse
+from .process import PROGRAM, redis_options, refuse, report_errors
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores
@@ -27,28 +27,21 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 T = TypeVar("T")
 
 
-class _Source(NamedTuple):
-    """Where the jobs are: a configuration file, a Redis URL, or both."""
-
-    config: Path | None
-    redis: str | None
-
-
 @click.group(context_settings=_HELP)
-@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
 @click.pass_context
-def dlq(context: click.Context, path: Path | None, redis: str | None) -> None:
+@redis_options
+def dlq(context: click.Context, config: Config) -> None:
     """Manage dead letters: jobs that used up their attempts. Their content is never shown."""
-    context.obj = _Source(path, redis)
+    context.obj = config
 
 
 @dlq.command("list")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
 @click.pass_obj
-def list_dead_letters(source: _Source, limit: int) -> None:
+@report_errors
+def list_dead_letters(config: Config, limit: int) -> None:
     """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
-    letters = _run_with_store(source, lambda store: store.dead_letters(limit))
+    letters = _run(config, lambda stores: stores.jobs.dead_letters(limit))
     if not letters:
         click.echo("no dead letters", err=True)
     for letter in letters:
@@ -60,9 +53,10 @@ def list_dead_letters(source: _Source, limit: int) -> None:
 @click.argument("jobs", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
 @click.pass_obj
-def retry(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
+@report_errors
+def retry(config: Config, jobs: tuple[str, ...], every: bool) -> None:
     """Queue dead letters again, with all attempts and a new deadline. Lines of a batch stay: send a new batch."""
-    _for_each_job(source, jobs, every, "queued again", lambda store, job: store.retry(job))
+    _for_each_job(config, jobs, every, "queued again", lambda store, job: store.retry(job))
 
 
 @dlq.command("purge")
@@ -70,11 +64,12 @@ def retry(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="All that `list` shows by default; asks before.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def purge(source: _Source, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
+@report_errors
+def purge(config: Config, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete dead letters with their requests."""
     if every and not jobs:
         ask(PROGRAM, "Delete all dead letters, with their requests, for good?", yes=yes)
-    _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
+    _for_each_job(config, jobs, every, "purged", lambda store, job: store.purge(job))
 
 
 @click.group(context_settings=_HELP)
@@ -83,11 +78,10 @@ def jobs() -> None:
 
 
 @jobs.command("reconcile")
-@click.option("--config", "path", type=PATH, help="The gateways' YAML file.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@redis_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
-def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files: tuple[Path, ...]) -> None:
+def reconcile_command(config: Config, as_json: bool, files: tuple[Path, ...]) -> None:
     """Name jobs and batches that were acknowledged and are gone from Redis, such as after a failover.
 
     FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
@@ -95,16 +89,13 @@ def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files
     """
     from ..jobs.reconciliation import Reconciliation, reconcile
 
-    async def work(stores: JobStores, config: Config) -> Reconciliation:
+    async def work(stores: JobStores) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))
         if not audit_files:
             raise ConfigError("name the audit files: the configuration has none", where="audit_file")
         return await reconcile(stores.database, config.jobs, audit_files)
 
-    try:
-        found = _run(_Source(path, redis), work)
-    except OSError as error:
-        refuse(str(error))
+    found = _run(config, work)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
@@ -121,17 +112,17 @@ def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files
 
 
 def _for_each_job(
-    source: _Source, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
+    config: Config, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
 ) -> None:
     """Apply `act` and print a line per job. Exits with status 1 if it failed for any of them."""
     if bool(jobs) == every:
         refuse("name the jobs, or use --all")
 
-    async def act_on_all(store: JobStore) -> list[tuple[str, bool]]:
-        names = [letter.id for letter in await store.dead_letters()] if every else list(jobs)
-        return [(job, await act(store, job)) for job in names]
+    async def act_on_all(stores: JobStores) -> list[tuple[str, bool]]:
+        names = [letter.id for letter in await stores.jobs.dead_letters()] if every else list(jobs)
+        return [(job, await act(stores.jobs, job)) for job in names]
 
-    results = _run_with_store(source, act_on_all)
+    results = _run(config, act_on_all)
     if not results:
         click.echo("no dead letters", err=True)
     for job, succeeded in results:
@@ -140,27 +131,20 @@ def _for_each_job(
         raise SystemExit(1)
 
 
-def _run_with_store(source: _Source, work: Callable[[JobStore], Awaitable[T]]) -> T:
-    return _run(source, lambda stores, _: work(stores.jobs))
-
-
-def _run(source: _Source, work: Callable[[JobStores, Config], Awaitable[T]]) -> T:
+def _run(config: Config, work: Callable[[JobStores], Awaitable[T]]) -> T:
+    """Raises CausewayError."""
     from ..storage.stores import JobStores
 
     async def run() -> T:
-        config = load_config(source.config, Flags(redis=source.redis))
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
             raise ConfigError("give --redis, or a --config that names it", where="redis")
         stores = JobStores.open(settings)
         try:
-            return await work(stores, config)
+            return await work(stores)
         except JobStoreUnavailable as error:
             refuse(stores.database.explain(error))
         finally:
             await stores.close()
 
-    try:
-        return asyncio.run(run())
-    except CausewayError as error:
-        refuse(error.message)
+    return asyncio.run(run())

@@ -23,17 +23,15 @@ from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..accounts.identity.token_verifier import Claims
 from ..admission import RANK, Priority
+from ..config import Config
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..storage.encryption import rotate_keys
 from ..storage.redis_client import PromotableReplicas
-from .process import PATH, report_errors
+from .process import PATH, redis_options, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
 _DEFAULTS = IdentityConfig()
 _SECONDS_PER_DAY = 86400.0
-
-
-_report_errors = report_errors(OSError)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,7 +47,7 @@ def keys() -> None:
     help="File for the private key, written with mode 0600. Keep it off the gateways.",
 )
 @click.option("--keys", "key_file", type=PATH, required=True, help="JWKS file; the public key is added to it.")
-@_report_errors
+@report_errors
 def new(private: Path, key_file: Path) -> None:
     """Create a signing key and print its id. Gateways read the changed key set within a second."""
     click.echo(issuing.new_key(private, key_file).kid)
@@ -90,7 +88,7 @@ def new(private: Path, key_file: Path) -> None:
 @click.option(
     "--audience", default=_DEFAULTS.audience, show_default=True, help="As in the gateways' identity.audience."
 )
-@_report_errors
+@report_errors
 def issue(
     private: Path,
     tenant: str,
@@ -138,7 +136,7 @@ def issue(
     show_default=True,
     help="Seconds until it encrypts: all gateways and workers must have the file by then.",
 )
-@_report_errors
+@report_errors
 def rotate(file: Path, after_s: float) -> None:
     """Add a key that encrypts jobs to FILE, their `jobs.encryption_key_file`, and print its id.
 
@@ -150,21 +148,12 @@ def rotate(file: Path, after_s: float) -> None:
 
 
 @keys.command()
-@click.option("--config", "path", type=PATH, help="The gateways' YAML file, for their Redis.")
-@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis, as redis://host:port/0.")
+@redis_options
 @click.option("--token-id", help="Revoke one token, by its id.")
 @click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
 @click.option("--key", "kid", help="Revoke a signing key and with it all its tokens: remove it from --keys.")
 @click.option("--keys", "key_file", type=PATH, help="JWKS file, for --key.")
-@_report_errors
-def revoke(
-    path: Path | None,
-    url: str | None,
-    token_id: str | None,
-    device: str | None,
-    kid: str | None,
-    key_file: Path | None,
-) -> None:
+def revoke(config: Config, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None) -> None:
     """Revoke a token, a device or a key. Gateways refuse it within seconds."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
         raise click.UsageError("give exactly one of --token-id, --device and --key")
@@ -178,19 +167,17 @@ def revoke(
             "of the key within a second"
         )
         return
-    if url is None and path is None:
-        raise click.UsageError("--token-id and --device need --redis or --config, for the gateways' Redis")
     if device is not None and not all(device.partition("/")):
         raise click.UsageError("write --device as tenant/device")
     now = time.time()
-    asyncio.run(_revoke(path, url, token_id, device, now))
+    asyncio.run(_revoke(config, token_id, device, now))
     what = f"token {token_id}" if token_id is not None else f"all tokens of {device} issued until {_date(now)}"
     click.echo(f"revoked {what}; gateways refuse {'it' if token_id is not None else 'them'} within seconds")
 
 
-async def _revoke(path: Path | None, url: str | None, token_id: str | None, device: str | None, now: float) -> None:
-    replicas, timeout_s = replication_of_gateways_redis(path, url)
-    async with gateways_redis(path, url) as client:
+async def _revoke(config: Config, token_id: str | None, device: str | None, now: float) -> None:
+    replicas, timeout_s = replication_of_gateways_redis(config)
+    async with gateways_redis(config) as client:
         if token_id is not None:
             # The token's expiry is not known here; no gateway accepts a token with a longer lifetime.
             await revoke_token(client, token_id, now + MAX_TOKEN_LIFETIME_S, now)
@@ -207,11 +194,9 @@ async def _revoke(path: Path | None, url: str | None, token_id: str | None, devi
 @keys.command()
 @click.argument("token", required=False)
 @click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
-@click.option("--config", "path", type=PATH, help="List the revocations in the Redis of the gateways' YAML file.")
-@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="List the revocations in this Redis.")
-@_report_errors
-def show(token: str | None, key_file: Path | None, path: Path | None, url: str | None) -> None:
-    """Show a token's claims (unverified), the keys of a key set, or the revocations."""
+@redis_options
+def show(config: Config, token: str | None, key_file: Path | None) -> None:
+    """Show a token's claims (unverified), the keys of a key set, or the revocations in the gateways' Redis."""
     if token is not None:
         _show_token(token)
     if key_file is not None:
@@ -219,8 +204,8 @@ def show(token: str | None, key_file: Path | None, path: Path | None, url: str |
         for key in read_jwks(key_file).keys:
             table.add_row(key.kid, key.alg)
         Console().print(table)
-    if (path is not None or url is not None) and token is None:
-        asyncio.run(_show_revoked(path, url))
+    if token is None and (config.redis or key_file is None):
+        asyncio.run(_show_revoked(config))
 
 
 def _show_token(token: str) -> None:
@@ -250,8 +235,8 @@ def _show_token(token: str) -> None:
     Console().print(table)
 
 
-async def _show_revoked(path: Path | None, url: str | None) -> None:
-    async with gateways_redis(path, url) as client:
+async def _show_revoked(config: Config) -> None:
+    async with gateways_redis(config) as client:
         tokens = cast("list[tuple[bytes, float]]", await client.zrange(TOKENS_KEY, 0, -1, withscores=True))
         devices = cast("dict[bytes, bytes]", await client.hgetall(DEVICES_KEY))
     table = Table("revoked", "", "")

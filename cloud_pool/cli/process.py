@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
 
@@ -22,7 +22,6 @@ from ..core.principal import DEFAULT_TENANT
 
 PROGRAM = "causeway-cloud"
 PATH = click.Path(path_type=Path)
-P = ParamSpec("P")
 T = TypeVar("T")
 OTHER_NAMES = (
     f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; "
@@ -36,22 +35,29 @@ def refuse(message: str) -> NoReturn:
     process.refuse(PROGRAM, message)
 
 
-def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Return a decorator that turns CausewayError and `errors` of a command into `refuse`."""
+def report_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn CausewayError and OSError of a command into `refuse`."""
 
-    expected: tuple[type[Exception], ...] = (CausewayError, *errors)
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (CausewayError, OSError) as error:
+            refuse(str(error))
 
-    def decorate(command: Callable[P, None]) -> Callable[P, None]:
-        @wraps(command)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                command(*args, **kwargs)
-            except expected as error:
-                refuse(str(error))
+    return run
 
-        return run
 
-    return decorate
+def redis_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name the gateways' Redis; the command gets the `config`, and its errors end as `refuse`."""
+
+    @report_errors
+    @wraps(command)
+    def run(*args: Any, path: Path | None, redis: str | None, **options: Any) -> None:
+        command(*args, config=load_config(path, Flags(redis=redis)), **options)
+
+    redis = click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+    return click.option("--config", "path", type=PATH, help="The gateways' YAML file.")(redis(run))
 
 
 def poll_grpc_in_one_thread() -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import click
 import msgspec
@@ -18,29 +17,24 @@ from rich.table import Table
 from router.errors import CausewayError, ConfigError
 
 from ..accounts.tenants.usage import UsageRow, read_usage
-from ..config import Flags, load_config
+from ..config import Config
 from ..redis.connect import open_redis
 from ..redis.faults import client_fault
 from ..storage.config import JobsConfig, with_shared_redis
-from .process import OTHER_NAMES, report_errors
+from .process import OTHER_NAMES, redis_options
 
 
 @asynccontextmanager
-async def gateways_redis(config: Path | None, url: str | None) -> AsyncIterator[redis.asyncio.Redis]:
+async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
     """Open a client for a `with` block.
 
-    Args:
-        config: the gateways' YAML file, which may name a user and certificates.
-        url: replaces the file's URL.
-
     Raises:
-        ConfigError: there is no Redis, or the file or the URL is unusable.
+        ConfigError: there is no Redis, or the URL is unusable.
         CausewayError: it does not answer, or answers with an error.
     """
-    address = load_config(config, Flags(redis=url)).redis
-    if not address:
+    if not config.redis:
         raise ConfigError("give --redis, or a --config that names the gateways' Redis", where="redis")
-    client = open_redis(address)
+    client = open_redis(config.redis)
     try:
         yield client
     except (RedisError, OSError) as error:
@@ -49,16 +43,11 @@ async def gateways_redis(config: Path | None, url: str | None) -> AsyncIterator[
         await client.aclose()
 
 
-def replication_of_gateways_redis(config: Path | None, url: str | None) -> tuple[int, float]:
-    """Return how many replicas must at least confirm a write, and in how many seconds: as for an accepted job.
-
-    Raises:
-        ConfigError: the file or the URL is unusable.
-    """
-    gateways = load_config(config, Flags(redis=url))
-    jobs = with_shared_redis(gateways.jobs, gateways.redis)
-    if jobs.redis != gateways.redis:  # jobs have a Redis of their own
-        jobs = JobsConfig(redis=gateways.redis)
+def replication_of_gateways_redis(config: Config) -> tuple[int, float]:
+    """Return how many replicas must at least confirm a write, and in how many seconds: as for an accepted job."""
+    jobs = with_shared_redis(config.jobs, config.redis)
+    if jobs.redis != config.redis:  # jobs have a Redis of their own
+        jobs = JobsConfig(redis=config.redis)
     return jobs.replicas_to_wait_for, jobs.replica_timeout_s
 
 
@@ -77,14 +66,12 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("tenant")
-@click.option("--config", "path", type=click.Path(path_type=Path), help="The gateways' YAML file.")
-@click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis.")
+@redis_options
 @click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@report_errors(OSError)
-def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_json: bool) -> None:
+def usage_command(config: Config, tenant: str, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
-    rows = asyncio.run(_read(path, url, tenant, day))
+    rows = asyncio.run(_read(config, tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
         return
@@ -98,7 +85,7 @@ def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_
     Console().print(table)
 
 
-async def _read(path: Path | None, url: str | None, tenant: str, day: str) -> tuple[UsageRow, ...]:
+async def _read(config: Config, tenant: str, day: str) -> tuple[UsageRow, ...]:
     """Raises CausewayError."""
-    async with gateways_redis(path, url) as client:
+    async with gateways_redis(config) as client:
         return await read_usage(client, tenant, day)
