@@ -68,25 +68,23 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         IllegalTransition: The rollout's state does not take this event.
     """
     state = next_state(rollout.state, event)
-    if event is E.RESUME:
-        return msgspec.structs.replace(rollout, state=rollout.paused_in, entered=now, reason=reason)
-    if event is E.PAUSE:
-        return msgspec.structs.replace(rollout, state=state, paused_in=rollout.state, entered=now, reason=reason)
     if event is E.ACCEPT:
         back = msgspec.structs.replace(rollout, state=rollout.paused_in)
         return apply(back, passed(back), now, reason=reason, least_share=least_share)
-    if state is S.STAGE:
-        stage = 0 if rollout.state is S.REPLAY else rollout.stage + 1
-        return _next_stage(rollout, stage, now, reason, least_share)
-    if state is S.SOAK:
-        stage = len(rollout.settings.stages)
-        return msgspec.structs.replace(
-            rollout, state=state, stage=stage, began=now, entered=now, looks=0, looked=now, reason=reason
-        )
+    if event is E.RESUME:
+        return msgspec.structs.replace(rollout, state=rollout.paused_in, entered=now, reason=reason)
+    after = msgspec.structs.replace(rollout, state=state, entered=now, reason=reason)
+    if event is E.PAUSE:
+        return msgspec.structs.replace(after, paused_in=rollout.state)
     if event is E.ABORT:
         # Published with the next plan: boxes outside the share return to the bundle before.
-        return msgspec.structs.replace(rollout, state=state, share=0, entered=now, reason=reason)
-    return msgspec.structs.replace(rollout, state=state, entered=now, reason=reason)
+        return msgspec.structs.replace(after, share=0)
+    if state not in (S.STAGE, S.SOAK):
+        return after
+    stages = rollout.settings.stages
+    stage = len(stages) if state is S.SOAK else 0 if rollout.state is S.REPLAY else rollout.stage + 1
+    share = rollout.share if state is S.SOAK else min(WHOLE, max(stages[stage].share, least_share))
+    return msgspec.structs.replace(after, stage=stage, share=share, began=now, looks=0, looked=now)
 
 
 def passed(rollout: Rollout) -> RolloutEvent:
@@ -161,13 +159,6 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
 def _needs_approval(rollout: Rollout) -> bool:
     following = rollout.settings.stages[rollout.stage + 1 :]
     return bool(following) and following[0].approval
-
-
-def _next_stage(rollout: Rollout, stage: int, now: float, reason: str, least_share: int) -> Rollout:
-    share = min(WHOLE, max(rollout.settings.stages[stage].share, least_share))
-    return msgspec.structs.replace(
-        rollout, state=S.STAGE, stage=stage, share=share, began=now, entered=now, looks=0, looked=now, reason=reason
-    )
 
 
 def stage_share(share: int, positions: Iterable[int]) -> int:
