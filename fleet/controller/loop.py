@@ -1,7 +1,7 @@
 """The controller's loop: read, step, write, publish. After a kill at any point it continues with the next tick.
 
 1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
-2. A revocation that the store has lost is made again (see `RevocationKeeper`).
+2. A revocation that the store has lost is made again (see `keep_revocations`).
 3. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
 4. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
 5. Boxes are woken for a plan that is new to them.
@@ -63,8 +63,8 @@ SURVEY_S = 10.0
 _log = logging.getLogger("causeway.fleet.controller")
 
 
-class RevocationKeeper:
-    """Keeps revocations over a restored backup: a copy of them lies beside what is published.
+async def keep_revocations(store: Store, folder: Path, now: float) -> None:
+    """Keep revocations over a restored backup: a copy of them lies beside what is published.
 
     `published/revocations.json` maps tenant/device to the Unix time of the revocation. What the store has is added to
     the copy; what only the copy has was lost by the store, and is revoked there again, also if the device is not known
@@ -73,49 +73,38 @@ class RevocationKeeper:
     Args:
         store: The database.
         folder: The fleet's folder.
+        now: Unix seconds. Lost revocations count from now: tokens that were issued after the loss are refused too.
+
+    Raises:
+        StoreUnavailable: The database is away.
+        OSError: The copy cannot be read or written.
     """
-
-    def __init__(self, store: Store, folder: Path) -> None:
-        self._store = store
-        self._path = folder / PUBLISHED / REVOCATIONS_FILE
-
-    async def keep(self, now: float) -> None:
-        """Revoke again what the store has lost, and write what the copy lacks.
-
-        Args:
-            now: Unix seconds. Lost revocations count from now: tokens that were issued after the loss are refused too.
-
-        Raises:
-            StoreUnavailable: The database is away.
-            OSError: The copy cannot be read or written.
-        """
-        kept = await to_thread.run_sync(self._read)
-        async with self._store.read() as connection:
+    path = folder / PUBLISHED / REVOCATIONS_FILE
+    kept = await to_thread.run_sync(_read_revocations, path)
+    async with store.read() as connection:
+        found = (await read_revocations(connection)).devices
+    lost = sorted(owner for owner, at in (kept or {}).items() if owner not in found and at >= now - KEPT_S)
+    if lost:
+        async with store.write() as connection:
+            for owner in lost:
+                await revoke_owner(connection, owner, now)
+                what = {"device": owner.partition("/")[2], "reason": "the restored database did not know it"}
+                await append_audit(connection, now, ACTOR, "device.revoked_again", what)
             found = (await read_revocations(connection)).devices
-        lost = sorted(owner for owner, at in (kept or {}).items() if owner not in found and at >= now - KEPT_S)
-        if lost:
-            async with self._store.write() as connection:
-                for owner in lost:
-                    await revoke_owner(connection, owner, now)
-                    what = {"device": owner.partition("/")[2], "reason": "the restored database did not know it"}
-                    await append_audit(connection, now, ACTOR, "device.revoked_again", what)
-                found = (await read_revocations(connection)).devices
-            _log.error("the store did not know %d revocations: restored? They hold again", len(lost))
-        if found != kept:
-            await to_thread.run_sync(self._write, found)
+        _log.error("the store did not know %d revocations: restored? They hold again", len(lost))
+    if found != kept:
+        await to_thread.run_sync(write_atomically, path, msgspec.json.encode(found, order="sorted"))
 
-    def _read(self) -> dict[str, float] | None:
-        """Return the copy, None if it is damaged."""
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
-        except FileNotFoundError:
-            return {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _log.error("%s is damaged and is written anew from the database: %s", self._path, error)
-            return None
 
-    def _write(self, revoked: Mapping[str, float]) -> None:
-        write_atomically(self._path, msgspec.json.encode(revoked, order="sorted"))
+def _read_revocations(path: Path) -> dict[str, float] | None:
+    """Return the copy, None if it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _log.error("%s is damaged and is written anew from the database: %s", path, error)
+        return None
 
 
 class Controller:
@@ -149,7 +138,6 @@ class Controller:
         self._folder = folder
         self._publisher = publisher
         self._plans = Plans(store, folder, publisher, published)
-        self._revocations = RevocationKeeper(store, folder)
         self._clock = clock
         self._interval_s = interval_s
         self._survey_s = survey_s
@@ -209,7 +197,7 @@ class Controller:
             if await self._take_over(records, published, now):
                 return True
             if surveys:
-                await self._revocations.keep(now)
+                await keep_revocations(self._store, self._folder, now)
                 await self._survey(records, now)
                 self._surveyed_at = now
             changed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -122,8 +123,11 @@ async def list_rollouts(
     chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MOST_LISTED)
     if cohort:
         chosen = chosen.where(rollouts.c.cohort == cohort)
-    rows = (await connection.execute(chosen)).all()
-    return [_record(*row) for row in rows if not readable or _can_read(row)]
+    found = []
+    for row in await connection.execute(chosen):
+        with suppress(RolloutUnreadable) if readable else nullcontext():
+            found.append(_record(*row))
+    return found
 
 
 async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRecord], tuple[str, ...]]:
@@ -203,14 +207,6 @@ def _readable(rows: Sequence[Any]) -> tuple[list[RolloutRecord], tuple[str, ...]
         except RolloutUnreadable as error:
             unreadable[row.cohort] = error.message
     return [record for record in records if record.rollout.cohort not in unreadable], tuple(unreadable.values())
-
-
-def _can_read(row: Sequence[Any]) -> bool:
-    try:
-        _record(*row)
-    except RolloutUnreadable:
-        return False
-    return True
 
 
 def _record(rollout: str, cohort: str, body: str, *columns: Any) -> RolloutRecord:

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleet.controller.loop import REVOCATIONS_FILE, RevocationKeeper
+from fleet.controller.loop import REVOCATIONS_FILE, keep_revocations
 from fleet.store.audit import read_audit
 from fleet.store.database import Store
 from fleet.store.generations import read_revocations, revoke_owner
@@ -79,11 +79,11 @@ async def test_a_copy_that_says_nothing_is_written_anew(tmp_path: Path, database
     path.write_bytes(copy)
     store = await Store.open(database or f"sqlite:///{tmp_path / 'fleet.db'}")
     try:
-        await RevocationKeeper(store, tmp_path).keep(NOW)
+        await keep_revocations(store, tmp_path, NOW)
         assert path.read_bytes() == b"{}"
         async with store.write() as connection:
             await revoke_owner(connection, OWNER, NOW)
-        await RevocationKeeper(store, tmp_path).keep(NOW)
+        await keep_revocations(store, tmp_path, NOW)
         assert path.read_bytes() == b'{"acme/till-1":1800000000.0}'
         async with store.read() as connection:
             assert dict((await read_revocations(connection)).devices) == {OWNER: NOW}
