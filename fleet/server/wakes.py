@@ -55,13 +55,13 @@ class PollAnswer(msgspec.Struct, frozen=True):
 class Poll(asyncio.Protocol):
     """A connection that is parked or idle."""
 
-    __slots__ = ("_early", "_keep_alive", "_polls", "_transport", "cohort", "device", "ends")
+    __slots__ = ("_early", "_keep_alive", "_polls", "cohort", "device", "ends", "transport")
 
     def __init__(
         self, polls: Polls, transport: asyncio.Transport, device: str, cohort: str, ends: float, keep_alive: bool
     ) -> None:
         self._polls = polls
-        self._transport = transport
+        self.transport = transport
         self._keep_alive = keep_alive
         self._early = b""  # of the next request, which came before this one's answer
         self.device = device
@@ -70,17 +70,13 @@ class Poll(asyncio.Protocol):
 
     def answer(self, answer: PollAnswer, closing: bool) -> None:
         if closing or not self._keep_alive:
-            self._transport.write(answer.closing)
-            self._transport.close()
+            self.transport.write(answer.closing)
+            self.transport.close()
             return
-        self._transport.write(answer.staying)
+        self.transport.write(answer.staying)
         if self._early:
-            self._transport.resume_reading()
+            self.transport.resume_reading()
             self._hand_over(self._early)
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        return self._transport
 
     @property
     def is_idle(self) -> bool:
@@ -91,17 +87,17 @@ class Poll(asyncio.Protocol):
         return True
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     def close(self) -> None:
-        self._transport.close()
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self.is_idle:
             self._hand_over(data)
         else:
             self._early += data
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._polls.forget(self)
@@ -109,9 +105,9 @@ class Poll(asyncio.Protocol):
     def _hand_over(self, data: bytes) -> None:
         handler = self._polls.new_handler()
         self._polls.forget(self)
-        self._polls.connections.add(handler, self._transport)
-        self._transport.set_protocol(handler)
-        handler.connection_made(self._transport)
+        self._polls.connections.add(handler, self.transport)
+        self.transport.set_protocol(handler)
+        handler.connection_made(self.transport)
         handler.data_received(data)
 
 
