@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,6 @@ import msgspec
 
 from router.api.document import ErrorDocument
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
 PROGRAM = "causeway-fleet"
 TOKEN_VARIABLE = "CAUSEWAY_FLEET_TOKEN"
@@ -59,14 +59,13 @@ class FleetClient:
         raise click.ClickException(f"{self._url} answered {response.status_code}: {what}")
 
 
-def connected(command: Command) -> Command:
+def connected(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a connection and the argument `client`."""
 
+    @wraps(command)
     def run(*, url: str, token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
         return command(client=FleetClient(url, _token(token_file), ca_file), **rest)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     file = click.Path(path_type=Path, dir_okay=False)
     for option in (
         click.option("--ca-file", type=file, envvar="CAUSEWAY_FLEET_CA_FILE", help="Certificates to trust."),
@@ -80,7 +79,7 @@ def connected(command: Command) -> Command:
         ),
     ):
         run = option(run)
-    return run  # type: ignore[return-value]
+    return run
 
 
 def _token(file: Path | None) -> str:

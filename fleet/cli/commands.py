@@ -9,7 +9,6 @@ from typing import Literal
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from router.checks.explanation import explain, try_draft
@@ -30,6 +29,7 @@ from . import devices, rollouts, signing
 from .output import (
     Checked,
     lint_report,
+    new_console,
     print_bad_lines,
     print_lint,
     print_problems,
@@ -118,7 +118,7 @@ def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], stric
     if output_format == "json":
         click.echo(msgspec.json.encode(report))
     else:
-        print_lint(_console(), checked)
+        print_lint(new_console(), checked)
     raise SystemExit(FOUND if report.errors or (strict and report.warnings) else OK)
 
 
@@ -131,7 +131,7 @@ def test(folder: Path) -> None:
     Models have the adapters of each cohort that runs the policy.
     Exit code: 0 all pass, 1 a file has errors or a case fails, 2 nothing to test.
     """
-    console = _console()
+    console = new_console()
     checked = _checked((folder,))
     invalid = [file for file in checked if any(problem.severity == "error" for problem in file.problems)]
     files = sorted(
@@ -170,7 +170,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
     Exit code: 0 decided, 1 the policy has errors or knows no such model, 2 bad arguments.
     """
     checked = check_file(policy)
-    print_problems(_console(stderr=True), checked.problems)
+    print_problems(new_console(stderr=True), checked.problems)
     if checked.policy is None:
         raise SystemExit(FOUND)
     now = datetime.now().astimezone()
@@ -185,7 +185,7 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
         click.echo(msgspec.json.encode(explanation))
         return
     for line in explain(explanation):
-        _console().print(Text.assemble(*line), soft_wrap=True)
+        new_console().print(Text.assemble(*line), soft_wrap=True)
 
 
 @main.command()
@@ -217,13 +217,13 @@ def replay(
     except OSError as error:
         raise _Usage(str(error)) from error
     report = run_replay(reader, new_policy, old_policy)
-    print_bad_lines(_console(stderr=True), reader)
+    print_bad_lines(new_console(stderr=True), reader)
     if not report.requests and not report.undecided:
         raise _Usage(f"no decision records in {', '.join((*over, *more))}")
     if output_format == "json":
         click.echo(msgspec.json.encode(replay_document(report, reader)))
     else:
-        print_replay(_console(), report, reader, limit=limit)
+        print_replay(new_console(), report, reader, limit=limit)
     raise SystemExit(FOUND if report.leaving else OK)
 
 
@@ -236,7 +236,7 @@ def schema() -> None:
 def _valid_policy(path: Path) -> Policy:
     checked = check_file(path)
     errors = [problem for problem in checked.problems if problem.severity == "error"]
-    print_problems(_console(stderr=True), errors)
+    print_problems(new_console(stderr=True), errors)
     if checked.policy is None:
         raise SystemExit(USAGE)
     return checked.policy
@@ -276,10 +276,6 @@ def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) ->
     if not found:
         raise _Usage(f"no policy (*.yaml) and no fleet.yaml in {', '.join(map(str, paths))}")
     return found
-
-
-def _console(*, stderr: bool = False) -> Console:
-    return Console(highlight=False, markup=False, emoji=False, stderr=stderr)
 
 
 _Folder = click.Path(path_type=Path, file_okay=False)

@@ -14,9 +14,10 @@ from router.numbers import seconds_of
 from router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
+from ..rollout.settings import counted_boxes
 from ..store.history import AuditRow, DeviceEvent, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
-from .rollout_output import boxes, bundle_name, counted, table, time_text
+from .rollout_output import bundle_name, counted, table, time_text
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
@@ -80,7 +81,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"for {boxes(uses)}, until {time_text(made.expires)}", err=True)
+    click.echo(f"for {counted_boxes(uses)}, until {time_text(made.expires)}", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:

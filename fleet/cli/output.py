@@ -70,6 +70,10 @@ def lint_report(checked: Sequence[Checked]) -> LintReport:
     )
 
 
+def new_console(*, stderr: bool = False) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+
+
 def print_problems(console: Console, problems: Sequence[Problem]) -> None:
     """Print ``file:line:column: error: message [key]``, which editors and CI systems recognise as a link."""
     for problem in problems:

@@ -110,13 +110,9 @@ def _settings(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
             yield f"settings.{key}: {'unset' if before is None else before} -> {'unset' if after is None else after}"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `1 box`, `2 boxes`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def boxes(number: int) -> str:
-    return counted(number, "box", "boxes")
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 rollout`, `2 rollouts`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def time_text(at: float) -> str:

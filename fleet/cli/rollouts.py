@@ -16,9 +16,17 @@ from router.serving.process import ask
 from ..operators.answers import FleetAnswer, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.fleet_file import rollout_settings
-from ..rollout.settings import LIFE, OPEN, RolloutEvent, RolloutSettings, RolloutState, small_fleet_advice, stage_boxes
+from ..rollout.settings import (
+    LIFE,
+    OPEN,
+    RolloutEvent,
+    RolloutSettings,
+    RolloutState,
+    counted_boxes,
+    small_fleet_advice,
+    stage_boxes,
+)
 from .client import PROGRAM, FleetClient, connected, yes_option
-from .rollout_output import boxes as boxes_of
 from .rollout_output import (
     bundle_name,
     counted,
@@ -224,8 +232,8 @@ def _plan_lines(
     before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, boxes: int
 ) -> Iterator[str]:
     """Yield what would change on how many boxes, in which stages, and what to know about them."""
-    yield f"{after.cohort}: serial {after.serial} on {boxes_of(boxes)}"
+    yield f"{after.cohort}: serial {after.serial} on {counted_boxes(boxes)}"
     yield from (f"  {change}" for change in manifest_changes(before, after))
     shares = ", ".join(percent(stage.share) for stage in settings.stages)
-    yield f"  stages: {shares}; the first is {stage_boxes(settings.stages[0].share, boxes)} of {boxes_of(boxes)}"
+    yield f"  stages: {shares}; the first is {stage_boxes(settings.stages[0].share, boxes)} of {counted_boxes(boxes)}"
     yield from (f"  note: {advice}" for advice in small_fleet_advice(settings, boxes))

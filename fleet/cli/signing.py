@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from router.bundle.refusals import UpdateRefused
 from router.errors import ConfigError
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet, check_fleet
-from .output import print_problems
+from .output import new_console, print_problems
 from .rollout_output import manifest_changes
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 
         trust, problems = read_trust(folder)
         if trust is None:
-            print_problems(_console(), problems)
+            print_problems(new_console(), problems)
             raise SystemExit(1)
         secret = passphrase_file.read_bytes().strip() if passphrase_file else None
         signers = [_load(path, secret) for path in key_files]
@@ -151,7 +150,7 @@ def valid_fleet(folder: Path) -> CheckedFleet:
     checked = check_fleet(folder)
     problems = [*checked.problems, *(problem for policy in checked.policies for problem in policy.problems)]
     if any(problem.severity == "error" for problem in problems):
-        print_problems(_console(), problems)
+        print_problems(new_console(), problems)
         raise SystemExit(1)
     return checked
 
@@ -207,7 +206,3 @@ def readable_errors() -> Iterator[None]:
         raise click.ClickException(error.message) from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)

@@ -116,7 +116,7 @@ def small_fleet_advice(settings: RolloutSettings, boxes: int) -> list[str]:
     counts = [stage_boxes(stage.share, boxes) for stage in settings.stages]
     percents = [f"{stage.share * 100 / WHOLE:g} %" for stage in settings.stages]
     advice = [  # (1)
-        f"{percents[index - 1]} and {percents[index]} are both about {_boxes(count)}: use fewer stages"
+        f"{percents[index - 1]} and {percents[index]} are both about {counted_boxes(count)}: use fewer stages"
         for index, count in enumerate(counts)
         if index and count == counts[index - 1]
     ]
@@ -135,7 +135,8 @@ def small_fleet_advice(settings: RolloutSettings, boxes: int) -> list[str]:
     return advice
 
 
-def _boxes(count: int) -> str:
+def counted_boxes(count: int) -> str:
+    """Return a number with its noun: `1 box`, `2 boxes`."""
     return f"{count} box" if count == 1 else f"{count} boxes"
 
 
@@ -168,18 +169,11 @@ class RolloutEvent(StrEnum):
 
 
 class IllegalTransition(Exception):
-    """The rollout's state has no such transition.
-
-    Attributes:
-        state: The state that the rollout is in, and stays in.
-        event: The refused event.
-    """
+    """The rollout's state, in which it stays, has no transition for this event."""
 
     def __init__(self, state: RolloutState, event: RolloutEvent) -> None:
         allowed = ", ".join(sorted(LIFE[state])) or "nothing, it has ended"
         super().__init__(f"a rollout in state {state} does not take the event {event}; it takes: {allowed}")
-        self.state = state
-        self.event = event
 
 
 S, E = RolloutState, RolloutEvent
