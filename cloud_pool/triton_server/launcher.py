@@ -111,33 +111,23 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""  # part of `argv` that other accounts of this machine must not see while the server runs
 
 
-class Launcher:
+class Launcher(msgspec.Struct, frozen=True):
     """Owns the server's process.
 
-    Args:
-        drain_s: how long running requests may take after SIGTERM.
-        restart: start the server again after a crash.
-        print_ready: gets the ready line, each time the server becomes ready.
-        log: gets log lines.
-        stuck_s: see STUCK_S.
+    Attributes:
+        drain_s: How long running requests may take after SIGTERM.
+        restart: Start the server again after a crash.
+        print_ready: Gets the ready line, each time the server becomes ready.
+        log: Gets log lines.
+        stuck_s: See STUCK_S.
     """
 
-    def __init__(
-        self,
-        command: ServerCommand,
-        *,
-        drain_s: float,
-        restart: bool,
-        print_ready: Callable[[str], None],
-        log: Callable[[str], None],
-        stuck_s: float = STUCK_S,
-    ) -> None:
-        self._command = command
-        self._drain_s = drain_s
-        self._restart = restart
-        self._print_ready = print_ready
-        self._log = log
-        self._stuck_s = stuck_s
+    command: ServerCommand
+    drain_s: float
+    restart: bool
+    print_ready: Callable[[str], None]
+    log: Callable[[str], None]
+    stuck_s: float = STUCK_S
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop`, or until the server cannot be kept running. Return the exit status for the command."""
@@ -148,13 +138,13 @@ class Launcher:
                 return 0
             was_ready = was_ready or ended.ready_for_s is not None
             if not was_ready:
-                self._log(f"the server ended with status {ended.code} before its models were ready: giving up")
+                self.log(f"the server ended with status {ended.code} before its models were ready: giving up")
                 return 1
-            if not self._restart:
-                self._log(f"the server ended with status {ended.code}")
+            if not self.restart:
+                self.log(f"the server ended with status {ended.code}")
                 return 1
             delay_s = FIRST_DELAY_S if (ended.ready_for_s or 0.0) >= STEADY_S else delay_s
-            self._log(f"the server ended with status {ended.code}; starting it again in {delay_s:g} s")
+            self.log(f"the server ended with status {ended.code}; starting it again in {delay_s:g} s")
             with anyio.move_on_after(delay_s):
                 await stop.wait()
                 return 0
@@ -165,8 +155,8 @@ class Launcher:
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command.argv,
-                env=self._command.environ,
+                *self.command.argv,
+                env=self.command.environ,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -187,13 +177,13 @@ class Launcher:
                 tasks.start_soon(self._watch, process, ready_at, tasks)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
-                remove_leftovers(process.pid, self._command.memory_prefix)  # A living stub would hold the log open.
+                remove_leftovers(process.pid, self.command.memory_prefix)  # A living stub would hold the log open.
                 with anyio.move_on_after(1.0):
                     await read_out.wait()
                 tasks.cancel_scope.cancel()
         finally:
             # Also on cancellation: nothing of the server outlives this call.
-            remove_leftovers(process.pid, self._command.memory_prefix)
+            remove_leftovers(process.pid, self.command.memory_prefix)
             with anyio.CancelScope(shield=True):
                 await process.wait()
         return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
@@ -203,16 +193,16 @@ class Launcher:
         await stop.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        with anyio.move_on_after(self._drain_s + 5.0):
+        with anyio.move_on_after(self.drain_s + 5.0):
             await process.wait()
             return
-        self._log("the server did not end in time: killed")
+        self.log("the server did not end in time: killed")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
     async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float], tasks: TaskGroup) -> None:
         """Print the ready line once; kill a server that waits for a dead stub."""
-        connection = TritonConnection(f"{self._command.ports.host}:{self._command.ports.grpc}", tasks)
+        connection = TritonConnection(f"{self.command.ports.host}:{self.command.ports.grpc}", tasks)
         try:
             await self._watch_over(connection, process, ready_at)
         finally:
@@ -223,21 +213,21 @@ class Launcher:
         self, connection: TritonConnection, process: asyncio.subprocess.Process, ready_at: list[float]
     ) -> None:
         healthy_at = time.monotonic()
-        while time.monotonic() - healthy_at < self._stuck_s:
+        while time.monotonic() - healthy_at < self.stuck_s:
             if await _is_ready(connection):
                 healthy_at = time.monotonic()
                 if not ready_at:
-                    if self._command.secret and not hide_in_command_line(process.pid, self._command.secret):
-                        self._log("other accounts of this machine can read the key of the model control (ps)")
+                    if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
+                        self.log("other accounts of this machine can read the key of the model control (ps)")
                     ready_at.append(healthy_at)
-                    self._print_ready(self._command.ports.line())
+                    self.print_ready(self.command.ports.line())
             elif (
-                time.monotonic() - healthy_at >= self._stuck_s / 2.0  # Counting children costs milliseconds.
-                and count_living_children(process.pid) >= self._command.expected_children
+                time.monotonic() - healthy_at >= self.stuck_s / 2.0  # Counting children costs milliseconds.
+                and count_living_children(process.pid) >= self.command.expected_children
             ):
                 healthy_at = time.monotonic()
-            await anyio.sleep(min(1.0, self._stuck_s / 5) if ready_at else POLL_S)
-        self._log("the server waits for a model's process that has died: killed")
+            await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
+        self.log("the server waits for a model's process that has died: killed")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
@@ -251,7 +241,7 @@ class Launcher:
             while line := await _read_line(reader):
                 readable = log_filter.readable(line.decode(errors="replace").rstrip("\n"))
                 if readable is not None:
-                    self._log(readable)
+                    self.log(readable)
         finally:
             transport.close()
             read_out.set()
