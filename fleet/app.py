@@ -211,13 +211,5 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorAp
     # Boxes whose polls wait in this process are woken after a plan was published.
     controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)
     issuer = None if doc.oidc is None else OidcClient(folder, doc, doc.oidc, clock)
-    return OperatorApi(
-        name=plane.fleet.name,
-        folder=folder,
-        cohorts=tuple(plane.fleet.cohorts),
-        store=store,
-        publisher=publisher,
-        controller=controller,
-        sign_in=SignIn(store, doc, load_bootstrap_token(file), clock, issuer),
-        clock=clock,
-    )
+    sign_in = SignIn(store, doc, load_bootstrap_token(file), clock, issuer)
+    return OperatorApi(plane, publisher, controller, sign_in)

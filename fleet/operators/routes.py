@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from ..controller.loop import Controller
 from ..controller.publisher import Publisher
 from ..rollout.settings import RolloutEvent, is_silent
 from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
+from ..server.plane import ControlPlane
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, audit_of, read_audit
-from ..store.database import Store
 from ..store.devices import (
     Device,
     cohort_devices,
@@ -91,27 +90,18 @@ _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
 
 
 class OperatorApi(msgspec.Struct, frozen=True):
-    """The operators' side of one process, and its handlers.
+    """The operators' side of one process, and its handlers."""
 
-    Attributes:
-        name: The fleet's name.
-        clock: Unix seconds.
-    """
-
-    name: str
-    folder: Path
-    cohorts: tuple[str, ...]
-    store: Store
+    plane: ControlPlane
     publisher: Publisher
     controller: Controller
     sign_in: SignIn
-    clock: Callable[[], float]
 
     async def devices(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
         limit = max(1, number(http, "limit", 100))
         filters = {name: http.query.get(name, "")[:128] for name in ("cohort", "state", "site", "after")}
-        async with self.store.read() as connection:
+        async with self.plane.store.read() as connection:
             found = await page_of_devices(connection, **filters, query=http.query.get("q", "")[:128], limit=limit + 1)
         page = found[:limit]
         following = page[-1].id if len(found) > limit else None
@@ -120,7 +110,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
     async def device(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
         name = path_part(http)
-        async with self.store.read() as connection:
+        async with self.plane.store.read() as connection:
             device = await read_device(connection, name)
             if device is None:
                 raise NotFound(f"there is no device {name}")
@@ -128,7 +118,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         return json_response(device_answer(device, tuple(history)))
 
     async def act(self, action: str, http: web.Request) -> web.StreamResponse:
-        name, now = path_part(http), self.clock()
+        name, now = path_part(http), self.plane.clock()
         operator = await self.sign_in.require(http, "operator")
         body = await read_body(http) or b"{}"
         bundle = None
@@ -139,7 +129,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
                 raise BundleUnknown(f"bundle {bundle} is not signed here", param="bundle")
         else:
             reason = decode_body(body, OperatorReason).reason
-        async with self.store.write() as connection:
+        async with self.plane.store.write() as connection:
             if action == "revoke":
                 exists = await revoke(connection, name, now)
             else:
@@ -154,13 +144,13 @@ class OperatorApi(msgspec.Struct, frozen=True):
         return json_response(device_answer(device))
 
     async def join_token(self, http: web.Request) -> web.StreamResponse:
-        now = self.clock()
+        now = self.plane.clock()
         operator = await self.sign_in.require(http, "operator")
         request = decode_body(await read_body(http), NewJoinToken)
-        if request.cohort and request.cohort not in self.cohorts:
-            names = ", ".join(self.cohorts)
+        if request.cohort and request.cohort not in self.plane.fleet.cohorts:
+            names = ", ".join(self.plane.fleet.cohorts)
             raise InvalidRequest(f"there is no cohort {request.cohort}; the fleet has: {names}", param="cohort")
-        async with self.store.write() as connection:
+        async with self.plane.store.write() as connection:
             token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
             await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))
         return json_response(JoinTokenAnswer(token, now + request.expires_s, request.uses), 201)
@@ -168,16 +158,16 @@ class OperatorApi(msgspec.Struct, frozen=True):
     async def audit(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
         after = number(http, "after", 0, most=1 << 53)
-        async with self.store.read() as connection:
+        async with self.plane.store.read() as connection:
             rows = await read_audit(connection, after, max(1, number(http, "limit", 500)))
         return json_response(AuditPage(tuple(rows)))
 
     async def fleet(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
-        async with self.store.read() as connection:
-            counts = await count_devices(connection, self.clock() - RECENT_S)
+        async with self.plane.store.read() as connection:
+            counts = await count_devices(connection, self.plane.clock() - RECENT_S)
             records, _ = await working_rollouts(connection)
-        names = dict.fromkeys((*self.cohorts, *(count.cohort for count in counts)))
+        names = dict.fromkeys((*self.plane.fleet.cohorts, *(count.cohort for count in counts)))
         cohorts = []
         for name in names:
             of_cohort = [count for count in counts if count.cohort == name]
@@ -192,18 +182,18 @@ class OperatorApi(msgspec.Struct, frozen=True):
                     self.controller.ahead.get(name, 0),
                 )
             )
-        return json_response(FleetAnswer(self.name, tuple(cohorts), self.controller.problems))
+        return json_response(FleetAnswer(self.plane.fleet.name, tuple(cohorts), self.controller.problems))
 
     async def rollouts(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
-        async with self.store.read() as connection:
+        async with self.plane.store.read() as connection:
             records = await list_rollouts(connection, http.query.get("cohort", ""), readable=True)
         return json_response([rollout_answer(record) for record in records])
 
     async def rollout(self, http: web.Request) -> web.StreamResponse:
         await self.sign_in.require(http, "viewer")
         name = path_part(http)
-        async with self.store.read() as connection:
+        async with self.plane.store.read() as connection:
             record = await read_rollout(connection, name)
             if record is None:
                 raise NotFound(f"there is no rollout {name}")
@@ -211,13 +201,15 @@ class OperatorApi(msgspec.Struct, frozen=True):
             rows = await audit_of(connection, name)
             boxes = await cohort_devices(connection, record.rollout.cohort)
         events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
-        members = _members(record, boxes, self.clock())
+        members = _members(record, boxes, self.plane.clock())
         return json_response(rollout_detail(record, tuple(looks), members, events))
 
     async def begin(self, http: web.Request) -> web.StreamResponse:
         operator = await self.sign_in.require(http, "operator")
         request = decode_body(await read_body(http), NewRollout)
-        record = await begin_rollout(self.store, self.folder, self.publisher, operator, request, self.clock())
+        record = await begin_rollout(
+            self.plane.store, self.plane.folder, self.publisher, operator, request, self.plane.clock()
+        )
         self.controller.notify()
         return json_response(rollout_answer(record), 201)
 
@@ -225,7 +217,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         event, role, _ = _EVENTS[action]
         operator = await self.sign_in.require(http, role)
         reason = decode_body(await read_body(http) or b"{}", OperatorReason).reason
-        record = await decide(self.store, path_part(http), event, reason, operator, self.clock())
+        record = await decide(self.plane.store, path_part(http), event, reason, operator, self.plane.clock())
         self.controller.notify()
         return json_response(rollout_answer(record))
 
