@@ -50,7 +50,7 @@ def check_proof(request: EnrolmentRequest) -> None:
         raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
 
 
-class Enrolling:
+class Enrolling(msgspec.Struct, frozen=True):
     """Enrols boxes. `handle` is the work of a `fleet.store.database.Grouped`.
 
     1. The box holds its key: `check_proof`, before its request waits for a transaction.
@@ -60,14 +60,13 @@ class Enrolling:
     4. The token's labels win over those of the box. The cohort is the token's, or the first one that matches.
     5. The name is free.
 
-    Args:
+    Attributes:
         fleet: The fleet, for its cohorts.
         clock: Unix time, s.
     """
 
-    def __init__(self, fleet: FleetDoc, clock: Callable[[], float]) -> None:
-        self._fleet = fleet
-        self._clock = clock
+    fleet: FleetDoc
+    clock: Callable[[], float]
 
     async def handle(
         self, connection: AsyncConnection, requests: Sequence[EnrolmentRequest]
@@ -110,13 +109,13 @@ class Enrolling:
             if known.revoked is not None:
                 raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
             return known
-        now = self._clock()
+        now = self.clock()
         _check(token, now)
         labels = {**request.labels, **token.labels}
         device = Device(
             id=request.name.strip() or f"box-{secrets.token_hex(6)}",
             tenant=token.tenant,
-            cohort=_cohort(self._fleet, token, labels),
+            cohort=_cohort(self.fleet, token, labels),
             public_key=request.public_key,
             join_token=token.hash,
             labels_json=msgspec.json.encode(labels, order="sorted").decode(),

@@ -102,26 +102,25 @@ class Answer(msgspec.Struct, frozen=True):
     reply: StatusReply | None = None
 
 
-class Messages:
+class Messages(msgspec.Struct, frozen=True):
     """Handles messages. `handle` is the work of a `fleet.store.database.Grouped`.
 
-    Args:
+    Attributes:
         pace: Returns the pace of a cohort.
         clock: Unix time, s.
         keys: The boxes' report keys.
     """
 
-    def __init__(self, pace: Callable[[str], CohortPace], clock: Callable[[], float], keys: ReportKeys) -> None:
-        self._keys = keys
-        self._pace = pace
-        self._clock = clock
+    pace: Callable[[str], CohortPace]
+    clock: Callable[[], float]
+    keys: ReportKeys
 
     async def handle(
         self, connection: AsyncConnection, messages: Sequence[SignedMessage]
     ) -> list[Answer | CausewayError]:
         """Handle messages in one transaction."""
-        now = self._clock()
-        group = _Group(await lock_devices(connection, {signed.message.device for signed in messages}), now, self._keys)
+        now = self.clock()
+        group = _Group(await lock_devices(connection, {signed.message.device for signed in messages}), now, self.keys)
         answers: list[Answer | CausewayError] = []
         asking = []
         for signed in messages:
@@ -147,16 +146,14 @@ class Messages:
             (index, group.devices[answer.device.id]) for index in asking if isinstance(answer := answers[index], Answer)
         ]
         limited = {
-            device.site
-            for _, device in reports
-            if device.site and _wants(device) and self._pace(device.cohort).per_site
+            device.site for _, device in reports if device.site and _wants(device) and self.pace(device.cohort).per_site
         }
         busy = dict(await changing_at(connection, limited, group.now)) if limited else {}
         for device in group.devices.values():  # as they are after this group's reports
             if device.site in limited and device.state in CHANGING:
                 busy[device.id] = device.site
         for index, device in reports:
-            allowed = _may_change(device, self._pace(device.cohort), busy)
+            allowed = _may_change(device, self.pace(device.cohort), busy)
             if allowed and _wants(device):
                 busy[device.id] = device.site
                 group.change(msgspec.structs.replace(device, granted=group.now))
