@@ -70,10 +70,7 @@ async def keep_revocations(store: Store, folder: Path, now: float) -> None:
     the copy; what only the copy has was lost by the store, and is revoked there again, also if the device is not known
     there.
 
-    Args:
-        store: The database.
-        folder: The fleet's folder.
-        now: Unix seconds. Lost revocations count from now: tokens that were issued after the loss are refused too.
+    Lost revocations count from `now` (Unix, s): tokens that were issued after the loss are refused too.
 
     Raises:
         StoreUnavailable: The database is away.

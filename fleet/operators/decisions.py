@@ -62,13 +62,7 @@ async def begin_rollout(
     2. The cohort has no other rollout under way; a revert may still go on.
     3. The rollout starts from the bundle that the newest rollout left on the boxes.
 
-    Args:
-        store: The database.
-        folder: The fleet's folder, with `fleet.yaml`.
-        publisher: The published folder.
-        operator: The author of the rollout.
-        request: Cohort, bundle, `allow_leaving` and `without_replay`.
-        now: Unix seconds.
+    `folder` is the fleet's, with `fleet.yaml`; `now` is in Unix seconds. The operator is the rollout's author.
 
     Raises:
         BundleUnknown: (1)
@@ -116,15 +110,9 @@ async def begin_rollout(
 async def decide(
     store: Store, rollout: str, event: RolloutEvent, reason: str, operator: Operator, now: float
 ) -> RolloutRecord:
-    """Pause, resume, accept or abort a rollout. Acknowledge the reports that are ahead of the store.
+    """Pause, resume, accept or abort the rollout of an id. Acknowledge the reports that are ahead of the store.
 
-    Args:
-        store: The database.
-        rollout: The rollout's id.
-        event: The operator's decision.
-        reason: For the audit log.
-        operator: The operator who decides.
-        now: Unix seconds.
+    The audit log gets the operator, the `reason`, and `now` (Unix, s).
 
     Raises:
         NotFound: There is no such rollout.

@@ -18,15 +18,7 @@ _COLUMNS = [audit.c[name] for name in ("n", "at", "actor", "action", "what_json"
 
 
 async def append_audit(connection: AsyncConnection, at: float, actor: str, action: str, what: object) -> AuditRow:
-    """Add a row.
-
-    Args:
-        connection: The connection of the transaction that makes the change.
-        at: Unix seconds.
-        actor: An operator, or `controller`.
-        action: The name of the change, such as `rollout.pause`.
-        what: The details, stored as JSON.
-    """
+    """Add a row, as `next_row` makes it, in the transaction that makes the change."""
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     row = next_row(await last_audit(connection), at, actor, action, what)

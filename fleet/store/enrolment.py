@@ -51,16 +51,9 @@ async def new_join_token(
     expires_s: float,
     now: float,
 ) -> str:
-    """Make a join token and return it; it cannot be read again. Tokens that expired a month ago are deleted.
+    """Make a join token with these grants, see `JoinToken`, and return it; it cannot be read again.
 
-    Args:
-        connection: The connection of a transaction.
-        cohort: "": the cohort that matches the box's labels.
-        tenant: The tenant of the devices.
-        labels: The devices' labels; they win over those that the box reports.
-        uses: How many boxes may enrol with it.
-        expires_s: How long it is valid, in seconds.
-        now: Unix seconds.
+    It is valid for `expires_s` seconds from `now` (Unix, s). Tokens that expired a month ago are deleted.
     """
     token = PREFIX + secrets.token_urlsafe(32)
     row = {
@@ -99,14 +92,9 @@ async def enrol(connection: AsyncConnection, device: Device) -> None:
 
 
 async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
-    """Begin a session and return its secret, which cannot be read again. Sessions that have ended are deleted.
+    """Begin an operator's session and return its secret, which cannot be read again.
 
-    Args:
-        connection: The connection of a transaction.
-        operator: The name for the audit log.
-        role: The operator's role.
-        now: Unix seconds.
-        lifetime_s: How long the session lasts, in seconds.
+    It lasts `lifetime_s` seconds from `now` (Unix, s). Sessions that have ended are deleted.
     """
     secret = SESSION_PREFIX + secrets.token_urlsafe(32)
     row = {"hash": token_hash(secret), "operator": operator, "role": role, "began": now, "expires": now + lifetime_s}

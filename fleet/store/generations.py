@@ -67,12 +67,9 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Increment a cohort's counter after a plan was published or its pace changed, which wakes its boxes.
+    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its boxes.
 
-    Args:
-        connection: The connection of the transaction that makes the change.
-        name: The cohort, or REVOCATIONS.
-        pace: None: the pace stays.
+    For a cohort the change is a published plan, or its pace; `pace` None: the pace stays.
     """
     nonce = secrets.token_hex(8)
     values = {"nonce": nonce} if pace is None else {"nonce": nonce, "pace_json": msgspec.json.encode(pace).decode()}

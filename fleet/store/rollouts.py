@@ -110,15 +110,10 @@ async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutReco
 async def list_rollouts(
     connection: AsyncConnection, cohort: str = "", *, readable: bool = False
 ) -> list[RolloutRecord]:
-    """Return the newest rollouts, newest first; `cohort` "": of all cohorts.
-
-    Args:
-        connection: The connection of a transaction.
-        cohort: The cohort.
-        readable: Leave out those that cannot be read.
+    """Return the newest rollouts of a cohort, newest first; `cohort` "": of all.
 
     Raises:
-        RolloutUnreadable: One of them cannot be read.
+        RolloutUnreadable: One of them cannot be read. With `readable` it is left out.
     """
     chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MOST_LISTED)
     if cohort:

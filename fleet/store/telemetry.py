@@ -44,13 +44,7 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
 
 
 async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
-    """Return what the devices of a cohort did since the rollout's mark; without a mark, since ever.
-
-    Args:
-        connection: The connection of a transaction.
-        rollout: The rollout whose mark is used.
-        cohort: Devices that are not revoked are counted.
-    """
+    """Return what the devices of a cohort, revoked ones apart, did since the rollout's mark, or ever if it has none."""
     marks = telemetry_marks
     same = and_(marks.c.rollout == rollout, marks.c.device == telemetry.c.device, marks.c.bundle == telemetry.c.bundle)
     columns = [telemetry.c.device, telemetry.c.bundle]

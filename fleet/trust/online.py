@@ -73,12 +73,7 @@ def publish_freshness(
 ) -> int:
     """Sign snapshot and timestamp of the newest artifacts and rollout; return the version of the timestamp.
 
-    Args:
-        trust: The roles of `trust.yaml`.
-        folder: The published folder.
-        signers: At least one key of each online role.
-        now: The time, with a time zone.
-        least_version: The new versions are at least this one: after a restored backup boxes know newer ones.
+    The arguments are those of `publish_online`.
 
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.

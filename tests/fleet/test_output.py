@@ -6,6 +6,7 @@ import pytest
 
 from fleet.cli.rollout_output import bundle_name, counted, state_text, table
 from fleet.operators.answers import RolloutStatus
+from fleet.rollout.settings import counted_boxes
 
 
 def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:
@@ -18,7 +19,8 @@ def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:
 
 
 def test_numbers_have_their_noun() -> None:
-    assert [counted(number, "box", "boxes") for number in (0, 1, 2)] == ["0 boxes", "1 box", "2 boxes"]
+    assert [counted_boxes(number) for number in (0, 1, 2)] == ["0 boxes", "1 box", "2 boxes"]
+    assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert (bundle_name(None), bundle_name("ab" * 32)) == ("factory's files", "abababababab")
 
 
