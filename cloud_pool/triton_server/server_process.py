@@ -125,13 +125,9 @@ def command(
     key: str,
     trace_endpoint: str = "",
 ) -> list[str]:
-    """Return Triton's command line.
+    """Return the command line of a Triton that loads the models of these names from the repository.
 
     Args:
-        environment: where the binary and its backends are.
-        repository: the model repository.
-        names: the models to load.
-        ports: to listen on.
         drain_s: how long running requests may take after SIGTERM.
         prefix: of the shared memory regions, see `memory_prefix`.
         key: of its model control.

@@ -244,11 +244,9 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
 
 
 def _read_sound(source: str, seconds: float) -> bytes:
-    """Return a sound as a file; exit with status 2 where there is none.
+    """Return the sound of a file, of stdin ("-") or of the microphone ("", for so many seconds), as a file.
 
-    Args:
-        source: the path of a file; "-" for stdin, "" for the microphone.
-        seconds: how long the microphone is recorded.
+    Exit with status 2 where there is none.
     """
     if not source:
         return _record(seconds)
@@ -314,12 +312,9 @@ def _request_settings(arguments: RequestOptions) -> Iterator[str]:
 
 
 def _try_policy(path: Path, prompt: str, settings: Iterable[str]) -> RouteExplanation:
-    """Return how the policy in a file would route a prompt; print its problems, and exit where it cannot.
+    """Return how the policy in a file would route a prompt, with the settings that `try_draft` takes.
 
-    Args:
-        path: the policy's file.
-        prompt: the request's text.
-        settings: signals and fields of the request, as `try_draft` takes them.
+    Its problems are printed; where it routes nothing, the process ends with the exit code.
     """
     console = Console(stderr=True)
     try:

@@ -41,13 +41,7 @@ def run(config: Config, *, as_json: bool) -> int:
 
 
 def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterator[Finding]:
-    """Yield the findings of all checks: packages, policy and models, host, network.
-
-    Args:
-        config: The daemon's configuration.
-        policy_path: The policy file.
-        device: The device signals, as read by the probes.
-    """
+    """Yield the findings of all checks: packages, policy and models, host, network."""
     installed = packages.read_installed()
     yield packages.check_python()
     yield from packages.check_requirements(installed, needs_engine=config.engine.enabled)
@@ -96,18 +90,16 @@ _MIB = 2**20
 _MIN_FREE_BYTES = 50 * _MIB
 
 
-def check_state_dir(
-    path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] | None = None
-) -> Iterator[Finding]:
-    """Check that the state folder is writable and has room for the cache.
+def _free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
 
-    Args:
-        path: The state folder; it need not exist, and is not created.
-        cache: The cache's limits.
-        free_bytes_of: Returns the free bytes of the disk that holds a folder.
-    """
+
+def check_state_dir(
+    path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] = _free_bytes
+) -> Iterator[Finding]:
+    """Check that the state folder is writable and has room for the cache; it need not exist, and is not created."""
     folder = _existing_parent(path)
-    free_bytes = (free_bytes_of or _free_bytes)(folder)
+    free_bytes = free_bytes_of(folder)
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"causeway")
@@ -131,10 +123,6 @@ def check_state_dir(
 
 def _existing_parent(path: Path) -> Path:
     return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
-
-
-def _free_bytes(path: Path) -> int:
-    return shutil.disk_usage(path).free
 
 
 def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:

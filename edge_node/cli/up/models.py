@@ -110,10 +110,7 @@ class StartedModels(msgspec.Struct, frozen=True):
 def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
     """Return the policy of a pair of models: `small` on the device, `large` in the cloud.
 
-    Args:
-        small: The device's model.
-        large: The cloud's model.
-        handoff: As the pair was calibrated; None: by the device's own confidence.
+    Without the handoff of its calibration the device hands off by its own confidence.
     """
     if handoff is None:
         return _PAIR_POLICY.format(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
@@ -122,13 +119,7 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
 
 
 def choose_models(config: Config, small: str | None, large: str | None, *, with_cloud: bool) -> StartedModels:
-    """Find the models of the policy, or of the pair; one that is calibrated gets its handoff.
-
-    Args:
-        config: The edge's configuration.
-        small: The device's model of a pair.
-        large: The cloud's model of a pair.
-        with_cloud: Whether Triton is started too.
+    """Find the models of the policy, or of the pair `small` and `large`; one that is calibrated gets its handoff.
 
     Raises:
         ArtifactError: A model is not on this machine.
