@@ -17,9 +17,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.config import Positive, SessionConfig, TracingConfig
 from router.documents import strict_yaml
 from router.errors import ConfigError
-from router.serving.config import Positive, SessionConfig, TracingConfig
 from router.web_origins import WebOrigins, is_loopback, listener_hosts
 
 from .accounts.identity.config import IdentityConfig

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.config import Count, Pause, Positive, Seconds
 from router.errors import ConfigError
 from router.openai.wire import Tag
-from router.serving.config import Count, Pause, Positive, Seconds
 
 from ..redis.config import RedisAddress
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.serving.config import Pause, Positive, Seconds
+from router.config import Pause, Positive, Seconds
 from router.web_origins import HostName, Origin
 
 MAX_PORT = 65535

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from router.config import SessionConfig
 from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
 from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
 from router.realtime.session import RealtimeSession
-from router.serving.config import SessionConfig
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage

@@ -17,7 +17,7 @@ from typing import Literal
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from router.serving.otel import (
     PROVIDER,
     Attributes,

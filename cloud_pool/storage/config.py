@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
+from router.config import Positive, Seconds
 from router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
 from router.jobs.webhooks import WebhookFormat
-from router.serving.config import Positive, Seconds
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.serving.config import Pause, Positive, Seconds
+from router.config import Pause, Positive, Seconds
 
 from ..admission import Priority
 from ..brokers.address import BrokerLogin, TopicAddress

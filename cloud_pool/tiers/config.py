@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.config import Count, Positive, Seconds
 from router.errors import InvalidRequest
-from router.serving.config import Count, Positive, Seconds
 from router.types import Modality, Request
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings

@@ -16,6 +16,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
+from inspect import getsource
 from pathlib import Path
 from typing import get_type_hints
 from urllib.parse import urlsplit
@@ -26,7 +27,6 @@ from msgspec import inspect
 from router.documents import strict_yaml
 from router.errors import ConfigError
 from router.numbers import bytes_of, seconds_of
-from router.serving.config import comments_of
 
 from .schema import CloudConfig, Config
 
@@ -188,6 +188,29 @@ def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, object]:
         else:
             found[name] = annotation
     return found
+
+
+def comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the meaning of each field, also of inherited ones: the comment behind it, or on the lines above it.
+
+    It is read from the source, so that a key is written, bounded and explained in one place.
+    """
+    found: dict[str, str] = {}
+    for part in reversed(struct.__mro__[: struct.__mro__.index(msgspec.Struct)]):
+        name, above = "", []
+        for line in getsource(part).splitlines():
+            if line.startswith(("    def ", "    @")):
+                break
+            if (text := line.strip()).startswith("# "):
+                above.append(text[2:])
+                continue
+            if field := re.match(r"    (\w+): ", line):
+                name = field[1]
+                found[name] = " ".join(above)
+            if "  # " in line:
+                found[name] = line.partition("  # ")[2]
+            above = []
+    return {name: found[name] for name in struct.__struct_fields__}
 
 
 def meanings_of(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig
 from router.errors import ConfigError
 from router.jobs.webhooks import WebhookFormat
 from router.openai.wire import Tag
-from router.serving.config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig
 from router.web_origins import HostName, Origin, is_loopback
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

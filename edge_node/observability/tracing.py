@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from router.serving.otel import (
     SpanExport,
     attempt_attributes,

@@ -28,8 +28,8 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.re import parse_env_headers
 
+from ..config import TracingConfig
 from ..types import AttemptRecord, Kind, Outcome, Request, Usage
-from .config import TracingConfig
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, Value]

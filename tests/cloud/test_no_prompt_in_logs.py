@@ -26,7 +26,7 @@ from cloud_pool.cli.jobs import dlq
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.storage.config import JobsConfig
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from router.serving.logs import OURS, log_loop_errors, start_log
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer

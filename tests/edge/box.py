@@ -28,7 +28,7 @@ from edge_node.config.schema import (
 )
 from edge_node.storage.state_folder import FLEET_FOLDER
 from models.modalities.process.messages import WorkerSpec
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from router.types import DecisionRecord, Modality
 
 from .scripted import ScriptedCloud, ScriptedEngine

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from cloud_pool.cli.doctor import doctor, examine
 from cloud_pool.config import Config
 from edge_node.cli.doctor.network import check_tracing
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.serving.config import TracingConfig
+from router.config import TracingConfig
 from tests.edge.box import Box, running
 from tests.waiting import until
 

@@ -21,8 +21,8 @@ from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
 from cloud_pool.observability.tracing import Tracing
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
+from router.config import TracingConfig
 from router.errors import CloudFailed
-from router.serving.config import TracingConfig
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
 from tests.jobs.conftest import clock as clock

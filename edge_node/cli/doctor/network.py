@@ -17,8 +17,8 @@ import httpx
 import msgspec
 import psutil
 
+from router.config import TracingConfig
 from router.errors import ConfigError
-from router.serving.config import TracingConfig
 
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError

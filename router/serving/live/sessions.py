@@ -23,11 +23,11 @@ import anyio.abc
 import msgspec
 from aiohttp import hdrs, web
 
+from ...config import SessionConfig
 from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
 from ...realtime.event_log import CloseCode
 from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
-from ..config import SessionConfig
 from ..gauges import Gauge
 from ..request import members, read_authorization
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests

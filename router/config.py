@@ -1,9 +1,7 @@
-"""What the configurations of device and gateway share: limits of numbers, sections that both have, meanings of keys."""
+"""What the configurations of device and gateway share: limits of numbers, and sections that both have."""
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import Annotated
 
 import msgspec
@@ -42,26 +40,3 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""  # OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces
     # share of requests without an incoming trace context that are traced, 0 to 1
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-
-
-def comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the meaning of each field, also of inherited ones: the comment behind it, or on the lines above it.
-
-    It is read from the source, so that a key is written, bounded and explained in one place.
-    """
-    found: dict[str, str] = {}
-    for part in reversed(struct.__mro__[: struct.__mro__.index(msgspec.Struct)]):
-        name, above = "", []
-        for line in inspect.getsource(part).splitlines():
-            if line.startswith(("    def ", "    @")):
-                break
-            if (text := line.strip()).startswith("# "):
-                above.append(text[2:])
-                continue
-            if field := re.match(r"    (\w+): ", line):
-                name = field[1]
-                found[name] = " ".join(above)
-            if "  # " in line:
-                found[name] = line.partition("  # ")[2]
-            above = []
-    return {name: found[name] for name in struct.__struct_fields__}
