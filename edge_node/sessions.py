@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from router.bundle.settings import RealtimeConfig
 from router.errors import ModelNotFound
 from router.openai.audio import Transcript
 from router.realtime.response import SessionLimits, StartResponse, TranscribePartial, TranscribeSound
@@ -24,7 +25,6 @@ from router.trackers import network_of
 from router.types import AUTO
 
 from .clock import Clock
-from .config.schema import RealtimeConfig
 from .http.api import RequestReader, new_decision_id, routing_hints
 from .modalities import AudioEntry
 from .modalities.sound import NO_SPEECH

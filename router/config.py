@@ -1,8 +1,10 @@
-"""What the configurations of device and gateway share: limits of numbers, and sections that both have."""
+"""What the configurations of device and gateway share: limits of numbers, sections that both have, keys of a struct."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Mapping
+from typing import Annotated, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -40,3 +42,15 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""  # OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces
     # share of requests without an incoming trace context that are traced, 0 to 1
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
+@functools.cache
+def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, object]:
+    """Return every dotted key of `struct` and its type with its limits. A nested struct is a section, not a key."""
+    found: dict[str, object] = {}
+    for name, annotation in get_type_hints(struct, include_extras=True).items():
+        if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(annotation).items()}
+        else:
+            found[name] = annotation
+    return found

@@ -12,7 +12,6 @@ the path of its key.
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import inspect
 
+from router.config import leaves_of
 from router.documents import strict_yaml
 from router.errors import ConfigError
 from router.numbers import bytes_of, seconds_of
@@ -176,18 +176,6 @@ def _in_words(reason: str) -> str:
     """Return msgspec's reason, with what a pattern stands for."""
     pattern = _PATTERN.search(reason)
     return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason
-
-
-@functools.cache
-def leaves_of(struct: type[msgspec.Struct]) -> Mapping[str, object]:
-    """Return every dotted key of `struct` and its type with its limits. A nested struct is a section, not a key."""
-    found: dict[str, object] = {}
-    for name, annotation in get_type_hints(struct, include_extras=True).items():
-        if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-            found |= {f"{name}.{key}": leaf for key, leaf in leaves_of(annotation).items()}
-        else:
-            found[name] = annotation
-    return found
 
 
 def comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from models.catalog.projector import find_projector
 from models.llama_cpp.protocol import SoftTokens
 from router.bundle.manifest import Blob, BundleModel, GoldenPrompt
 from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
-from router.bundle.settings import SettingValue
+from router.bundle.settings import ModalitiesConfig, SettingValue
 from router.errors import CausewayError, ConfigError, PolicyError
 from router.policy.compiled import Policy
 from router.types import Message, Request, Sampling, Target, TextPart
@@ -44,7 +44,7 @@ from ..agent.store import InstalledBundle, picture_file
 from ..agent.trial import TrialSettings
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
-from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
+from ..config.schema import CloudConfig, Config, FleetConfig
 from ..observability.metrics import BoxCondition, Traffic
 from ..storage.policies import DEFAULT_POLICY
 from ..storage.state_folder import FLEET_FOLDER

@@ -31,6 +31,7 @@ from models.modalities.process.messages import (
     WorkerSpec,
 )
 from models.modalities.process.parent import WorkerFailed, WorkerProcess
+from router.bundle.settings import ModalitiesConfig
 from router.jobs.job import LateTerms
 from router.parts.reading import find_parts, fuse, has_parts
 from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
@@ -38,7 +39,6 @@ from router.serving.gauges import Gauge
 from router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock
-from ..config.schema import ModalitiesConfig
 
 if TYPE_CHECKING:
     from .generation import Generation

@@ -19,8 +19,9 @@ import pytest
 from cloud_pool.config import GatewaySessionConfig
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.storage.config import JobsConfig
-from edge_node.config.schema import DeviceFilesConfig, KeyConfig, RealtimeConfig
+from edge_node.config.schema import DeviceFilesConfig, KeyConfig
 from edge_node.config.schema import ServerConfig as EdgeServer
+from router.bundle.settings import RealtimeConfig
 from tests.accounts.identity.token_issuer import Issuer
 from tests.edge.box import running
 from tests.redis_server import RedisServer

@@ -29,7 +29,8 @@ import psutil
 
 from edge_node.app import App, build
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.config.schema import Config, EngineConfig, RealtimeConfig, ServerConfig
+from edge_node.config.schema import Config, EngineConfig, ServerConfig
+from router.bundle.settings import RealtimeConfig
 from tests.tool import run_tool
 
 from ..engine.tiny_gguf import write_tiny_gguf

@@ -20,7 +20,7 @@ from causeway_train.cli.commands import main as causeway_train
 from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
-from edge_node.config.loader import comments_of, leaves_of, meanings_of
+from edge_node.config.loader import comments_of, meanings_of
 from edge_node.config.schema import Config
 from edge_node.http.api import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS
@@ -28,6 +28,7 @@ from fleet.repository.fleet_file import RolloutDoc
 from fleet.server import refusals as message_refusals
 from router import errors
 from router.bundle import refusals
+from router.config import leaves_of
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 from router.realtime.event_log import MEANING as CLOSE_CODES

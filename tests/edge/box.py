@@ -17,17 +17,15 @@ from edge_node.clock import Clock
 from edge_node.config.schema import (
     CloudConfig,
     Config,
-    DecisionsConfig,
     DeviceFilesConfig,
     EngineConfig,
-    ModalitiesConfig,
     MqttConfig,
     OutboxConfig,
-    RealtimeConfig,
     ServerConfig,
 )
 from edge_node.storage.state_folder import FLEET_FOLDER
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import DecisionsConfig, ModalitiesConfig, RealtimeConfig
 from router.config import TracingConfig
 from router.types import DecisionRecord, Modality
 

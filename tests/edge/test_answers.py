@@ -15,7 +15,8 @@ import pytest
 
 from edge_node.app import build
 from edge_node.clock import Clock
-from edge_node.config.schema import DecisionsConfig, KeyConfig, ServerConfig
+from edge_node.config.schema import KeyConfig, ServerConfig
+from router.bundle.settings import DecisionsConfig
 from router.errors import ContextLengthExceeded
 from router.types import BoxSetup, Estimates, Usage
 from tests.waiting import until

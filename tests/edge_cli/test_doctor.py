@@ -16,11 +16,12 @@ import pytest
 
 from edge_node.cli.doctor import Finding, network, packages, policy_and_models, report, worst
 from edge_node.cli.doctor.report import examine
-from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ResponseCacheConfig, ServerConfig
+from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
 from models.llama_cpp.native.gpu import Gpu, GpuReport
+from router.bundle.settings import ResponseCacheConfig
 from router.policy.compiled import parse_policy
 from router.types import DeviceSignals
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.config.schema import ModalitiesConfig
+from router.bundle.settings import ModalitiesConfig
 from router.jobs.job import MOST_LATE, RevisionOutcome
 from router.openai.upstream.decode import Event
 from router.types import Modality

@@ -16,11 +16,12 @@ import openai
 import psutil
 import pytest
 
-from edge_node.config.schema import ModalitiesConfig, ServerConfig
+from edge_node.config.schema import ServerConfig
 from edge_node.modalities.sound import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from models.modalities.graph.graph import transcript_of
 from models.modalities.process.messages import Found, Segment, Word, WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
 from router.types import DecisionRecord, Fact, Modality

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edge_node.clock import Clock
-from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.types import Modality
 from tests.waiting import until
 

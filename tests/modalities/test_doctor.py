@@ -9,10 +9,11 @@ import pytest
 
 from edge_node.cli.doctor import Finding
 from edge_node.cli.doctor.policy_and_models import check_encoders
-from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig
+from edge_node.config.schema import Config, EngineConfig
 from models.catalog.artifact import Manifest, save_manifest
 from models.catalog.fit import Device
 from models.publish.add import add_voice
+from router.bundle.settings import ModalitiesConfig
 
 from .test_audio_api import install_voices
 from .tiny_voice import write_voice

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import ModalitiesConfig
 from models.modalities.decoding.decoder import decode_text
 from models.modalities.installed import find_encoders
 from models.modalities.process.messages import Refusal, WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.types import Modality
 
 from ..edge.box import running

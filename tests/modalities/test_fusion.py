@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edge_node.clock import Clock
-from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.parts.reading import fuse
 from router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
 from tests.waiting import until

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import DecisionsConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import DecisionsConfig
 from router.checks.cases import CaseAudio, CaseRequest, CaseSnapshot, estimates_of
 from router.checks.what_if import what_if
 from router.decision.decide import decide

@@ -15,13 +15,13 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.config.schema import ModalitiesConfig
 from edge_node.modalities.sound import PROGRAM
 from edge_node.modalities.speaker import Speaker, Voices
 from models.catalog.artifact import find_artifact
 from models.catalog.fit import Device
 from models.modalities.voices import SETTINGS
 from models.publish.add import add_voice
+from router.bundle.settings import ModalitiesConfig
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 from tests.waiting import until
 

@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from edge_node.config.schema import RealtimeConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import RealtimeConfig
 from router.types import Modality
 from tests.waiting import until
 

@@ -14,10 +14,11 @@ import msgspec
 
 from models.llama_cpp.native.gpu import has_nvidia_gpu, probe_gpus
 from models.llama_cpp.native.threads import allowed_cores
+from router.bundle.settings import ResponseCacheConfig
 from router.policy.compiled import Policy
 from router.types import DeviceSignals
 
-from ...config.schema import Config, EngineConfig, ResponseCacheConfig
+from ...config.schema import Config, EngineConfig
 from ...signals.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import Finding, Level, fail, network, ok, packages, policy_and_models, warn, worst

@@ -12,8 +12,9 @@ import aiohttp
 import msgspec
 
 from edge_node.app import App, build
-from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig, ServerConfig
+from edge_node.config.schema import Config, EngineConfig, ServerConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.types import DecisionRecord, Modality
 
 POLICY = """

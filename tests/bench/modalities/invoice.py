@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from edge_node.config.schema import ModalitiesConfig
+from router.bundle.settings import ModalitiesConfig
 from tests.modalities.test_fusion import picture, sound, text
 
 from .box import Bench, Reply, benched

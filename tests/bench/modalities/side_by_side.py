@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
+from router.bundle.settings import ModalitiesConfig
 from router.types import Modality
 from tests.modalities.files import png, tone, wav
 from tests.modalities.test_fusion import picture, sound, text

@@ -25,9 +25,10 @@ from causeway_train.signals.graded_answers import answer_rows
 from causeway_train.signals.quality import HALVES
 from causeway_train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
 from edge_node.app import App, build
-from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
+from edge_node.config.schema import Config, ServerConfig
 from models.catalog.artifact import find_artifact, find_signal
 from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
+from router.bundle.settings import ModalitiesConfig
 from router.openai.chat import parse_chat
 from router.parts.reading import spoken_form
 from router.types import RoutingHints
