@@ -395,9 +395,15 @@ class SqliteStore:
             self.database.write(write)
 
 
-def used_bytes(database: sqlite3.Connection) -> int:
-    """Return the size of the used pages. The query is cheap, and freed pages are reused before the file grows."""
-    pages, free, size = (
-        int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
+def evict(database: sqlite3.Connection, limit_bytes: int, statement: str) -> None:
+    """Run a statement that deletes the oldest rows until the used pages have at most `limit_bytes`.
+
+    The query of the size is cheap, and freed pages are reused before the file grows.
+    """
+    while True:
+        pages, free, size = (
+            int(database.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        if (pages - free) * size <= limit_bytes or database.execute(statement).rowcount == 0:
+            return

@@ -22,7 +22,7 @@ from router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chun
 from router.types import Embeddings, Request
 
 from ..clock import Clock
-from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, used_bytes
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, evict
 
 FILE = "cache-1.sqlite"  # the number is the schema version: another version starts a new file
 _SCHEMA = """
@@ -171,10 +171,8 @@ class AnswerCache(SqliteStore):
             self.memory_bytes -= _cost_bytes(oldest)
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
-        """Evict entries, in the background thread. The bound counts pages: the file's size, and cheap to query."""
-        while used_bytes(database) > self._disk_limit_bytes:
-            if database.execute(_EVICT).rowcount == 0:
-                return
+        """Evict entries, in the background thread."""
+        evict(database, self._disk_limit_bytes, _EVICT)
 
 
 def _cost_bytes(answer: StoredAnswer) -> int:

@@ -21,7 +21,7 @@ from router.trackers import FairShare, network_of
 from router.types import DecisionRecord
 
 from ..clock import BoxTime, Clock, ClockMark
-from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, used_bytes
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, evict
 
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
@@ -164,9 +164,7 @@ class DecisionStore(SqliteStore):
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
         self._ages.delete_old(database)
-        while used_bytes(database) > DISK_BYTES:
-            if database.execute(_EVICT).rowcount == 0:
-                return
+        evict(database, DISK_BYTES, _EVICT)
 
 
 class _RowAges:
