@@ -103,7 +103,7 @@ _ANSWER_PATHS = frozenset(
         *("/v1/audio/transcriptions", "/v1/audio/speech"),
     }
 )
-AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
+AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 _ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # all the rest of it
@@ -317,10 +317,10 @@ class Api:
         reader: RequestReader,
         policies: PolicyStore,
         records: Records,
-        tracing: RequestTracer | None = None,
-        more_paths: Mapping[str, tuple[str, Handler]] = {},
-        as_job: AsJob | None = None,
-        heartbeat_s: float = 0.0,
+        tracing: RequestTracer | None,
+        more_paths: Mapping[str, tuple[str, Handler]],
+        as_job: AsJob,
+        heartbeat_s: float,
     ) -> None:
         self._service = service
         self._reader = reader
@@ -380,8 +380,8 @@ class Api:
 
     async def _answer(self, kind: Endpoint, http: web.BaseRequest) -> web.StreamResponse:
         arrived = self._clock.monotonic()
-        if "Prefer" in http.headers and self._as_job is not None:
-            response = await self._as_job(kind, http)
+        if "Prefer" in http.headers:
+            response = await self._as_job(http)
             if response is not None:
                 return response
         parsed = await self._reader.request(http, kind)

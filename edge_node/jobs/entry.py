@@ -15,7 +15,7 @@ from aiohttp import web
 
 from router.errors import JobStoreUnavailable, NotFound
 from router.jobs.job import wait_of
-from router.jobs.submission import Endpoint
+from router.jobs.submission import ENDPOINTS
 from router.serving.request import Handler
 
 from . import FILE, PATH
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from .store import JobOutbox
 
 SECRET_PATH = "/v1/webhooks/secret"
-_ENDPOINTS: Mapping[str, Endpoint] = {
-    "chat": "/v1/chat/completions",
-    "completion": "/v1/completions",
-    "response": "/v1/responses",
-    "embedding": "/v1/embeddings",
-}
 
 
 class JobParts(NamedTuple):
@@ -76,13 +70,13 @@ class JobEntry:
             SECRET_PATH: ("GET, POST", self._secret),
         }
 
-    async def as_job(self, kind: str, http: web.BaseRequest) -> web.StreamResponse | None:
+    async def as_job(self, http: web.BaseRequest) -> web.StreamResponse | None:
         """Take a request with `Prefer: respond-async` as a job; None: it does not ask for that, or it is not possible.
 
         Raises CausewayError: what is wrong with the request, or how the job ended.
         """
         wait_s = wait_of(http.headers.getall("Prefer", ()))
-        endpoint = _ENDPOINTS.get(kind)
+        endpoint = next((one for one in ENDPOINTS if one == http.path), None)
         if wait_s is None or endpoint is None:
             return None
         try:
