@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgspec
@@ -52,6 +53,7 @@ class Readiness(msgspec.Struct, frozen=True):
     uptime_s: float
 
 
+@dataclass(eq=False, kw_only=True)
 class Inspection:
     """Answers questions about this box.
 
@@ -60,27 +62,18 @@ class Inspection:
         describe: makes the OpenAPI document, when it is first asked for.
     """
 
-    def __init__(
-        self,
-        *,
-        service: Service,
-        reader: RequestReader,
-        policies: PolicyStore,
-        decisions: DecisionStore,
-        metrics: Metrics,
-        clock: Clock,
-        readiness: Callable[[], Readiness],
-        describe: Callable[[], object],
-    ) -> None:
-        self._service = service
-        self._reader = reader
-        self._policies = policies
-        self._decisions = decisions
-        self._metrics = metrics
-        self._readiness = readiness
-        self._describe = describe
-        self._started = int(clock.unix())
-        self._document = b""
+    service: Service
+    reader: RequestReader
+    policies: PolicyStore
+    decisions: DecisionStore
+    metrics: Metrics
+    clock: Clock
+    readiness: Callable[[], Readiness]
+    describe: Callable[[], object]
+    _document: bytes = b""
+
+    def __post_init__(self) -> None:
+        self._started = int(self.clock.unix())
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         """Return the methods and the handler of each path."""
@@ -97,31 +90,31 @@ class Inspection:
         }
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
-        names = self._policies.active.model_names
+        self.reader.caller(http)
+        names = self.policies.active.model_names
         return body_response(encode_models(ModelObject(name, self._owner(name), self._started) for name in names))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
+        self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
-        if name not in self._policies.active.model_names:
+        if name not in self.policies.active.model_names:
             raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
         return body_response(encode_model(ModelObject(name, self._owner(name), self._started)))
 
     def _owner(self, name: str) -> str:
         """`owned_by` of a model: causeway (auto), edge or cloud."""
-        locations = {target.name: target.at for target in self._policies.active.offered}
+        locations = {target.name: target.at for target in self.policies.active.offered}
         return "causeway" if name == AUTO else locations[name]
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
-        caller = self._reader.caller(http)
-        found = await self._decisions.find(_query(http.query, caller), caller.name)
+        caller = self.reader.caller(http)
+        found = await self.decisions.find(_query(http.query, caller), caller.name)
         return json_response({"object": "list", "data": found})
 
     async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
-        caller = self._reader.caller(http)
+        caller = self.reader.caller(http)
         decision_id = http.path.removeprefix("/v1/decisions/")
-        record = await self._decisions.get(decision_id, client=caller.reads_decisions_of)
+        record = await self.decisions.get(decision_id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {decision_id[:100]!r}; old ones are deleted")
         return json_response(record)
@@ -130,19 +123,19 @@ class Inspection:
 
     async def _health(self, http: web.BaseRequest) -> web.StreamResponse:
         """Alive while routing works; whether a target can answer is reported by `/readyz`."""
-        self._service.self_check()
-        return json_response({"status": "ok", "uptime_s": self._readiness().uptime_s})
+        self.service.self_check()
+        return json_response({"status": "ok", "uptime_s": self.readiness().uptime_s})
 
     async def _ready(self, http: web.BaseRequest) -> web.StreamResponse:
-        readiness = self._readiness()
+        readiness = self.readiness()
         return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._document:
-            self._document = await asyncio.to_thread(lambda: _encoder.encode(self._describe()))
+            self._document = await asyncio.to_thread(lambda: _encoder.encode(self.describe()))
         return body_response(self._document)
 
 

@@ -22,17 +22,7 @@ from ..clock import BoxTime, Clock
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
-from .record import (
-    Accepted,
-    Claimed,
-    EdgeJob,
-    JobAnswer,
-    JobLost,
-    JobNotDead,
-    JobNotEnded,
-    Lane,
-    ReplyTo,
-)
+from .record import Accepted, Claimed, EdgeJob, JobAnswer, JobLost, JobNotDead, JobNotEnded, Lane, ReplyTo
 from .tables.acceptance import OutboxAcceptance
 from .tables.rows import PAGE_BYTES, OutboxRows, body_of
 from .tables.schema import (

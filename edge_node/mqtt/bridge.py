@@ -8,6 +8,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.abc
@@ -72,14 +73,13 @@ class MqttStats(msgspec.Struct):
         self.messages[result] = self.messages.get(result, 0) + 1
 
 
+@dataclass(eq=False)
 class _Delivery:
-    __slots__ = ("message", "settled")
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.settled = False
+    message: Message
+    settled: bool = False
 
 
+@dataclass(eq=False)
 class MessageIntake:
     """Takes the messages of one connection after the other, each message in a task of its own.
 
@@ -102,28 +102,18 @@ class MessageIntake:
         stats: counts what is done.
     """
 
-    def __init__(
-        self,
-        config: MqttConfig,
-        topics: Topics,
-        client_id: str,
-        jobs: JobParts,
-        service: Service,
-        metrics: Metrics,
-        stats: MqttStats,
-    ) -> None:
-        self._config = config
-        self._topics = topics
-        self._client_id = client_id
-        self._jobs = jobs
-        self._service = service
-        self._metrics = metrics
-        self._stats = stats
-        self._unsettled: deque[_Delivery] = deque()
-        self._arrived: asyncio.Queue[_Delivery] = asyncio.Queue()
-        self._waiting = Fault(log, logging.WARNING)
-        self._refusing = Fault(log, logging.WARNING)
-        self._told: set[tuple[str, str]] = set()  # kinds of refusals that were logged on this connection
+    config: MqttConfig
+    topics: Topics
+    client_id: str
+    jobs: JobParts
+    service: Service
+    metrics: Metrics
+    stats: MqttStats
+    _unsettled: deque[_Delivery] = field(default_factory=deque)
+    _arrived: asyncio.Queue[_Delivery] = field(default_factory=asyncio.Queue)
+    _waiting: Fault = field(default_factory=lambda: Fault(log, logging.WARNING))
+    _refusing: Fault = field(default_factory=lambda: Fault(log, logging.WARNING))
+    _told: set[tuple[str, str]] = field(default_factory=set)  # kinds of refusals that were logged on this connection
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -143,8 +133,8 @@ class MessageIntake:
 
     def receive(self, message: Message) -> None:
         """Take a message. The broker sends at most `mqtt.receive_maximum` with QoS 1 before one is acknowledged."""
-        if message.qos == 0 and len(self._unsettled) >= self._config.receive_maximum:
-            self._stats.count("dropped")
+        if message.qos == 0 and len(self._unsettled) >= self.config.receive_maximum:
+            self.stats.count("dropped")
             return
         delivery = _Delivery(message)
         self._unsettled.append(delivery)
@@ -155,25 +145,25 @@ class MessageIntake:
             result = await self._settle(connection, delivery.message)
         except BrokerError:
             return
-        self._stats.count(result)
+        self.stats.count(result)
         delivery.settled = True
         while self._unsettled and self._unsettled[0].settled:
             connection.acknowledge(self._unsettled.popleft().message)
 
     async def _settle(self, connection: Connection, message: Message) -> str:
         """Return what was done with the message. Raises BrokerError."""
-        config = self._topics.find(message.topic)
+        config = self.topics.find(message.topic)
         if config is None:  # the session has subscriptions of an earlier configuration
             return "ignored"
-        own_topic = self._topics.own_answer_topic(config, message.topic)
-        address = address_of(message, config, own_topic, self._client_id)
+        own_topic = self.topics.own_answer_topic(config, message.topic)
+        address = address_of(message, config, own_topic, self.client_id)
         try:
-            topic = self._topics.answer_topic(config, message.topic, message.response_topic)
+            topic = self.topics.answer_topic(config, message.topic, message.response_topic)
             address = msgspec.structs.replace(address, topic=topic)
-            check_message(message, self._config.max_message_bytes)
+            check_message(message, self.config.max_message_bytes)
             message = in_binary_mode(message, config.form)
-            address = address_of(message, config, topic, self._client_id)
-            submission = read_message(message, config, self._jobs.store.time.unix())
+            address = address_of(message, config, topic, self.client_id)
+            submission = read_message(message, config, self.jobs.store.time.unix())
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
@@ -194,16 +184,16 @@ class MessageIntake:
         while True:
             try:
                 if not is_admitted:
-                    self._service.admit(job.hints.client)
+                    self.service.admit(job.hints.client)
                     is_admitted = True
-                accepted = await self._jobs.intake.accept(job)
+                accepted = await self.jobs.intake.accept(job)
             except _NO_ROOM as error:
                 if message.qos == 0 or (job.priority == "bulk" and isinstance(error, OutboxFull)):
                     raise
                 self._waiting.begin(f"messages wait unacknowledged, and the broker keeps the others: {error.message}")
                 if isinstance(error, JobStoreUnavailable) and job.reply is not None:  # it may be stored
                     job = msgspec.structs.replace(job, reply=ReplyTo(job.reply.address))
-                await self._jobs.runner.feed.change(
+                await self.jobs.runner.feed.change(
                     min(max(error.retry_after_s or 0.0, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
                 )
             else:
@@ -214,7 +204,7 @@ class MessageIntake:
         self, connection: Connection, config: MqttTopicConfig, address: AnswerAddress, error: CausewayError
     ) -> None:
         """Answer a message with an error, if there is a topic for that. Raises BrokerError."""
-        self._metrics.request_rejected(error.code)
+        self.metrics.request_rejected(error.code)
         if (config.filter, error.code) not in self._told:
             self._told.add((config.filter, error.code))
             log.warning("messages on %r are refused (%s); the metrics count them", config.filter, error.code)

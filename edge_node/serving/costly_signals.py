@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +33,7 @@ _TOKENS = "request.prompt_tokens"
 _COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens
 
 
+@dataclass(eq=False)
 class CostlySignals:
     """Computes the costly signals of one box.
 
@@ -42,30 +44,22 @@ class CostlySignals:
         record_all: compute them for every request that is decided, for its record.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        count_tokens: TokenCounter | None = None,
-        estimate_quality: QualityEstimator | None = None,
-        encoders: PartEncoders | None = None,
-        record_all: bool = False,
-    ) -> None:
-        self._clock = clock
-        self._count_tokens = count_tokens
-        self._estimate_quality = estimate_quality
-        self._encoders = encoders
-        self.record_all = record_all
+    clock: Clock
+    _: KW_ONLY
+    count_tokens: TokenCounter | None = None
+    estimate_quality: QualityEstimator | None = None
+    encoders: PartEncoders | None = None
+    record_all: bool = False
 
     def concerns(self, request: Request) -> bool:
         """Whether the request has a part for which the child processes of encoders are needed."""
-        return self._encoders is not None and self._encoders.concerns(request)
+        return self.encoders is not None and self.encoders.concerns(request)
 
     async def compute(self, generation: Generation, signals: frozenset[str]) -> None:
         """Set the estimates of the generation: the costly ones among `signals`. Never raises."""
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
-        if self._encoders is not None and self._encoders.concerns(generation.request):
-            await self._encoders.estimate(generation, signals)
+        if self.encoders is not None and self.encoders.concerns(generation.request):
+            await self.encoders.estimate(generation, signals)
         if QUALITY not in signals and _TOKENS not in signals:
             return
         request = await self._as_text(generation)
@@ -75,20 +69,20 @@ class CostlySignals:
             await self._count(generation, request)
 
     def _estimate(self, generation: Generation, request: Request) -> None:
-        if self._estimate_quality is None:
+        if self.estimate_quality is None:
             return
         try:
-            quality = self._estimate_quality(generation.policy, request)
+            quality = self.estimate_quality(generation.policy, request)
             generation.estimates = msgspec.structs.replace(generation.estimates, quality=quality)
         except Exception as failure:
             log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
 
     async def _count(self, generation: Generation, request: Request) -> None:
-        if self._count_tokens is None:
+        if self.count_tokens is None:
             return
         try:
-            async with asyncio.timeout_at(min(generation.deadline, self._clock.monotonic() + _COUNT_TIMEOUT_S)):
-                tokens = await self._count_tokens(request)
+            async with asyncio.timeout_at(min(generation.deadline, self.clock.monotonic() + _COUNT_TIMEOUT_S)):
+                tokens = await self.count_tokens(request)
                 generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
         except TimeoutError:
             log.warning("%s was not counted in time: the engine is busy or stuck", _TOKENS)
@@ -97,10 +91,10 @@ class CostlySignals:
 
     async def _as_text(self, generation: Generation) -> Request:
         """Return the request as a model reads it that takes text only: what it says, not how it was sent."""
-        if self._encoders is None or not self._encoders.concerns(generation.request):
+        if self.encoders is None or not self.encoders.concerns(generation.request):
             return generation.request
         try:
             model = next((target.model for target in generation.policy.targets if target.at == "edge"), "")
-            return await self._encoders.fuse(generation, self._encoders.kinds, model)
+            return await self.encoders.fuse(generation, self.encoders.kinds, model)
         except EncoderFailed:
             return generation.request  # a target that takes the parts themselves may still answer

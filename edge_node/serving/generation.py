@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -97,49 +98,40 @@ class SemanticCheck(msgspec.Struct, frozen=True):
     hit: CacheHit
 
 
+@dataclass(eq=False)
 class Generation:
     """State of one answer in the making; written only by the task that runs it. Times are monotonic seconds."""
 
-    def __init__(
-        self,
-        id: str,  # noqa: A002 -- of the decision
-        request: Request,
-        policy: Policy,
-        snapshot: Snapshot,
-        *,
-        arrived: float,
-        deadline: float,
-        job: JobTerms | None = None,
-    ) -> None:
-        self.id = id
-        self.job = job
-        self.estimated = False  # `usd` has counted what an attempt has not reported
-        self.request = request
-        self.policy = policy
-        self.snapshot = snapshot
-        self.arrived = arrived
-        self.deadline = deadline
-        self.traceparent = ""  # of the client's request
-        self.trace: RequestTrace | None = None
-        self.cache_plan = _NOT_ASKED
-        self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
-        self.semantic_question: ComparedText | None = None  # set if the semantic cache was searched
-        self.semantic_scope = b""
-        self.semantic_check: SemanticCheck | None = None  # the answer is made anew, to be compared with a cached one
-        self.estimates = _NO_ESTIMATES
-        self.unrecorded = COSTLY  # those of the costly signals that were not computed
-        self.decision: Decision | None = None
-        self.sequence: AttemptSequence | None = None
-        self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
-        self.held: HeldRequest | None = None  # set where the current attempt's target loosens offered tools
-        self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
-        self.soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
-        self.usage = _NO_USAGE
-        self.raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
-        self.shadow = ""  # the target that a shadow request asks after the answer
-        self.committed = False  # a byte of the answer has been sent
-        self.finished = False  # no further attempt will start
-        self._records: tuple[AttemptRecord, ...] | None = None
+    id: str  # of the decision
+    request: Request
+    policy: Policy
+    snapshot: Snapshot
+    _: KW_ONLY
+    arrived: float
+    deadline: float
+    job: JobTerms | None = None
+    estimated: bool = False  # `usd` has counted what an attempt has not reported
+    traceparent: str = ""  # of the client's request
+    trace: RequestTrace | None = None
+    cache_plan: CachePlan = _NOT_ASKED
+    cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
+    semantic_question: ComparedText | None = None  # set if the semantic cache was searched
+    semantic_scope: bytes = b""
+    semantic_check: SemanticCheck | None = None  # the answer is made anew, to be compared with a cached one
+    estimates: Estimates = _NO_ESTIMATES
+    unrecorded: tuple[str, ...] = COSTLY  # those of the costly signals that were not computed
+    decision: Decision | None = None
+    sequence: AttemptSequence | None = None
+    upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
+    held: HeldRequest | None = None  # set where the current attempt's target loosens offered tools
+    facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
+    soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
+    usage: Usage = _NO_USAGE
+    raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
+    shadow: str = ""  # the target that a shadow request asks after the answer
+    committed: bool = False  # a byte of the answer has been sent
+    finished: bool = False  # no further attempt will start
+    _records: tuple[AttemptRecord, ...] | None = None
 
     @property
     def on_device(self) -> bool:
@@ -316,6 +308,7 @@ class PartPreparation(Protocol):
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
 
 
+@dataclass(eq=False)
 class AttemptRunner:
     """Runs attempts on backends.
 
@@ -326,17 +319,10 @@ class AttemptRunner:
             none.
     """
 
-    def __init__(
-        self,
-        backends: Mapping[Location, Backend],
-        cloud: CloudConfig,
-        calibrate: ConfidenceCalibrator | None = None,
-        encoders: PartPreparation | None = None,
-    ) -> None:
-        self._backends = backends
-        self._cloud = cloud
-        self._calibrate = calibrate
-        self._encoders = encoders
+    backends: Mapping[Location, Backend]
+    cloud: CloudConfig
+    calibrate: ConfidenceCalibrator | None = None
+    encoders: PartPreparation | None = None
 
     async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Return when `reply` has the complete answer. Raises CausewayError: the error for the client."""
@@ -364,13 +350,13 @@ class AttemptRunner:
         assert generation.decision is not None
         if generation.decision.on_device and target.at != "edge":
             raise NoRoute(f"this request may not leave the device, and {target.name} is in the cloud")
-        backend = self._backends.get(target.at)
+        backend = self.backends.get(target.at)
         if backend is None:
             raise _no_backend(target)
         request = generation.request
         soft: tuple[SoftTokens, ...] = ()
-        if (attempt.plan.facts or attempt.plan.soft) and self._encoders is not None:
-            request, soft = await self._encoders.prepare(generation, attempt.plan)
+        if (attempt.plan.facts or attempt.plan.soft) and self.encoders is not None:
+            request, soft = await self.encoders.prepare(generation, attempt.plan)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
         now = _now()
@@ -418,10 +404,10 @@ class AttemptRunner:
                         if generation.semantic_check is not None:
                             _refuse_degraded(generation)
                         timeout.reschedule(call.deadline + _GRACE_S)
-                    if chunk.confidence is not None and self._calibrate is not None:
+                    if chunk.confidence is not None and self.calibrate is not None:
                         generation.raw_confidence = chunk.confidence
                         quality, spoken = generation.estimates.quality, generation.transcript_confidence
-                        chunk = self._calibrate(call, chunk, quality, spoken)  # noqa: PLW2901
+                        chunk = self.calibrate(call, chunk, quality, spoken)  # noqa: PLW2901
                     for piece in attempt.receive(chunk, now()):
                         if not generation.committed:
                             await _commit(generation, reply)
@@ -447,8 +433,8 @@ class AttemptRunner:
             return generation.deadline, generation.deadline  # it waits in the cloud's queue
         whole_s, first_s = target.timeout_s, target.first_token_timeout_s
         if target.at == "cloud":
-            whole_s = self._cloud.timeout_s if whole_s is None else whole_s
-            first_s = self._cloud.first_token_timeout_s if first_s is None else first_s
+            whole_s = self.cloud.timeout_s if whole_s is None else whole_s
+            first_s = self.cloud.first_token_timeout_s if first_s is None else first_s
         last = generation.deadline if generation.request.stream else generation.first_byte_by
         deadline = last if whole_s is None else min(last, now + whole_s)
         if first_s is None or not _streams_from_target(generation, attempt):

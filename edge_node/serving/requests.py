@@ -20,7 +20,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -28,14 +28,7 @@ import anyio.abc
 import msgspec
 
 from router.decision.decide import RequestMemo, features_of
-from router.errors import (
-    CausewayError,
-    ClientGone,
-    DeadlineExceeded,
-    Draining,
-    QueueFull,
-    RateLimited,
-)
+from router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
 from router.openai.cached_answer import CachedAnswer
 from router.policy.compiled import Limits
 from router.policy.signals import concerned
@@ -43,14 +36,7 @@ from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
 from router.tool_calls.schema import with_own_ids
 from router.trackers import MAX_CLIENTS, network_of
-from router.types import (
-    CacheStatus,
-    Chunk,
-    DecisionRecord,
-    Outcome,
-    Request,
-    Usage,
-)
+from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
 from ..clock import Clock
@@ -277,6 +263,7 @@ class Records:
     clock: Clock
 
 
+@dataclass(eq=False)
 class RequestContext:
     """Created by the HTTP API for each request; `generation` is set by the service.
 
@@ -291,35 +278,23 @@ class RequestContext:
         job: set if the request is a job, which may wait and is not answered by a lesser target.
     """
 
-    generation: Generation  # this request's own, until the request joins a shared one
-
-    def __init__(
-        self,
-        request: Request,
-        reply: ReplayingReply,
-        *,
-        id: str,  # noqa: A002
-        arrived: float,
-        traceparent: str = "",
-        trace: RequestTrace | None = None,
-        memo: RequestMemo | None = None,
-        job: JobTerms | None = None,
-    ) -> None:
-        self.request = request
-        self.job = job
-        self.reply = reply
-        self.id = id
-        self.arrived = arrived
-        self.traceparent = traceparent
-        self.trace = trace
-        self.memo = memo or RequestMemo()
-        self.deadline = arrived
-        self.head: AnswerHead | None = None
-        self.error: CausewayError | None = None
-        self.shared = False  # another request's generation answers
-        self._usage = _NO_USAGE
-        self._finish_reason = ""
-        self._hit: CacheHit | None = None  # what was replayed
+    request: Request
+    reply: ReplayingReply
+    _: KW_ONLY
+    id: str
+    arrived: float
+    traceparent: str = ""
+    trace: RequestTrace | None = None
+    memo: RequestMemo = field(default_factory=RequestMemo)
+    job: JobTerms | None = None
+    generation: Generation = field(init=False)  # this request's own, until the request joins a shared one
+    deadline: float = field(init=False)  # set with the generation
+    head: AnswerHead | None = None
+    error: CausewayError | None = None
+    shared: bool = False  # another request's generation answers
+    _usage: Usage = _NO_USAGE
+    _finish_reason: str = ""
+    _hit: CacheHit | None = None  # what was replayed
 
     @property
     def committed(self) -> bool:

@@ -20,6 +20,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -245,6 +246,7 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
         )
 
 
+@dataclass(eq=False, kw_only=True)
 class Shadows:
     """Sends shadow requests under the policy that `use` activated last.
 
@@ -259,34 +261,22 @@ class Shadows:
         checks: Of semantic answers, which share the store.
     """
 
-    def __init__(
-        self,
-        *,
-        backends: Mapping[Location, Backend],
-        admission: Admission,
-        make: Callable[[], tuple[ShadowStore, ShadowObserver]],
-        spend: SpendStore,
-        metrics: Metrics,
-        clock: Clock,
-        chance: random.Random,
-        checks: SemanticChecks,
-    ) -> None:
-        self._backends = backends
-        self._admission = admission
-        self._make = make
-        self._spend = spend
-        self._metrics = metrics
-        self._clock = clock
-        self._chance = chance
-        self.checks = checks
-        self._policy: Policy | None = None
-        self._store: ShadowStore | None = None
-        self._observer: ShadowObserver | None = None
-        self._waiting: deque[ShadowQuestion] = deque()
-        self._wake = asyncio.Event()
-        self._scope: anyio.CancelScope | None = None
-        self._stopped = False
-        self._unusable = ""
+    backends: Mapping[Location, Backend]
+    admission: Admission
+    make: Callable[[], tuple[ShadowStore, ShadowObserver]]
+    spend: SpendStore
+    metrics: Metrics
+    clock: Clock
+    chance: random.Random
+    checks: SemanticChecks
+    _policy: Policy | None = None
+    _store: ShadowStore | None = None
+    _observer: ShadowObserver | None = None
+    _waiting: deque[ShadowQuestion] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _scope: anyio.CancelScope | None = None
+    _stopped: bool = False
+    _unusable: str = ""
 
     @property
     def waiting(self) -> int:
@@ -324,7 +314,7 @@ class Shadows:
             return
         if self._store is None:
             try:
-                self._store, self._observer = self._make()
+                self._store, self._observer = self.make()
             except (ArtifactError, ImportError) as error:
                 self._unusable = f"no shadow requests are sent: {error}"
                 log.warning(self._unusable)
@@ -341,7 +331,7 @@ class Shadows:
         if generation.on_device or generation.job is not None or request.echo or request.suffix is not None:
             return None
         prompt = prompt_text(request)
-        if prompt is None or len(prompt) > MOST_CHARACTERS or self._chance.random() >= decision.shadow.share:
+        if prompt is None or len(prompt) > MOST_CHARACTERS or self.chance.random() >= decision.shadow.share:
             return None
         return ShadowTap(generation, reply, prompt)
 
@@ -355,7 +345,7 @@ class Shadows:
         if len(self._waiting) >= _MOST_WAITING or self._stopped or generation.policy is not self._policy:
             self._count("dropped", other)
             return ""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._waiting.append(ShadowQuestion(generation, tap.prompt, tap.answer, answered, other, now))
         self._wake.set()
         return other.name
@@ -404,14 +394,14 @@ class Shadows:
         on_device = question.other.at == "edge"
         for _ in range(_TRIES if on_device else 1):
             if on_device:
-                await self._admission.idle()
-            elif not self._admission.has_room:
+                await self.admission.idle()
+            elif not self.admission.has_room:
                 return "dropped"
-            if self._clock.monotonic() - question.since > _LONGEST_WAIT_S:
+            if self.clock.monotonic() - question.since > _LONGEST_WAIT_S:
                 return "dropped"
             if not self._is_affordable(question):
                 return "over_budget"
-            with self._admission.spare() if on_device else nullcontext():
+            with self.admission.spare() if on_device else nullcontext():
                 text = await self._ask(question)
                 return self._compare(question, text) if text.complete and not text.degraded else "failed"
         return "interrupted"
@@ -419,7 +409,7 @@ class Shadows:
     async def _ask(self, question: ShadowQuestion) -> ShadowText:
         """Return the other side's answer. Whatever ends this, what it may have cost is charged."""
         text, usd = ShadowText(), question.most_usd
-        chunks = self._backends[question.other.at].generate(self._call(question, text))
+        chunks = self.backends[question.other.at].generate(self._call(question, text))
         try:
             async with asyncio.timeout(_WHOLE_S):
                 async for chunk in chunks:
@@ -480,11 +470,11 @@ class Shadows:
     def _charge(self, usd: float, target: Target) -> None:
         if usd > 0.0 and self._store is not None:
             self._store.add(usd)
-            self._spend.add(usd)
-            self._metrics.cost.add((target.name,), usd)
+            self.spend.add(usd)
+            self.metrics.cost.add((target.name,), usd)
 
     def _count(self, result: Result, target: Target) -> None:
-        self._metrics.shadow_requests.add((target.name, result))
+        self.metrics.shadow_requests.add((target.name, result))
 
     def _drop_waiting(self) -> None:
         while self._waiting:

@@ -42,15 +42,12 @@ _LATEST_S = 10.0  # after a deletion: then the first moment without callers will
 _RETRY_S = 5.0
 
 
+@dataclass(eq=False, slots=True)
 class _Work(Generic[T]):
-    __slots__ = ("error", "future", "loop", "result", "run")
-
-    def __init__(self, run: Callable[[sqlite3.Connection], T], loop: asyncio.AbstractEventLoop) -> None:
-        self.run = run
-        self.loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.result: T | None = None
-        self.error: Exception | None = None
+    run: Callable[[sqlite3.Connection], T]
+    future: asyncio.Future[T]
+    result: T | None = None
+    error: Exception | None = None
 
     def deliver(self) -> None:
         if self.future.done():
@@ -134,7 +131,7 @@ class GroupCommit(SqliteThread):
         Raises:
             JobStoreUnavailable: The disk is full or failing; whether the work was committed is then unknown.
         """
-        unit = _Work(work, asyncio.get_running_loop())
+        unit: _Work[T] = _Work(work, asyncio.get_running_loop().create_future())
         with self._ready:
             if self._closing:
                 raise JobStoreUnavailable("this server is shutting down", retry_after_s=1.0)
@@ -174,8 +171,8 @@ class GroupCommit(SqliteThread):
     def _commit(self, units: list[_Work[object]]) -> None:
         """(3) Commit all, without those that fail unexpectedly also after unreadable rows were set aside."""
         while (broken := self._transaction(units)) is not None:
-            repair = _Work(self._tables.set_aside, broken.loop)
-            if self._transaction([repair]) is None and repair.error is None and repair.result:  # type: ignore[list-item]
+            repair = _Work(self._tables.set_aside, broken.future)
+            if self._transaction([repair]) is None and repair.error is None and repair.result:
                 continue
             units = [unit for unit in units if unit is not broken]
 
@@ -266,7 +263,7 @@ def _deliver(units: list[_Work[object]]) -> None:
             unit.deliver()
 
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        units[0].loop.call_soon_threadsafe(deliver)
+        units[0].future.get_loop().call_soon_threadsafe(deliver)
 
 
 class LogErasure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,7 @@ class _Loaded(msgspec.Struct, frozen=True):
     policy: Policy
 
 
+@dataclass(eq=False)
 class PolicyStore:
     """The policy file of one daemon.
 
@@ -70,27 +72,20 @@ class PolicyStore:
         model_adapters: Of an edge target's model.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        state_dir: Path | None,
-        clock: Clock,
-        on_activate: Callable[[Policy], None] = lambda _: None,
-        on_load: Callable[[bool], None] = lambda _: None,
-        model_temperature: ModelTemperature = lambda _: None,
-        model_adapters: ModelAdapters = lambda _: None,
-    ) -> None:
-        self._path = path
-        self._last_good = None if state_dir is None else state_dir / LAST_GOOD
-        self._clock = clock
-        self._on_activate = on_activate
-        self._on_load = on_load
-        self._model_temperature = model_temperature
-        self._model_adapters = model_adapters
-        self._file_version: FileVersion | None = None
-        self._active: Policy | None = None
-        self._report: PolicyReport | None = None
+    path: Path
+    _: KW_ONLY
+    state_dir: Path | None
+    clock: Clock
+    on_activate: Callable[[Policy], None] = lambda _: None
+    on_load: Callable[[bool], None] = lambda _: None
+    model_temperature: ModelTemperature = lambda _: None
+    model_adapters: ModelAdapters = lambda _: None
+    _file_version: FileVersion | None = None
+    _active: Policy | None = None
+    _report: PolicyReport | None = None
+
+    def __post_init__(self) -> None:
+        self._last_good = None if self.state_dir is None else self.state_dir / LAST_GOOD
 
     @property
     def active(self) -> Policy:
@@ -115,9 +110,9 @@ class PolicyStore:
             PolicyError: The file is invalid and there is no last good policy.
         """
         try:
-            loaded = self._read(self._path)
+            loaded = self._read(self.path)
         except PolicyError as error:
-            self._on_load(False)
+            self.on_load(False)
             last_good = self._read_last_good()
             if last_good is None:
                 raise
@@ -130,7 +125,7 @@ class PolicyStore:
     async def reload(self) -> None:
         """Read the file now. Never raises: the report holds the result."""
         try:
-            loaded = await asyncio.to_thread(self._read, self._path)
+            loaded = await asyncio.to_thread(self._read, self.path)
         except PolicyError as error:
             self._reject(error)
         else:
@@ -148,19 +143,19 @@ class PolicyStore:
             PolicyError: It is invalid; the active policy and its file stay.
         """
         loaded = await asyncio.to_thread(self._read, path)
-        self._path = path
+        self.path = path
         self._file_version = await asyncio.to_thread(_file_version_of, path)
         self._activate(loaded)
         await asyncio.to_thread(self._persist, loaded.text)
 
     async def poll(self) -> None:
         """Reload if the file has changed since it was last read."""
-        if await asyncio.to_thread(_file_version_of, self._path) != self._file_version:
+        if await asyncio.to_thread(_file_version_of, self.path) != self._file_version:
             await self.reload()
 
     def _read(self, path: Path) -> _Loaded:
         """Read and parse a policy. Raises PolicyError, also for a missing file."""
-        if path == self._path:
+        if path == self.path:
             self._file_version = _file_version_of(
                 path
             )  # before reading, so that the next poll sees a change in between
@@ -171,8 +166,8 @@ class PolicyStore:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise PolicyError("not UTF-8", where=str(path)) from error
-        policy = parse_policy(text, str(path), self._model_temperature)
-        return _Loaded(text, with_adapters(policy, self._model_adapters))
+        policy = parse_policy(text, str(path), self.model_temperature)
+        return _Loaded(text, with_adapters(policy, self.model_adapters))
 
     def _read_last_good(self) -> _Loaded | None:
         if self._last_good is None:
@@ -183,12 +178,12 @@ class PolicyStore:
             return None
 
     def _activate(self, loaded: _Loaded, *, refused: str = "") -> None:
-        now = self._clock.unix()
+        now = self.clock.unix()
         changed = self._active is None or self._active.revision != loaded.policy.revision
         self._active = loaded.policy
-        self._on_activate(loaded.policy)
+        self.on_activate(loaded.policy)
         self._report = PolicyReport(
-            file=str(self._path),
+            file=str(self.path),
             name=loaded.policy.name,
             revision=loaded.policy.revision,
             activated=now,
@@ -197,14 +192,14 @@ class PolicyStore:
             refused_at=now if refused else None,
         )
         if not refused:
-            self._on_load(True)
+            self.on_load(True)
         if changed:
             log.info("policy %s@%s is active", loaded.policy.name, loaded.policy.revision)
 
     def _reject(self, error: PolicyError) -> None:
-        self._on_load(False)
+        self.on_load(False)
         log.error("policy rejected: %s; revision %s stays active", error.message, self.active.revision)
-        self._report = msgspec.structs.replace(self.report, refused=error.message, refused_at=self._clock.unix())
+        self._report = msgspec.structs.replace(self.report, refused=error.message, refused_at=self.clock.unix())
 
     def _persist(self, text: str) -> None:
         """Copy the policy by rename, so that a restart never reads half a policy. A failure changes only the report."""

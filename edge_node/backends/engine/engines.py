@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
@@ -53,6 +54,7 @@ class Engine(Backend, Protocol):
     def signals(self) -> EdgeSignals: ...
 
 
+@dataclass(eq=False)
 class EnginePool:
     """The `Backend` of the location `edge`.
 
@@ -62,22 +64,16 @@ class EnginePool:
         retire_poll_s: Between two looks whether an engine that is no longer used has jobs.
     """
 
-    def __init__(
-        self,
-        make: Callable[[str], Engine],
-        weights: Callable[[str], str] = lambda _: "",
-        retire_poll_s: float = _RETIRE_POLL_S,
-    ) -> None:
-        self._make = make
-        self.weights = weights
-        self._retire_poll_s = retire_poll_s
-        self._loaded: dict[str, str] = {}  # model → the weights of its engine
-        self._beside: dict[str, Engine] = {}  # model → loaded, and not in use yet
-        self._retiring: set[Engine] = set()
-        self._engines: dict[str, Engine] = {}
-        self._missing: dict[str, str] = {}  # model → why it has no engine
-        self._first_model = ""
-        self._tasks: anyio.abc.TaskGroup | None = None
+    make: Callable[[str], Engine]
+    weights: Callable[[str], str] = lambda _: ""
+    retire_poll_s: float = _RETIRE_POLL_S
+    _loaded: dict[str, str] = field(default_factory=dict)  # model → the weights of its engine
+    _beside: dict[str, Engine] = field(default_factory=dict)  # model → loaded, and not in use yet
+    _retiring: set[Engine] = field(default_factory=set)
+    _engines: dict[str, Engine] = field(default_factory=dict)
+    _missing: dict[str, str] = field(default_factory=dict)  # model → why it has no engine
+    _first_model: str = ""
+    _tasks: anyio.abc.TaskGroup | None = None
 
     @property
     def state(self) -> str:
@@ -126,7 +122,7 @@ class EnginePool:
             ArtifactError: There is no such model.
             EngineUnavailable: It cannot be loaded until `deadline` (the loop's clock).
         """
-        engine = self._make(model)
+        engine = self.make(model)
         try:
             await engine.start()
             await engine.ready(deadline)
@@ -146,7 +142,7 @@ class EnginePool:
         """Close an engine once it has no jobs, then start the one that takes its memory."""
         idle_looks = 0
         while idle_looks < _IDLE_LOOKS:  # a request that was just routed here has its job soon
-            await asyncio.sleep(self._retire_poll_s)
+            await asyncio.sleep(self.retire_poll_s)
             idle_looks = 0 if engine.jobs else idle_looks + 1
         await engine.close()
         self._retiring.discard(engine)
@@ -167,7 +163,7 @@ class EnginePool:
             self._engines[model], self._loaded[model] = loaded, self.weights(model)
             return None
         try:
-            engine = self._engines[model] = self._make(model)
+            engine = self._engines[model] = self.make(model)
             self._loaded[model] = self.weights(model)
         except ArtifactError as error:
             self._missing[model] = str(error)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -67,6 +68,7 @@ class RunFailure(msgspec.Struct, frozen=True):
     decision: str
 
 
+@dataclass(eq=False)
 class JobRuns:
     """Runs jobs on the service.
 
@@ -75,14 +77,11 @@ class JobRuns:
         new_id: makes ids of decisions.
     """
 
-    def __init__(
-        self, service: Service, config: OutboxConfig, time: BoxTime, clock: Clock, new_id: Callable[[], str]
-    ) -> None:
-        self._service = service
-        self._config = config
-        self._time = time
-        self._clock = clock
-        self._new_id = new_id
+    service: Service
+    config: OutboxConfig
+    time: BoxTime
+    clock: Clock
+    new_id: Callable[[], str]
 
     def request(self, claimed: Claimed, target: str) -> Request:
         """The request as it runs now, at `target` if one is given.
@@ -90,7 +89,7 @@ class JobRuns:
         Raises InvalidRequest where this version refuses what was accepted.
         """
         job = claimed.job
-        left_ms = max(1, int((job.deadline - self._time.now()) * 1000.0))
+        left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))
         hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner)
         request = parse_job_request(job.endpoint, claimed.body, hints)
         hints = msgspec.structs.replace(request.hints, deadline_ms=left_ms)
@@ -103,7 +102,7 @@ class JobRuns:
     async def lane(self, request: Request) -> Lane:
         """Where the policy would run a job now. One that cannot be decided fails on the device."""
         try:
-            decision = await self._service.preview(request)
+            decision = await self.service.preview(request)
         except CausewayError:
             return "edge"
         return decision.attempts[0].target.at if decision.attempts else "edge"
@@ -112,14 +111,14 @@ class JobRuns:
         self, claimed: Claimed, request: Request, text: RunningText, terms: JobTerms
     ) -> JobAnswer | RunFailure:
         """Run a job's request once. `text` shows the answer."""
-        decision = self._new_id()
-        reply = JobReply(claimed, request, decision, int(self._clock.unix()), text)
-        context = RequestContext(request, reply, id=decision, arrived=self._clock.monotonic(), job=terms)
+        decision = self.new_id()
+        reply = JobReply(claimed, request, decision, int(self.clock.unix()), text)
+        context = RequestContext(request, reply, id=decision, arrived=self.clock.monotonic(), job=terms)
         try:
-            await self._service.answer(context)
+            await self.service.answer(context)
             result = reply.body()
-            if len(result) > self._config.max_result_bytes:
-                raise ResultTooLarge(f"the answer is larger than {self._config.max_result_bytes} bytes")
+            if len(result) > self.config.max_result_bytes:
+                raise ResultTooLarge(f"the answer is larger than {self.config.max_result_bytes} bytes")
         except CausewayError as error:
             return RunFailure(_errors(context, error), decision)
         assert reply.head is not None
@@ -266,6 +265,7 @@ class JobFeed(_Signal):
         self.wake()
 
 
+@dataclass(eq=False)
 class JobRevisions:
     """Revises answers, each in a task of its own, when the parts that were late have been read.
 
@@ -281,28 +281,18 @@ class JobRevisions:
         take: takes a place to run on a lane, if there is one.
     """
 
-    def __init__(
-        self,
-        store: JobOutbox,
-        runs: JobRuns,
-        running: RunningJobs,
-        feed: JobFeed,
-        clock: Clock,
-        reader: PartEncoders | None,
-        take: Callable[[Lane], bool],
-    ) -> None:
-        self._store = store
-        self._runs = runs
-        self._running = running
-        self._feed = feed
-        self._clock = clock
-        self._reader = reader
-        self._take = take
-        self._count = 0
+    store: JobOutbox
+    runs: JobRuns
+    running: RunningJobs
+    feed: JobFeed
+    clock: Clock
+    reader: PartEncoders | None
+    take: Callable[[Lane], bool]
+    _count: int = 0
 
     def take_room(self) -> bool:
         """Whether another answer may wait for its late parts; `start` or `leave_room` follows."""
-        has_room = self._reader is not None and self._count < MOST_LATE
+        has_room = self.reader is not None and self._count < MOST_LATE
         self._count += has_room
         return has_room
 
@@ -311,7 +301,7 @@ class JobRevisions:
 
     def start(self, tasks: anyio.abc.TaskGroup, claimed: Claimed) -> None:
         """Revise an answer when its late parts have been read, in the room that was taken."""
-        tasks.start_soon(self._run, claimed, self._running.start(claimed.job.seq, ""))
+        tasks.start_soon(self._run, claimed, self.running.start(claimed.job.seq, ""))
 
     async def _run(self, claimed: Claimed, scope: anyio.CancelScope) -> None:
         seq = claimed.job.seq
@@ -322,13 +312,13 @@ class JobRevisions:
             log.error("an answer could not be revised: %s", redacted(error))
         finally:
             self.leave_room()
-            self._running.end(seq)
-            self._feed.end(seq)
+            self.running.end(seq)
+            self.feed.end(seq)
 
     async def _revise_all(self, claimed: Claimed) -> None:
         job, late = claimed.job, claimed.job.late
         assert late is not None
-        by = self._clock.monotonic() + min(late.until, job.deadline) - self._store.time.now()
+        by = self.clock.monotonic() + min(late.until, job.deadline) - self.store.time.now()
 
         async def revise(kinds: Sequence[Modality]) -> bool:
             nonlocal job
@@ -338,13 +328,13 @@ class JobRevisions:
 
         error = await revise_each(late.kinds, partial(self._read, claimed, by), revise)
         if error is not None:
-            await self._stored(partial(self._store.drop_revision, job, error))
+            await self._stored(partial(self.store.drop_revision, job, error))
 
     async def _read(self, claimed: Claimed, by: float, kind: Modality) -> None:
         """Wait until the parts of one kind were read. Raises CausewayError."""
-        if self._reader is None:
+        if self.reader is None:
             raise RevisionDropped("this box reads no parts any more")
-        check_read(await self._reader.read_late(self._runs.request(claimed, ""), by, (kind,)), kind)
+        check_read(await self.reader.read_late(self.runs.request(claimed, ""), by, (kind,)), kind)
 
     async def _revise(self, claimed: Claimed, kinds: Sequence[Modality]) -> EdgeJob | None:
         """Make the answer anew with what was read; None: no revision is wanted any more. Raises CausewayError."""
@@ -353,30 +343,30 @@ class JobRevisions:
         absent = tuple(kind for kind in late.kinds if kind not in kinds)
         number = job.revision + 1
         while True:
-            if self._store.time.now() >= job.deadline:
+            if self.store.time.now() >= job.deadline:
                 raise DeadlineExceeded("the job's deadline passed before its answer was revised")
-            request = self._runs.request(claimed, late.target)
-            lane = await self._runs.lane(request)
-            if not self._take(lane):
-                await self._feed.change(_AGAIN_S)
+            request = self.runs.request(claimed, late.target)
+            lane = await self.runs.lane(request)
+            if not self.take(lane):
+                await self.feed.change(_AGAIN_S)
                 continue
-            self._running.move(job.seq, lane)
+            self.running.move(job.seq, lane)
             terms = JobTerms(
                 revision_id(job.cloud_key, number),
                 job.priority,
-                lambda target: self._store.pin_revision(job, target),
-                LateTerms(self._clock.monotonic() + max(0.0, late.until - self._store.time.now()), absent),
+                lambda target: self.store.pin_revision(job, target),
+                LateTerms(self.clock.monotonic() + max(0.0, late.until - self.store.time.now()), absent),
             )
-            answer = await self._runs.answer(claimed, request, RunningText(job.run), terms)
-            self._running.move(job.seq, "")
+            answer = await self.runs.answer(claimed, request, RunningText(job.run), terms)
+            self.running.move(job.seq, "")
             if isinstance(answer, JobAnswer):
                 break
             error = answer.errors[-1]
             if not isinstance(error, (*CLOUD_AWAY, *DEVICE_BUSY)):
                 raise error
-            await self._feed.change(max(_AGAIN_S, error.retry_after_s or 0.0))
+            await self.feed.change(max(_AGAIN_S, error.retry_after_s or 0.0))
         check_revised(answer.parts, kinds)
-        return await self._stored(partial(self._store.revise, job, kinds, answer))
+        return await self._stored(partial(self.store.revise, job, kinds, answer))
 
     async def _stored(self, store: Callable[[], Awaitable[_T]]) -> _T:
         """Store it as soon as the disk takes it."""
