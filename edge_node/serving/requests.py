@@ -70,7 +70,7 @@ class Admission:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
+        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
         self.waiting = 0
         self.running = 0
@@ -93,11 +93,6 @@ class Admission:
         """Refuse new requests; those in progress are about to be cancelled."""
         self.draining = self.ending = True
 
-    @property
-    def clients(self) -> int:
-        """Number of clients whose rate is counted."""
-        return len(self._buckets)
-
     # --- rate --------------------------------------------------------------------------------------------------------
 
     def admit(self, client: str, now: float) -> None:
@@ -114,11 +109,11 @@ class Admission:
             return
         burst = max(1.0, rate)
         client = network_of(client)
-        tokens, at = self._buckets.pop(client, (burst, now))
+        tokens, at = self.buckets.pop(client, (burst, now))
         tokens = min(burst, tokens + max(0.0, now - at) * rate)
-        if len(self._buckets) >= MAX_CLIENTS:
-            self._buckets.popitem(last=False)
-        self._buckets[client] = (tokens - 1.0 if tokens >= 1.0 else tokens, now)
+        if len(self.buckets) >= MAX_CLIENTS:
+            self.buckets.popitem(last=False)
+        self.buckets[client] = (tokens - 1.0 if tokens >= 1.0 else tokens, now)
         if tokens < 1.0:
             wait_s = (1.0 - tokens) / rate if rate > 0.0 else _MAX_RETRY_S
             raise RateLimited(f"more than {rate:g} requests per second", retry_after_s=wait_s)
@@ -127,16 +122,7 @@ class Admission:
 
     @asynccontextmanager
     async def permit(self, deadline: float, client: str = "") -> AsyncIterator[None]:
-        """Hold one permit: the right to run one generation. See `acquire`."""
-        await self.acquire(deadline, client)
-        started = asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            self.release(asyncio.get_running_loop().time() - started)
-
-    async def acquire(self, deadline: float, client: str = "") -> None:
-        """Wait for a permit until `deadline`.
+        """Hold one permit: the right to run one generation. Wait for it until `deadline`.
 
         Raises:
             QueueFull: at once, or when another client's request took its place; with an estimate of when to retry.
@@ -144,18 +130,20 @@ class Admission:
         """
         for scope in self._spare:
             scope.cancel()
-        if self.running < self._limits.concurrent and not self.waiting:
+        if self.has_room:
             self.running += 1
-            return
-        client = network_of(client)
-        if self.waiting >= self._limits.queue and not self._displace_for(client):
-            raise self._full()
-        await self._wait(deadline, client)
-
-    def release(self, held_s: float) -> None:
-        """Release a permit that was held for `held_s` seconds."""
-        self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
-        self._release()
+        else:
+            client = network_of(client)
+            if self.waiting >= self._limits.queue and not self._displace_for(client):
+                raise self._full()
+            await self._wait(deadline, client)
+        started = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            held_s = asyncio.get_running_loop().time() - started
+            self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
+            self._release()
 
     async def _wait(self, deadline: float, client: str) -> None:
         loop = asyncio.get_running_loop()
@@ -194,8 +182,9 @@ class Admission:
             del self._queues[client]
 
     def _full(self) -> QueueFull:
-        full = f"{self.running} requests running and {self.waiting} queued"
-        return QueueFull(full, retry_after_s=self._retry_after_s())
+        """The queue advances by one request every (average duration / concurrency) seconds."""
+        wait_s = min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
+        return QueueFull(f"{self.running} requests running and {self.waiting} queued", retry_after_s=wait_s)
 
     # --- work in idle time -----------------------------------------------------------------------------------------
 
@@ -239,10 +228,6 @@ class Admission:
             if not turn.done():
                 self.running += 1
                 turn.set_result(None)
-
-    def _retry_after_s(self) -> float:
-        """The queue advances by one request every (average duration / concurrency) seconds."""
-        return min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
 
 
 def _expire(turn: asyncio.Future[None]) -> None:

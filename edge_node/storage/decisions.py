@@ -80,7 +80,7 @@ class DecisionStore(SqliteStore):
         self._memory_records = memory_records
         self._max_age_s = max_age_s
         self._ages = _RowAges(clock, max_age_s)
-        self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self.memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._searches = FairShare(_MOST_SEARCHES)
         database = None
         if directory is not None and max_age_s > 0.0:
@@ -92,23 +92,18 @@ class DecisionStore(SqliteStore):
     @property
     def newest(self) -> DecisionRecord | None:
         """The newest record in memory."""
-        return next(reversed(self._memory.values()), None)
-
-    @property
-    def memory_count(self) -> int:
-        """Number of records in memory."""
-        return len(self._memory)
+        return next(reversed(self.memory.values()), None)
 
     def add(self, record: DecisionRecord) -> None:
-        self._memory[record.id] = record
-        if len(self._memory) > self._memory_records:
-            self._memory.popitem(last=False)
+        self.memory[record.id] = record
+        if len(self.memory) > self._memory_records:
+            self.memory.popitem(last=False)
         if record.outcome.cache != "hit":
             self.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
 
     async def get(self, decision_id: str, *, client: str = "") -> DecisionRecord | None:
         """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""
-        record = self._memory.get(decision_id)
+        record = self.memory.get(decision_id)
         if record is None and self.database is not None:
             rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
             record = _decode(rows[0][0]) if rows else None
@@ -124,8 +119,8 @@ class DecisionStore(SqliteStore):
             QueueFull: The caller has its share of the searches on disk already.
         """
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
-        found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
-        oldest = next(iter(self._memory.values())).created if self._memory else math.inf
+        found = [record for record in reversed(self.memory.values()) if _matches(record, query)][:limit]
+        oldest = next(iter(self.memory.values())).created if self.memory else math.inf
         # The last: the console asks once a second for what is new, which is always in memory.
         if self.database is None or len(found) == limit or oldest < query.since:
             return found
@@ -139,7 +134,7 @@ class DecisionStore(SqliteStore):
             older = await self._find_on_disk(query, oldest, limit)
         finally:
             self._searches.release(search)
-        return (found + [record for record in older if record.id not in self._memory])[:limit]
+        return (found + [record for record in older if record.id not in self.memory])[:limit]
 
     async def _find_on_disk(self, query: DecisionQuery, oldest: float, limit: int) -> list[DecisionRecord]:
         """Return the matching records that are not newer than `oldest`, Unix seconds."""

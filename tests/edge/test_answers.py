@@ -159,7 +159,7 @@ async def test_identical_requests_in_progress_share_one_generation(box: Box, str
     statuses = [answer.headers["x-causeway-cache"] for answer in answers]
     assert sorted(statuses) == ["coalesced"] * 9 + ["miss"]
     assert len({answer.headers["x-causeway-decision"] for answer in answers}) == 10
-    assert box.parts.decisions.memory_count == 10
+    assert len(box.parts.decisions.memory) == 10
     box.assert_nothing_leaks()
 
 
@@ -194,7 +194,7 @@ async def test_the_follower_is_answered_when_the_first_client_disconnects(box: B
     follower = asyncio.ensure_future(box.ask(temperature=0))
     await until(lambda: box.parts.shared_generations.subscribers == 2)
     leader.cancel()
-    await until(lambda: box.parts.decisions.memory_count == 1)
+    await until(lambda: len(box.parts.decisions.memory) == 1)
     assert box.newest().outcome.status == "cancelled"
     box.engine.gate.set()
     assert (await follower).text == EDGE
@@ -537,7 +537,7 @@ async def test_an_abandoned_answer_costs_its_prompt(box: Box, stream: bool) -> N
     asking = asyncio.ensure_future(box.ask("word " * 3000, stream=stream, tags="cloud"))
     await box.cloud.entered.wait()
     asking.cancel()
-    await until(lambda: box.parts.decisions.memory_count == 1)
+    await until(lambda: len(box.parts.decisions.memory) == 1)
     outcome = box.newest().outcome
     assert (outcome.status, [attempt.state for attempt in outcome.attempts]) == ("cancelled", ["cancelled"])
     assert outcome.usd == pytest.approx(3.0, rel=0.3)

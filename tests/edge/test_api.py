@@ -35,7 +35,7 @@ async def test_an_unknown_model_is_a_404(box: Box) -> None:
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "/v1/decisions/?limit=1", "/v1/models/small/"])
 async def test_slashes_that_a_base_url_leaves_make_no_other_path(box: Box, path: str) -> None:
     await box.ask()
-    await until(lambda: box.parts.decisions.memory_count == 1)
+    await until(lambda: len(box.parts.decisions.memory) == 1)
     found, plain = await box.get(path), await box.get("/" + "/".join(filter(None, path.split("/"))).replace("/?", "?"))
     assert (found.status, found.body) == (200, plain.body)
 
@@ -65,7 +65,7 @@ async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object]
     assert body_json["snapshot"]["edge"]["loaded"] is True
     assert box.engine.calls == []
     assert box.cloud.bodies == []
-    assert box.parts.decisions.memory_count == 0
+    assert len(box.parts.decisions.memory) == 0
 
 
 async def test_route_reports_the_age_of_a_cached_answer(box: Box) -> None:

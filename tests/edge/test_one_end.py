@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_at_the_finish_reason_has_its_answer(tmp_path
                 if b'"finish_reason":"stop"' in line:
                     break
             response.close()
-        await until(lambda: box.parts.decisions.memory_count)
+        await until(lambda: len(box.parts.decisions.memory))
         await until(lambda: box.engine.running == 0)
         assert box.newest().outcome.status == "ok"
         box.assert_nothing_leaks()

@@ -159,7 +159,7 @@ async def test_a_handoff_waits_for_the_cloud_and_does_not_ask_the_device_again(t
     async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
         box.engine.score = 0.1
         job = await accepted(box, "unsure", tags="handoff")
-        await until(lambda: box.parts.decisions.memory_count, 60.0)
+        await until(lambda: len(box.parts.decisions.memory), 60.0)
         await cloud.come_back()
         assert text_of(await ended(box, job)) == "cloud says so"
         assert cloud.effects == {"unsure": 1}
