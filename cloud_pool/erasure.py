@@ -144,29 +144,19 @@ class ErasedKind(Protocol):
         """Erase one. Returns False if it was gone. Raises JobStoreUnavailable or RedisError."""
 
 
-class _JobKeys:
-    """Keys below the prefix of jobs that begin with `kind:`: records, whose fields name their owner.
+class _JobKeys(msgspec.Struct):
+    """Keys below the prefix of jobs that begin with `kind:`: records, whose fields name their owner."""
 
-    Args:
-        name: as in the receipt.
-        fields: of a record, its owner first.
-        script: erases a record.
-    """
-
-    def __init__(
-        self, stores: JobStores, name: str, kind: str = "", fields: Sequence[str] = ("owner",), script: str = ""
-    ) -> None:
-        self.name = name
-        self._stores = stores
-        self._database = stores.database
-        self._kind = kind
-        self._fields = fields
-        self._script = script
+    stores: JobStores
+    name: str  # as in the receipt
+    kind: str = ""
+    fields: tuple[str, ...] = ("owner",)  # of a record, its owner first
+    script: str = ""  # erases a record
 
     async def _scan(self) -> AsyncIterator[list[str]]:
         """Yield pages of what follows the kind in the keys."""
-        database, cursor = self._database, "0"
-        prefix = database.key(self._kind, "")
+        database, cursor = self.stores.database, "0"
+        prefix = database.key(self.kind, "")
         while True:
             reply = as_list(
                 await database.command("SCAN", cursor, "MATCH", f"{prefix.translate(_GLOB)}*", "COUNT", _PAGE)
@@ -178,10 +168,10 @@ class _JobKeys:
 
     async def _records(self) -> AsyncIterator[tuple[str, list[str]]]:
         """Yield the names of records, and their fields."""
-        database = self._database
+        database = self.stores.database
         async for page in self._scan():
             names = [name for name in page if ":" not in name]
-            rows = await database.commands([("HMGET", database.key(self._kind, name), *self._fields) for name in names])
+            rows = await database.commands([("HMGET", database.key(self.kind, name), *self.fields) for name in names])
             for name, row in zip(names, rows, strict=True):
                 yield name, [as_text(value) for value in as_list(row)]
 
@@ -191,7 +181,7 @@ class _JobKeys:
                 yield name
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._database.run(self._script, name))
+        return bool(await self.stores.database.run(self.script, name))
 
 
 class Batches(_JobKeys):
@@ -200,7 +190,7 @@ class Batches(_JobKeys):
     async def erase(self, name: str) -> bool:
         erased = await super().erase(name)
         for part in ("output", "errors"):  # of a worker that writes them just now
-            await self._stores.contents.current.delete(output_file_id(name, part))
+            await self.stores.contents.current.delete(output_file_id(name, part))
         return erased
 
 
@@ -219,7 +209,7 @@ class Files(_JobKeys):
     """Files and their content."""
 
     async def erase(self, name: str) -> bool:
-        return await self._stores.files.erase(name)
+        return await self.stores.files.erase(name)
 
 
 class OwnerKeys(_JobKeys):
@@ -232,32 +222,32 @@ class OwnerKeys(_JobKeys):
                     yield name
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._database.command("UNLINK", self._database.key(self._kind, name)))
+        return bool(await self.stores.database.command("UNLINK", self.stores.database.key(self.kind, name)))
 
 
 class DeadLetters(_JobKeys):
     """Entries of dead letters whose record has expired. `name` of one: its id in the stream."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        for entry in as_list(await self._database.command("XRANGE", self._database.key("dead"), "-", "+")):
+        for entry in as_list(await self.stores.database.command("XRANGE", self.stores.database.key("dead"), "-", "+")):
             entry_id, fields = as_list(entry)
             if subject.owns(as_text(_field(fields, "owner"))):
                 yield as_text(entry_id)
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._database.command("XDEL", self._database.key("dead"), name))
+        return bool(await self.stores.database.command("XDEL", self.stores.database.key("dead"), name))
 
 
 class PendingUsage(_JobKeys):
     """Bills that no worker has moved to the tenant's usage yet: fields `tenant|day|…`."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        for field in as_list(await self._database.command("HKEYS", self._database.key("usage"))):
+        for field in as_list(await self.stores.database.command("HKEYS", self.stores.database.key("usage"))):
             if not (subject.device or subject.user) and as_text(field).partition("|")[0] == subject.tenant:
                 yield as_text(field)
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._database.command("HDEL", self._database.key("usage"), name))
+        return bool(await self.stores.database.command("HDEL", self.stores.database.key("usage"), name))
 
 
 class TenantMarks(_JobKeys):
@@ -266,7 +256,7 @@ class TenantMarks(_JobKeys):
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         if subject.device or subject.user:
             return
-        database, names = self._database, ["blocked", "trials"]
+        database, names = self.stores.database, ["blocked", "trials"]
         async for page in self._scan():
             names += [f"tags:{name}" for name in page]
         scores = await database.commands([("ZSCORE", database.key(name), subject.tenant) for name in names])
@@ -276,22 +266,21 @@ class TenantMarks(_JobKeys):
 
     async def erase(self, name: str) -> bool:
         tenant, _, key = name.partition(" ")
-        return bool(await self._database.command("ZREM", self._database.key(key), tenant))
+        return bool(await self.stores.database.command("ZREM", self.stores.database.key(key), tenant))
 
 
-class _SharedKeys:
+class _SharedKeys(msgspec.Struct):
     """Keys of the Redis that gateways share; it may be a cluster."""
 
-    def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
-        self.name = name
-        self._client = client
+    client: redis.asyncio.Redis
+    name: str  # as in the receipt
 
     async def _scan(self, pattern: str) -> AsyncIterator[str]:
-        async for key in self._client.scan_iter(match=pattern, count=_PAGE):
+        async for key in self.client.scan_iter(match=pattern, count=_PAGE):
             yield cast("bytes", key).decode("utf-8", "surrogateescape")
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._client.unlink(name.encode("utf-8", "surrogateescape")))
+        return bool(await self.client.unlink(name.encode("utf-8", "surrogateescape")))
 
 
 class TenantUsage(_SharedKeys):
@@ -309,12 +298,10 @@ class TenantUsage(_SharedKeys):
 class CachedAnswers(_SharedKeys):
     """The whole shared cache: a key is a one-way digest, which does not tell whose answer it is."""
 
-    def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
-        super().__init__(client, "cached_answers")
-        self._prefix = prefix
+    prefix: str  # of its keys
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        async for key in self._scan(f"{self._prefix.translate(_GLOB)}:{{*}}:*"):
+        async for key in self._scan(f"{self.prefix.translate(_GLOB)}:{{*}}:*"):
             yield key
 
 
@@ -337,6 +324,14 @@ def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
     )
 
 
+def gateway_kinds(
+    shared: redis.asyncio.Redis, cache: redis.asyncio.Redis | None, cache_prefix: str
+) -> tuple[ErasedKind, ...]:
+    """Return the kinds of the gateways' Redis, and those of the shared cache's; None: the cache is left."""
+    usage = TenantUsage(shared, "usage")
+    return (usage,) if cache is None else (usage, CachedAnswers(cache, "cached_answers", cache_prefix))
+
+
 def _field(flat: Reply, name: str) -> Reply:
     pairs = as_list(flat)
     return dict(zip(map(as_text, pairs[::2]), pairs[1::2], strict=True)).get(name)
@@ -357,11 +352,11 @@ class Erasure:
 
     def __init__(self, database: RedisClient, kinds: Sequence[ErasedKind]) -> None:
         self._db = database
-        self._kinds = kinds
+        self.kinds = kinds
 
     async def count(self, subject: ErasureSubject) -> dict[str, int]:
         """Return how many of each kind there are, and change nothing."""
-        return {kind.name: len({name async for name in kind.find(subject)}) for kind in self._kinds}
+        return {kind.name: len({name async for name in kind.find(subject)}) for kind in self.kinds}
 
     async def erase(self, subject: ErasureSubject, left: Sequence[Remainder]) -> Receipt:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
@@ -399,7 +394,7 @@ class Erasure:
     async def _pass(self, subject: ErasureSubject, progress: str) -> int:
         """Erase what is found, and return how much it was."""
         total = 0
-        for kind in self._kinds:
+        for kind in self.kinds:
             names, erased = [], 0
             async for name in kind.find(subject):
                 names.append(name)

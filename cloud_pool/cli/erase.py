@@ -17,18 +17,7 @@ from router.serving.process import ask
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
 from ..config import Config
-from ..erasure import (
-    CachedAnswers,
-    ErasedKind,
-    Erasure,
-    ErasureSubject,
-    Receipt,
-    Remainder,
-    TenantUsage,
-    job_kinds,
-    sign,
-    verify,
-)
+from ..erasure import Erasure, ErasureSubject, Receipt, Remainder, gateway_kinds, job_kinds, sign, verify
 from ..redis.config import shown_address
 from ..redis.connect import open_redis
 from ..redis.faults import redis_fault
@@ -154,9 +143,8 @@ async def _opened(config: Config, keep_cache: bool) -> AsyncIterator[Erasure]:
         for address, where in zip(addresses, ("redis", "cache.redis"), strict=False):
             clients.append(open_redis(address, where))
             closing.push_async_callback(clients[-1].aclose)
-        kinds: list[ErasedKind] = [*job_kinds(stores), TenantUsage(clients[0], "usage")]
-        if not keep_cache:
-            kinds.append(CachedAnswers(clients[1], config.cache.key_prefix))
+        shared, cache = clients[0], None if keep_cache else clients[1]
+        kinds = [*job_kinds(stores), *gateway_kinds(shared, cache, config.cache.key_prefix)]
         try:
             await stores.database.ensure_layout()
             yield Erasure(stores.database, kinds)

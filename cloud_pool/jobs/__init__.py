@@ -10,11 +10,6 @@
 Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 
-Accepted means: the gateway sends 202 after Redis has answered, and with `appendonly yes, appendfsync always` Redis
-answers after the record is on disk. `storage.durability` refuses jobs on a Redis with weaker settings. Behind Sentinels
-the gateway waits longer (WAIT): until each replica that could be promoted has the record. A write that too few replicas
-confirm is not undone by that: the caller gets 503 and repeats it.
-
-When the connection breaks while a job is being accepted, the caller gets 503 and cannot know the outcome. With an
-`Idempotency-Key` it sends the same request again and gets the same job; without one it may get a second job.
+README.md says what `accepted` promises on disk and with replicas, and how a caller repeats a request whose outcome it
+cannot know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
 """

@@ -22,7 +22,7 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.background import WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from cloud_pool.erasure import CachedAnswers, ErasureSubject, TenantUsage
+from cloud_pool.erasure import ErasureSubject, gateway_kinds
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.execution import WorkerSlots
 from cloud_pool.redis.connect import open_redis
@@ -163,7 +163,7 @@ async def test_usage_and_cached_answers_are_erased_on_every_node(client: redis.a
     cached = [f"erased:cache:{{{number}}}:entry" for number in range(30)]
     for key in (*days, *cached):
         await client.hset(key, "a", "1")
-    kinds = (TenantUsage(client, "usage"), CachedAnswers(client, "erased:cache"))
+    kinds = gateway_kinds(client, client, "erased:cache")
     for subject, erased in ((ErasureSubject("gone*"), (3, 30)), (ErasureSubject("gone", device="1"), (0, 0))):
         found = [[name async for name in kind.find(subject)] for kind in kinds]
         assert tuple(map(len, found)) == erased

@@ -16,12 +16,11 @@ from cloud_pool.accounts.identity.issuing import new_key, read_private
 from cloud_pool.accounts.identity.key_set import read_jwks
 from cloud_pool.cli.erase import erase
 from cloud_pool.erasure import (
-    CachedAnswers,
     ErasedKind,
     Erasure,
     ErasureSubject,
     StillAtWork,
-    TenantUsage,
+    gateway_kinds,
     job_kinds,
     sign,
     verify,
@@ -43,8 +42,7 @@ WEBHOOK = "https://hooks.example.com/"
 
 
 def every_kind(stores: JobStores, client: redis.asyncio.Redis) -> tuple[ErasedKind, ...]:
-    cache = CachedAnswers(client, f"{stores.database.prefix}-cache")
-    return (*job_kinds(stores), TenantUsage(client, "usage"), cache)
+    return (*job_kinds(stores), *gateway_kinds(client, client, f"{stores.database.prefix}-cache"))
 
 
 async def fill(stores: JobStores, new_job: MakeJob, tenant: str) -> dict[str, str]:
