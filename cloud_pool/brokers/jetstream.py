@@ -33,8 +33,16 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 
 from router.errors import ConfigError
 
-from .address import BrokerLogin, MessageRange, TopicAddress
-from .port import BrokerUnavailable, IncomingMessage, MessageTooLarge, OutgoingMessage, TopicLag
+from .port import (
+    BrokerLogin,
+    BrokerUnavailable,
+    IncomingMessage,
+    MessageRange,
+    MessageTooLarge,
+    OutgoingMessage,
+    TopicAddress,
+    TopicLag,
+)
 
 TIMEOUT_S = 5.0
 RECONNECT_S = 0.25

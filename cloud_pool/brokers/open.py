@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from router.errors import ConfigError
 
-from .address import BrokerLogin, TopicAddress
-from .port import MessageHistory, MessageSink, MessageSource
+from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
 
 _MISSING = "the client of this broker is not installed: pip install 'causeway[{extra}]'"
 

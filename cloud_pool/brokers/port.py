@@ -1,16 +1,181 @@
-"""The port between a pipeline and a broker. `tests/streams` holds every adapter to what is written here."""
+"""The port between a pipeline and a broker, and the addresses of topics and ranges of these.
+
+`tests/streams` holds every adapter to what is written here. An address is `nats://host:4222/SUBJECT` or
+`kafka://host:9092/TOPIC`; several hosts are separated by commas, and `nats+tls://` and `kafka+tls://` use TLS. A range
+is written FROM..TO: by time, by JetStream's sequence, or by partition and offset of Kafka.
+"""
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from router.errors import CausewayError
+from router.errors import CausewayError, ConfigError
 
-from .address import MessageRange
+BrokerKind = Literal["nats", "kafka"]
+_SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
+    "nats": ("nats", False),
+    "nats+tls": ("nats", True),
+    "kafka": ("kafka", False),
+    "kafka+tls": ("kafka", True),
+}
+_PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222, "kafka": 9092}
+_FORMS: Final = "write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS"
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
+_PLACES: Final = {"nats": re.compile(r"()(\d{1,18})"), "kafka": re.compile(r"(\d{1,9})-(\d{1,18})")}
+_EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
+
+
+class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `streams.login`: how to log in at the brokers of both topics."""
+
+    username: str = ""  # needs `password_file`
+    password_file: str = ""  # without `username`, a token (NATS)
+    sasl: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"  # how Kafka asks for them
+    ca_file: str = ""  # PEM certificates of the authorities that are trusted; empty: the system's
+    cert_file: str = ""  # PEM certificate of this client, if the brokers ask for one
+    key_file: str = ""  # private key of `cert_file`
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.username and not self.password_file:
+            raise ConfigError("a user needs a password_file", where="streams.login.username")
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ConfigError("`cert_file` and `key_file` go together", where="streams.login.cert_file")
+
+    def password(self) -> str:
+        """Return what the file says now; "" without a file. Raises ConfigError."""
+        if not self.password_file:
+            return ""
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.password_file}: {error}", where="streams.login.password_file") from error
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises ConfigError."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the certificates are unusable: {error}", where="streams.login") from error
+        return context
+
+
+class TopicAddress(msgspec.Struct, frozen=True):
+    """A topic at its broker."""
+
+    kind: BrokerKind
+    tls: bool
+    hosts: tuple[str, ...]  # host:port
+    topic: str
+
+    def sibling(self, suffix: str) -> TopicAddress:
+        """Return the topic at the same broker whose name has `suffix`."""
+        return msgspec.structs.replace(self, topic=self.topic + suffix)
+
+    def __str__(self) -> str:
+        scheme = next(name for name, kind in _SCHEMES.items() if kind == (self.kind, self.tls))
+        return f"{scheme}://{','.join(self.hosts)}/{self.topic}"
+
+
+def parse_topic(text: str, where: str) -> TopicAddress:
+    """Parse an address.
+
+    Args:
+        where: the option of the address.
+
+    Raises:
+        ConfigError: names what is wrong and what to write.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme not in _SCHEMES:
+        raise ConfigError(_FORMS, where=where)
+    kind, tls = _SCHEMES[scheme]
+    hosts, _, topic = rest.partition("/")
+    if "@" in hosts:
+        raise ConfigError("write user and password in the section `streams.login`, not in this URL", where=where)
+    if not topic or re.search(r"[\s/?#]", topic):
+        raise ConfigError(
+            f"the address names no topic, or one with a character that it cannot have: {_FORMS}", where=where
+        )
+    return TopicAddress(kind, tls, tuple(_host(part, kind, where) for part in hosts.split(",")), topic)
+
+
+def _host(text: str, kind: BrokerKind, where: str) -> str:
+    found = _HOST.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text[:80]!r} is no host:port. {_FORMS}", where=where)
+    return f"{found[1]}:{found[2] or _PORTS[kind]}"
+
+
+class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Which messages of a topic; both ends belong to it. By time or by number, never both."""
+
+    since: float | None = None  # unix s, by the broker's clock
+    until: float = float("inf")
+    lane: str | None = None  # None: of every lane
+    first: int = 0  # sequence or offset
+    last: int | None = None
+
+    def holds(self, lane: str, number: int, published_at: float) -> bool:
+        """Return whether a message belongs to it."""
+        if self.lane is not None and lane != self.lane:
+            return False
+        in_numbers = self.first <= number and (self.last is None or number <= self.last)
+        return in_numbers and (self.since or 0.0) <= published_at <= self.until
+
+
+def parse_range(text: str, kind: BrokerKind) -> MessageRange:
+    """Parse FROM..TO; one end may be left out.
+
+    Raises:
+        ConfigError: says what to write for this kind of broker.
+    """
+    first, dots, last = text.partition("..")
+    if not dots or not (first or last):
+        raise _refused(kind)
+    ends = [_PLACES[kind].fullmatch(end) for end in (first, last) if end]
+    if not all(ends):
+        if any(ends):
+            raise _refused(kind)
+        since, until = _time(first, kind), _time(last, kind)
+        return MessageRange(since=since or 0.0, until=float("inf") if until is None else until)
+    lanes = {found[1] for found in ends if found}
+    if len(lanes) > 1:
+        raise ConfigError("both ends name the same partition: replay one after the other", where="--replay")
+    numbers = [int(found[2]) for found in ends if found]
+    return MessageRange(
+        lane=lanes.pop() if kind == "kafka" else None,
+        first=numbers[0] if first else 0,
+        last=numbers[-1] if last else None,
+    )
+
+
+def _time(text: str, kind: BrokerKind) -> float | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise _refused(kind) from None
+    if found.tzinfo is None:
+        raise ConfigError(f"{text}: say the time zone, as in 2026-11-23T06:00:00Z", where="--replay")
+    return found.timestamp()
+
+
+def _refused(kind: BrokerKind) -> ConfigError:
+    example = "2026-11-23T06:00:00Z..2026-11-23T07:00:00Z"
+    return ConfigError(f"write FROM..TO, as in {_EXAMPLES[kind]} or {example}", where="--replay")
+
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 

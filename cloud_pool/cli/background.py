@@ -10,7 +10,7 @@ import msgspec
 from router.errors import ConfigError
 from router.serving.process import run_fast
 
-from ..brokers.address import parse_range, parse_topic
+from ..brokers.port import parse_range, parse_topic
 from ..config import Config
 from ..core.principal import ClaimName
 from .process import ConfiguredProcess, configured_command, until_stopped

@@ -7,7 +7,7 @@ import msgspec
 from router.config import Pause, Positive, Seconds
 
 from ..admission import Priority
-from ..brokers.address import BrokerLogin, TopicAddress
+from ..brokers.port import BrokerLogin, TopicAddress
 from ..core.principal import ClaimName
 
 _DAY_S = 86_400.0

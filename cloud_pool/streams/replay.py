@@ -15,8 +15,7 @@ import msgspec
 
 from router.errors import CausewayError
 
-from ..brokers.address import MessageRange, TopicAddress
-from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
+from ..brokers.port import IncomingMessage, MessageHistory, MessageRange, MessageSink, TopicAddress
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import MessageRunner

@@ -9,9 +9,16 @@ from typing import Protocol
 import nats
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from cloud_pool.brokers.address import BrokerLogin, TopicAddress, parse_topic
 from cloud_pool.brokers.open import open_sink, open_source
-from cloud_pool.brokers.port import IncomingMessage, MessageSink, MessageSource, OutgoingMessage
+from cloud_pool.brokers.port import (
+    BrokerLogin,
+    IncomingMessage,
+    MessageSink,
+    MessageSource,
+    OutgoingMessage,
+    TopicAddress,
+    parse_topic,
+)
 from tests.nats_server import NatsServer
 
 NO_LOGIN = BrokerLogin()

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.brokers.address import TopicAddress
+from cloud_pool.brokers.port import TopicAddress
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.brokers.address import BrokerLogin, parse_topic
 from cloud_pool.brokers.kafka.source import ContiguousOffsets
 from cloud_pool.brokers.open import open_sink
+from cloud_pool.brokers.port import BrokerLogin, parse_topic
 from router.errors import ConfigError
 
 

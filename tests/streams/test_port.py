@@ -9,8 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cloud_pool.brokers.address import TopicAddress
-from cloud_pool.brokers.port import BrokerUnavailable, MessageSink, MessageSource, MessageTooLarge, OutgoingMessage
+from cloud_pool.brokers.port import (
+    BrokerUnavailable,
+    MessageSink,
+    MessageSource,
+    MessageTooLarge,
+    OutgoingMessage,
+    TopicAddress,
+)
 from router.errors import ConfigError
 from tests.jobs.conftest import until
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloud_pool.brokers.address import BrokerLogin, MessageRange, TopicAddress, parse_range
 from cloud_pool.brokers.open import open_history
-from cloud_pool.brokers.port import BrokerUnavailable
+from cloud_pool.brokers.port import BrokerLogin, BrokerUnavailable, MessageRange, TopicAddress, parse_range
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.outcome import OutcomeWriter

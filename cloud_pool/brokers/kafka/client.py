@@ -14,8 +14,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from router.errors import ConfigError
 
-from ..address import BrokerLogin, TopicAddress
-from ..port import BrokerUnavailable, MessageTooLarge
+from ..port import BrokerLogin, BrokerUnavailable, MessageTooLarge, TopicAddress
 
 TIMEOUT_S = 5.0
 CLOSE_S = 2.0

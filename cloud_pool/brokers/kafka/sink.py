@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
-from ..address import BrokerLogin, TopicAddress
-from ..port import BrokerUnavailable, MessageTooLarge, OutgoingMessage
+from ..port import BrokerLogin, BrokerUnavailable, MessageTooLarge, OutgoingMessage, TopicAddress
 from .client import (
     FAULTS,
     MAX_BYTES,

@@ -20,8 +20,7 @@ from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from router.errors import ConfigError
 
-from ..address import BrokerLogin, MessageRange, TopicAddress
-from ..port import BrokerUnavailable, IncomingMessage, TopicLag
+from ..port import BrokerLogin, BrokerUnavailable, IncomingMessage, MessageRange, TopicAddress, TopicLag
 from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_topic, started, stop, translated
 
 _HEARTBEATS = 6  # in the time after which a silent process loses its lanes
