@@ -71,8 +71,7 @@ from .jobs.metrics import JobMetrics
 from .jobs.submission import NamedFileReader, SubmissionParser
 from .lifetime import Closing, keep_running, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
-from .redis.connect import open_redis
-from .redis.faults import EvictionCheck
+from .redis.connect import EvictionCheck, open_redis
 from .serving.service import Service, nothing_stale
 from .storage.config import JobsConfig, with_shared_redis
 from .storage.stores import JobStores

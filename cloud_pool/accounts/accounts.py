@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from router.serving.gauges import Gauge
 
-from ..redis.faults import EvictionCheck
+from ..redis.connect import EvictionCheck
 from ..redis.keys import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator

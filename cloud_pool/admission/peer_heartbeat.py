@@ -28,7 +28,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from ..dispatch.endpoint_selection import PoolCapacity
-from ..redis.faults import client_fault
+from ..redis.connect import client_fault
 from ..redis.keys import load_script
 from .controller import AdmissionController
 from .division import JobShare, PeerKind, Peers, PeerState, gateway_permits, reserved_for_jobs, worker_permits

@@ -29,8 +29,7 @@ from redis.exceptions import RedisError
 
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
-from ..redis.connect import ConnectionOptions, open_redis
-from ..redis.faults import is_unreachable, redis_fault
+from ..redis.connect import ConnectionOptions, is_unreachable, open_redis, redis_fault
 from ..redis.keys import load_script
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec

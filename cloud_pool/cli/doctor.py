@@ -14,8 +14,7 @@ from redis.exceptions import RedisError
 from router.errors import CausewayError, JobStoreUnavailable
 
 from ..config import Config
-from ..redis.connect import open_redis
-from ..redis.faults import client_fault, eviction_fault
+from ..redis.connect import client_fault, eviction_fault, open_redis
 from ..storage.config import with_shared_redis
 from .process import redis_options
 

@@ -19,8 +19,7 @@ from ..accounts.identity.key_set import read_jwks
 from ..config import Config
 from ..erasure import Erasure, ErasureSubject, Receipt, Remainder, gateway_kinds, job_kinds, sign, verify
 from ..redis.config import shown_address
-from ..redis.connect import open_redis
-from ..redis.faults import redis_fault
+from ..redis.connect import open_redis, redis_fault
 from ..storage.config import with_shared_redis
 from ..storage.stores import JobStores
 from .process import OTHER_NAMES, PATH, PROGRAM, redis_options

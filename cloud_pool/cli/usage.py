@@ -18,8 +18,7 @@ from router.errors import CausewayError, ConfigError
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config
-from ..redis.connect import open_redis
-from ..redis.faults import client_fault
+from ..redis.connect import client_fault, open_redis
 from ..storage.config import JobsConfig, with_shared_redis
 from .process import OTHER_NAMES, redis_options
 

@@ -17,7 +17,7 @@ from router.errors import JobStoreUnavailable
 from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 
 from ..accounts.tenants.usage import UsageBatch
-from ..redis.faults import is_wrong_data, redis_fault
+from ..redis.connect import is_wrong_data, redis_fault
 from .config import WebhookConfig
 from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 

@@ -26,8 +26,7 @@ from redis.exceptions import (
 from router.errors import JobStoreUnavailable, RecordUnreadable
 
 from ..redis.config import shown_address
-from ..redis.connect import ConnectionOptions, open_redis
-from ..redis.faults import is_unreachable, redis_fault
+from ..redis.connect import ConnectionOptions, is_unreachable, open_redis, redis_fault
 from ..redis.keys import JOBS_LAYOUT, layout_fault
 from .config import JobsConfig
 

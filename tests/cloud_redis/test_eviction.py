@@ -15,8 +15,7 @@ import redis.asyncio
 from cloud_pool.app import build
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.connect import open_redis
-from cloud_pool.redis.faults import EvictionCheck, eviction_fault
+from cloud_pool.redis.connect import EvictionCheck, eviction_fault, open_redis
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_deployments import ClusterDeployment
 from tests.redis_server import RedisServer, unreachable_redis

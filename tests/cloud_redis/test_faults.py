@@ -21,7 +21,7 @@ from cloud_pool.cli.keys import keys
 from cloud_pool.cli.usage import usage_command
 from cloud_pool.config import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.faults import redis_fault
+from cloud_pool.redis.connect import redis_fault
 from tests.cloud.unreachable import unreachable_tier
 from tests.ports import free_port
 from tests.redis_server import RedisServer, redis_server

@@ -38,7 +38,7 @@ from redis.exceptions import RedisError
 from router.errors import AuthenticationFailed, IdentityUnavailable
 from router.serving.folders import write_atomically
 
-from ...redis.faults import client_fault
+from ...redis.connect import client_fault
 from ...redis.keys import load_script
 from .config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 

@@ -30,7 +30,7 @@ from redis.exceptions import RedisError
 
 from router.errors import RateLimited
 
-from ...redis.faults import client_fault, is_wrong_data
+from ...redis.connect import client_fault, is_wrong_data
 from ...redis.keys import load_script
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .usage import GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Reservation, tenant_key

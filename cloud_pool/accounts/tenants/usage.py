@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from router.types import Usage
 
-from ...redis.faults import is_wrong_data
+from ...redis.connect import is_wrong_data
 from ...redis.keys import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
 
