@@ -25,12 +25,11 @@ from router.bundle.refusals import DiskFull, RequestsLeave, UpdateRefused, Withd
 from router.serving.logs import redacted
 
 from ..clock import Clock
-from .disk import Disk
 from .host import FleetLink, Host
 from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
 from .journal import TRANSITIONS, Booted, Event, JournalRow, event_of, first_whole, quarantine, rolled_back
 from .source import Download, disk_refusal
-from .store import InstalledBundle
+from .store import Disk, InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
 
 log = logging.getLogger(__name__)

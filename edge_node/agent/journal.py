@@ -33,8 +33,7 @@ from router.bundle.refusals import (
 )
 
 from ..observability.metrics import BoxCondition
-from .disk import Disk
-from .store import BundleStore, InstalledBundle
+from .store import BundleStore, Disk, InstalledBundle
 
 log = logging.getLogger(__name__)
 

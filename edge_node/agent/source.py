@@ -16,7 +16,7 @@ import msgspec
 from router.bundle.manifest import Blob
 from router.bundle.refusals import DiskFull, DownloadTooSlow, EndlessData, UpdateUnavailable
 
-from .disk import Disk
+from .store import Disk
 
 CHUNK_BYTES = 256 * 1024
 _WRITE_BYTES = 1024 * 1024

@@ -42,9 +42,9 @@ from router.bundle.refusals import (
     UpdateUnavailable,
 )
 
-from .disk import Disk
 from .inspection import Looked, LookRequest
 from .source import DownloadBounds
+from .store import Disk
 
 Fetch = Callable[[str], Iterator[bytes]]
 """Yields the file at a path. Raises FileNotFoundError if the source does not have it, OSError if it cannot tell."""

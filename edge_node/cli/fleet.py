@@ -187,8 +187,8 @@ def _document(identity: Identity | None, record: LinkRecord | None) -> dict[str,
 
 
 def _lines(identity: Identity | None, record: LinkRecord | None, folder: Path) -> Iterator[str]:
-    from ..agent.disk import Disk
     from ..agent.journal import JOURNAL, Journal
+    from ..agent.store import Disk
 
     if identity is None:
         yield f"{NO_FLEET}: causeway-edge fleet join"

@@ -11,14 +11,13 @@ import anyio.to_thread
 import msgspec
 
 from edge_node.agent.agent import Agent
-from edge_node.agent.disk import Disk
 from edge_node.agent.dry_run import examine
 from edge_node.agent.host import AgentSettings, FleetLink, at_once
 from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
 from edge_node.agent.journal import Booted, boot
 from edge_node.agent.link.identity import Identity
 from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
-from edge_node.agent.store import InstalledBundle
+from edge_node.agent.store import Disk, InstalledBundle
 from edge_node.agent.trial import TrialSettings
 from edge_node.agent.verifier import look
 from edge_node.clock import Clock

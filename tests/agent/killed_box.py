@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_node.agent.disk import Disk
+from edge_node.agent.store import Disk
 from router.bundle.protocol import BoxState
 
 from .disks import killing_disk

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.disk import Disk
 from edge_node.agent.journal import JOURNAL, boot
 from edge_node.agent.link.connection import LINK_FILE, read_record
 from edge_node.agent.link.identity import IDENTITY, read_identity
 from edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryLog
-from edge_node.agent.store import POINTER, BundleStore
+from edge_node.agent.store import POINTER, BundleStore, Disk
 from edge_node.clock import Clock
 from edge_node.observability.metrics import Traffic
 from router.errors import ConfigError

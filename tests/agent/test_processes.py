@@ -21,8 +21,8 @@ from urllib.error import URLError
 
 import pytest
 
-from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow
+from edge_node.agent.store import Disk
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from edge_node.daemon.fleet import golden_answer

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from edge_node.agent.disk import Disk
 from edge_node.agent.journal import JOURNAL, Journal, JournalRow, quarantine
 from edge_node.agent.link.connection import LINK_FILE, AgentReport, LinkRecord
 from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
+from edge_node.agent.store import Disk
 from edge_node.cli.main import main
 from tests.terminal import at_terminal
 
