@@ -231,7 +231,9 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
             elif signal.kind == "edge.quality":
                 _try_quality(artifact, model)
             else:
-                _try_pair(artifact, model, others, model_dirs)
+                from models.signals.pair import load_pair_file  # brings ONNX Runtime
+
+                load_pair_file(artifact, model, others, model_dirs)
         except (ArtifactError, ImportError) as error:
             raise ModelUnusable(f"the signal {signal.kind} of {model.name}: {error}") from error
 
@@ -244,12 +246,6 @@ def _try_quality(artifact: Artifact, model: Artifact) -> None:
         estimator("hello")
     except Exception as error:  # onnxruntime raises classes of its own without a common base
         raise ArtifactError(f"{artifact.path}: computes no quality of a prompt ({error})") from error
-
-
-def _try_pair(artifact: Artifact, model: Artifact, others: Sequence[str], model_dirs: Sequence[Path]) -> None:
-    from models.signals.pair import load_pair_file  # brings ONNX Runtime
-
-    load_pair_file(artifact, model, others, model_dirs)
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:

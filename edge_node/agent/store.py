@@ -34,6 +34,12 @@ from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleSign
 from router.bundle.refusals import BundleAltered
 from router.serving.folders import sync
 
+log = logging.getLogger(__name__)
+
+POINTER = "active.json"
+_WEIGHTS = "model.gguf"
+_PARTIAL = ".partial"
+
 
 class Disk:
     """Changes of files as the kernel has them, from seven operations; a test can end the process before each of them.
@@ -102,13 +108,6 @@ class Disk:
         self.make_folders(path.parent)
         self.make_folder(path)
         self.sync_folder(path.parent)
-
-
-log = logging.getLogger(__name__)
-
-POINTER = "active.json"
-_WEIGHTS = "model.gguf"
-_PARTIAL = ".partial"
 
 
 class InstalledBundle(msgspec.Struct, frozen=True):

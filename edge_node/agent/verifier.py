@@ -114,7 +114,7 @@ class UpdateVerifier:
             target = self._updater.get_targetinfo(f"rollouts/{cohort}.json")
         if target is None:
             return None
-        self._check_role("rollout", RoleExpired)
+        self._check_role("rollout")
         plan = read_plan(self._download(target, MAX_PLAN_BYTES), cohort)
         for bundle in sorted(plan.bundles):
             self._signed_bundle(bundle)
@@ -149,20 +149,14 @@ class UpdateVerifier:
 
     def _check_time(self) -> None:
         """Compare with the least time what python-tuf compared with the clock."""
-        kinds: tuple[tuple[str, type[UpdateRefused]], ...] = (
-            ("root", RoleExpired),
-            ("timestamp", MetadataFrozen),
-            ("snapshot", MetadataFrozen),
-            ("targets", RoleExpired),
-        )
-        for role, refusal in kinds:
-            self._check_role(role, refusal)
+        for role in ("root", "timestamp", "snapshot", "targets"):
+            self._check_role(role)
 
-    def _check_role(self, role: str, refusal: type[UpdateRefused]) -> None:
+    def _check_role(self, role: str) -> None:
         expires = _read_signed(self._folder / f"{role}.json").expires
         if expires < self._not_before:
             late = f"it is at least {self._not_before:%Y-%m-%d} (is the clock wrong?)"
-            raise refusal(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
+            raise _expired(role)(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""
@@ -195,7 +189,7 @@ class UpdateVerifier:
         if isinstance(error, tuf.ExpiredMetadataError):
             if self._root_has_expired():
                 return RoleExpired(f"root: {error}")
-            return (MetadataFrozen if role in _FRESHNESS else RoleExpired)(f"{role}: {error}")
+            return _expired(role)(f"{role}: {error}")
         for known, refusal in _REFUSALS:
             if isinstance(error, known):
                 return refusal(f"{role}: {error}")
@@ -249,6 +243,10 @@ class _BoundedFetcher(FetcherInterface):
         if elapsed > self._bounds.grace_s and self._received < elapsed * self._bounds.least_bytes_per_s:
             rate = self._received / elapsed
             raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, least {self._bounds.least_bytes_per_s:g}")
+
+
+def _expired(role: str) -> type[UpdateRefused]:
+    return MetadataFrozen if role in _FRESHNESS else RoleExpired
 
 
 def _read_signed(path: Path) -> Signed:

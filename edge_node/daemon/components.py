@@ -306,7 +306,7 @@ def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     yield _counter(
         "causeway_edge_fleet_telemetry_lost",
         "Minutes of telemetry that were dropped because a day of them waited.",
-        fleet.telemetry_lost,
+        fleet.telemetry.lost,
     )
 
 

@@ -129,11 +129,11 @@ class FleetConnection:
         self.source = SourceWithImport(self.plane, folder, clock.monotonic)
         self._seen_import = self.source.stamp
         self._seq = 0
-        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock, folder)
+        self.telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock, folder)
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
-        self._last_seen = 0.0
+        self.last_seen = 0.0  # when the control plane answered last, Unix seconds; 0.0: not since the daemon started
         self._written: LinkRecord | None = None
         self._away = Fault(log, logging.WARNING, clock.monotonic)
         self._clone = Fault(log, logging.ERROR, clock.monotonic)
@@ -147,17 +147,7 @@ class FleetConnection:
     @property
     def reachable(self) -> bool:
         """Whether the control plane answered last."""
-        return self._failures == 0 and self._last_seen > 0.0
-
-    @property
-    def last_seen(self) -> float:
-        """When the control plane answered last, Unix seconds; 0.0: not since the daemon started."""
-        return self._last_seen
-
-    @property
-    def telemetry_lost(self) -> int:
-        """Minutes of telemetry that were dropped because too many waited."""
-        return self._telemetry.lost
+        return self._failures == 0 and self.last_seen > 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -168,7 +158,7 @@ class FleetConnection:
     def changed(self) -> None:
         """The agent's state changed: report it."""
         running = self._agent_report().running
-        self._telemetry.cut(running)
+        self.telemetry.cut(running)
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
@@ -184,18 +174,18 @@ class FleetConnection:
 
     async def run(self) -> None:
         """Speak to the control plane until cancelled."""
-        self._telemetry.cut(self._agent_report().running)
+        self.telemetry.cut(self._agent_report().running)
         async with anyio.create_task_group() as tasks:
             for work in (self.tokens.run, self._wakes, self._statuses, self._telemetries):
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
         """Send the telemetry that waits, for at most five seconds, keep the rest, and close the connections."""
-        self._telemetry.cut(self._agent_report().running)
+        self.telemetry.cut(self._agent_report().running)
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
-                await self._telemetry.send(self.plane.telemetry, self._note_revoked)
-        self._telemetry.keep()
+                await self.telemetry.send(self.plane.telemetry, self._note_revoked)
+        self.telemetry.keep()
         await self.plane.close()
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -251,8 +241,8 @@ class FleetConnection:
     async def _telemetries(self) -> None:
         while True:
             await self._sleep(self._uniform(self._telemetry_s * 5 / 6, self._telemetry_s * 7 / 6))
-            self._telemetry.cut(self._agent_report().running)
-            await self._telemetry.send(self.plane.telemetry, self._note_revoked)
+            self.telemetry.cut(self._agent_report().running)
+            await self.telemetry.send(self.plane.telemetry, self._note_revoked)
             await self.look_at_import()
             self._keep_record()
 
@@ -309,7 +299,7 @@ class FleetConnection:
 
     def _found(self) -> None:
         self._failures = 0
-        self._last_seen = self._clock.unix()
+        self.last_seen = self._clock.unix()
         self._away.end(f"{self.plane.name} answers again")
         self._keep_record()
 
@@ -339,7 +329,7 @@ class FleetConnection:
         written, path = self._written, self._folder / LINK_FILE
         problems, cloned = self.problems, bool(self._clone.problem)
         record = LinkRecord(
-            boot=self.boot, last_seen=self._last_seen, problems=problems, cloned=cloned, report=self._agent_report()
+            boot=self.boot, last_seen=self.last_seen, problems=problems, cloned=cloned, report=self._agent_report()
         )
         if written is not None and msgspec.structs.replace(record, last_seen=written.last_seen) == written:
             return

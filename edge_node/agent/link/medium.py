@@ -28,7 +28,7 @@ from typing import IO
 import msgspec
 import tuf.api.serialization.json  # noqa: F401
 
-from router.bundle.manifest import Blob, BundleManifest
+from router.bundle.manifest import Blob
 from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
 from ... import daemon_version
@@ -81,7 +81,8 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
             for name in metadata:
                 _copy(files[name], place / name, _MAX_METADATA_BYTES)
             looked = _look(folder, place, identity, running)
-            blobs = () if looked.manifest is None else _missing(folder, looked.manifest)
+            needed = () if looked.manifest is None else looked.manifest.blobs
+            blobs = [blob for blob in needed if not (folder / "store" / "blobs" / blob.sha256).exists()]
             for blob in blobs:
                 _copy_blob(files, blob, place)
         serial = 0 if looked.manifest is None else looked.manifest.serial
@@ -115,11 +116,6 @@ def _look(folder: Path, place: Path, identity: Identity, running: str | None) ->
             not_before=0.0,
         )
         return look(request, fetch, lambda: 0.0)
-
-
-def _missing(folder: Path, manifest: BundleManifest) -> tuple[Blob, ...]:
-    """The blobs that are not in the box's store."""
-    return tuple(blob for blob in manifest.blobs if not (folder / "store" / "blobs" / blob.sha256).exists())
 
 
 def _copy_blob(files: Mapping[str, Open], blob: Blob, place: Path) -> None:
