@@ -132,14 +132,15 @@ class EngineCore:
         started = time.perf_counter()
         scheduler = self.scheduler
         turned = scheduler.take_turn(started)
-        soft = scheduler.build_soft_batch() if scheduler.prefilling else 0
+        group = scheduler.current
+        soft = scheduler.build_soft_batch() if group.prefilling else 0
         if soft and not self._decode_soft(soft, out):
             return
         rows, finishing = scheduler.build_batch()
         if not rows or not self._ensure_cells(rows, out):  # none: more soft tokens come first
             return
         drafted = scheduler.draft_rows
-        decoding = len(scheduler.decoding)
+        decoding = len(group.decoding)
         prefilled = rows - decoding - drafted
         tuner = self._threads.tuner(rows, prompt=prefilled > 0)
         # Drafted steps differ too much to be part of a trial, and a trial's steps say nothing about what drafts cost.
@@ -172,13 +173,13 @@ class EngineCore:
         if code:
             self._handle_decode_failure(code, rows, out)
             return False
-        self.scheduler.commit_soft_batch()
+        self.scheduler.commit_prefill()
         return True
 
     def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
         """Sample the next tokens of every sequence with logits in this batch; return how many there are."""
         scheduler = self.scheduler
-        decoding = scheduler.decoding
+        decoding, last_tokens = scheduler.current.decoding, scheduler.current.last_tokens
         rows = len(decoding) + scheduler.draft_rows
         logits = self._context.rows(rows + len(finishing))
         if not len(logits):
@@ -191,7 +192,7 @@ class EngineCore:
             if (draft := scheduler.drafts.get(index)) is not None:
                 accepted, token = self._verify(draft, sequence, token, best, logits, out)
                 sampled += accepted
-            scheduler.last_tokens[index] = token
+            last_tokens[index] = token
             if sequence.finished:
                 finished.append(sequence)
         for row, (sequence, index) in enumerate(finishing, rows):

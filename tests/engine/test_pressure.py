@@ -164,8 +164,8 @@ def test_a_broken_context_ends_every_job(tiny_options: EngineOptions) -> None:
     jobs = rig.between_steps(lambda: [rig.start(f"hello {i}", max_tokens=100, ignore_eos=True) for i in range(6)])
 
     def spoil(emissions: list[Emission]) -> None:
-        if rig.engine.core.scheduler.last_tokens:
-            rig.engine.core.scheduler.last_tokens[0] = 10**8  # no token
+        if rig.engine.core.scheduler.current.last_tokens:
+            rig.engine.core.scheduler.current.last_tokens[0] = 10**8  # no token
 
     rig.on_step = spoil
     ends = [rig.answer(job).end for job in jobs]

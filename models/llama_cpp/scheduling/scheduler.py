@@ -161,9 +161,8 @@ class Scheduler:
         self._max_running = sequences
         self._batch_stale = True  # the rows of `decoding` are not in the context's batch
         self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
-        self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
-        self._soft_chunks: list[tuple[Sequence, int]] = []  # the same of the batch of soft tokens
-        self.soft_whole = False  # the vectors of that batch see each other
+        self._chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch, soft ones or text
+        self.soft_whole = False  # the vectors of the batch see each other
 
     @property
     def running(self) -> int:
@@ -174,19 +173,9 @@ class Scheduler:
         return [one for group in self._turns.groups for one in group.running]
 
     @property
-    def decoding(self) -> list[Sequence]:
-        """Of the adapter whose turn it is, in batch order."""
-        return self._turns.current.decoding
-
-    @property
-    def last_tokens(self) -> list[int]:
-        """The token that each decoding sequence feeds next."""
-        return self._turns.current.last_tokens
-
-    @property
-    def prefilling(self) -> list[Sequence]:
-        """Of the adapter whose turn it is."""
-        return self._turns.current.prefilling
+    def current(self) -> AdapterGroup:
+        """The running sequences of the adapter whose turn it is."""
+        return self._turns.current
 
     @property
     def adapters(self) -> int:
@@ -200,7 +189,7 @@ class Scheduler:
         self._sync_slots()
         if not self._turns.pass_on(now):
             return False
-        self._context.use_adapter(self._turns.current.adapter)
+        self._context.use_adapter(self.current.adapter)
         self.discard_batch()
         return True
 
@@ -225,16 +214,17 @@ class Scheduler:
         Returns:
             The number of rows, and the sequences whose prompt this batch completes, with the row of their logits.
         """
-        context, running = self._context, len(self.decoding)
+        context, group = self._context, self.current
+        running = len(group.decoding)
         if self._batch_stale:
             self._sync_slots()
-            for row, sequence in enumerate(self.decoding):
+            for row, sequence in enumerate(group.decoding):
                 slot = slot_of(sequence)
                 context.sequence[row], context.position[row] = slot.id, sequence.places.position(slot.length)
             context.needs_output[:running] = 1
             self._batch_stale = False
-        context.token[:running] = self.last_tokens
-        if self.prefilling:
+        context.token[:running] = group.last_tokens
+        if group.prefilling:
             return self._add_prefill(running)
         return self._add_drafts(running), []
 
@@ -243,10 +233,10 @@ class Scheduler:
 
         Vectors that see each other are a batch of their own.
         """
-        self._soft_chunks.clear()
+        self._chunks.clear()
         self.soft_whole = False
-        room, row = self._throughput.prefill_budget(len(self.decoding)), 0
-        for sequence in self.prefilling:
+        room, row = self._throughput.prefill_budget(len(self.current.decoding)), 0
+        for sequence in self.current.prefilling:
             slot = slot_of(sequence)
             count, whole = sequence.soft_run(slot.length)
             if whole and row:
@@ -257,39 +247,37 @@ class Scheduler:
                 batch.vector[row:end] = sequence.vectors_of(start, start + count)
                 batch.place(slice(row, end), *sequence.places.offsets(start, start + count))
                 batch.sequence[row:end] = slot.id
-                self._soft_chunks.append((sequence, count))
+                self._chunks.append((sequence, count))
                 row = end
             if whole:
                 self.soft_whole = True
                 break
         return row
 
-    def commit_soft_batch(self) -> None:
-        """The batch of soft tokens was decoded: count them as cached."""
-        for sequence, tokens in self._soft_chunks:
+    def commit_prefill(self) -> None:
+        """The prompts' tokens of a batch were decoded, soft ones or text: count them as cached."""
+        for sequence, tokens in self._chunks:
             self._kv_cache.grow(slot_of(sequence), tokens)
-        self._soft_chunks.clear()
+        self._chunks.clear()
 
     def commit_batch(self) -> None:
         """The batch was decoded: count its tokens as cached."""
-        running = len(self.decoding)
+        running = len(self.current.decoding)
         self._unsynced_steps += 1
         self._kv_cache.used += running
         self._context.position[:running] += 1
-        if self._prefill_chunks:
-            for sequence, tokens in self._prefill_chunks:
-                self._kv_cache.grow(slot_of(sequence), tokens)
-            self._prefill_chunks.clear()
+        if self._chunks:
+            self.commit_prefill()
 
     def discard_batch(self) -> None:
         """The batch was not decoded: write the next one from scratch."""
         self._batch_stale = True
-        self._prefill_chunks.clear()
+        self._chunks.clear()
         self.clear_drafts()
 
     def settle_draft(self, draft: Draft, accepted: int) -> None:
         """Keep the cells of a draft's first `accepted` tokens, and free the others; the batch was committed."""
-        sequence, context = self.decoding[draft.index], self._context
+        sequence, context = self.current.decoding[draft.index], self._context
         slot = slot_of(sequence)
         self._kv_cache.grow(slot, accepted)
         context.position[draft.index] += accepted
@@ -306,9 +294,10 @@ class Scheduler:
     def start_decoding(self, sequence: Sequence, token: int) -> None:
         """Move a sequence whose prompt is cached to `decoding`; `token` is its first one."""
         self._sync_slots()
-        self.prefilling.remove(sequence)
-        self.decoding.append(sequence)
-        self.last_tokens.append(token)
+        group = self.current
+        group.prefilling.remove(sequence)
+        group.decoding.append(sequence)
+        group.last_tokens.append(token)
         self._batch_stale = True
 
     def remove(self, sequence: Sequence) -> None:
@@ -349,18 +338,18 @@ class Scheduler:
     def _sync_slots(self) -> None:
         """Update the lengths of the decoding slots; doing so in every step would cost more."""
         if self._unsynced_steps:
-            for sequence in self.decoding:
+            for sequence in self.current.decoding:
                 slot_of(sequence).grow(self._unsynced_steps)
             self._unsynced_steps = 0
 
     def _add_drafts(self, row: int) -> int:
         """Write the drafts behind the first `row` rows; return the number of rows."""
-        context = self._context
+        context, decoding = self._context, self.current.decoding
         self.clear_drafts()
         room = min(self._kv_cache.free, context.capacity) - row
-        drafts = forced_drafts(self.decoding, room)
+        drafts = forced_drafts(decoding, room)
         if not drafts and self._planner is not None:
-            drafts = self._planner.plan(self.decoding, room)
+            drafts = self._planner.plan(decoding, room)
         for draft in drafts:
             end = row + len(draft.tokens)
             first = int(context.position[draft.index]) + 1
@@ -376,11 +365,11 @@ class Scheduler:
     def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
         """Give every prefilling sequence an even share of the budget; the oldest get what short prompts leave."""
         context, finishing = self._context, list[tuple[Sequence, int]]()
-        self._prefill_chunks.clear()
+        self._chunks.clear()
         self.clear_drafts()
         budget = min(self._throughput.prefill_budget(row), context.capacity - row)
-        share = max(1, budget // len(self.prefilling))
-        pending = [(sequence, sequence.text_run(slot_of(sequence).length)) for sequence in self.prefilling]
+        pending = [(sequence, sequence.text_run(slot_of(sequence).length)) for sequence in self.current.prefilling]
+        share = max(1, budget // len(pending))
         spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
         for sequence, tokens in pending:
             extra = min(spare, max(0, tokens - share))
@@ -398,7 +387,7 @@ class Scheduler:
             if start + count == len(sequence.pending_tokens):
                 context.needs_output[end - 1] = 1
                 finishing.append((sequence, end - 1))
-            self._prefill_chunks.append((sequence, count))
+            self._chunks.append((sequence, count))
             row = end
         return row, finishing
 

@@ -145,7 +145,7 @@ class Sequence:
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # (where its text begins, logprob) not yet emitted
         self._reported = 0  # tokens in emissions so far
         self._end_tokens = 0  # 1: the model ended the answer; its end token counts, as vLLM and llama-server count it
-        self.plain = self._is_plain()
+        self.plain = not self.needs_logits and self._stream.clean
 
     @property
     def remaining(self) -> int:
@@ -236,10 +236,10 @@ class Sequence:
             return self._finish("stop", confidence, text)
         if len(self.generated) >= self.max_tokens:
             return self._finish("length", confidence, text + self._stream.finish())
-        self.plain = self._is_plain()
+        self.plain = not self.needs_logits and self._stream.clean
         if not text and confidence is None:
             return None
-        return self._emit(text, confidence)
+        return Emission(self.id, text, self._unreported(), self._release_logprobs(final=False), confidence)
 
     def accept_plain(self, token: int, text: str) -> Emission:
         """Add a token as `accept` does, when the sequence is `plain` and the token is not the last one."""
@@ -284,9 +284,6 @@ class Sequence:
             self._confidence_meter = None
         return confidence
 
-    def _emit(self, text: str, confidence: Confidence | None) -> Emission:
-        return Emission(self.id, text, self._unreported(), self._release_logprobs(final=False), confidence)
-
     def _finish(self, reason: FinishReason, confidence: Confidence | None, text: str) -> Emission:
         self.finished = True
         return Emission(
@@ -319,9 +316,6 @@ class Sequence:
         else:
             self._held_logprobs = [pair for pair in self._held_logprobs if pair[0] >= shown]
         return tuple(released)
-
-    def _is_plain(self) -> bool:
-        return self._logprobs is None and self._confidence_meter is None and self._stream.clean
 
 
 def _run(ends: NDArray[np.bool_]) -> int:
