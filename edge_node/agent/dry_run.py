@@ -227,7 +227,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
         artifact = Artifact(Path(path), signal_manifest(file.model, signal))
         try:
             if signal.kind == "confidence":
-                ConfidenceCalibrator.for_model(artifact, model)
+                ConfidenceCalibrator.load(artifact.path_for(model))
             elif signal.kind == "edge.quality":
                 _try_quality(artifact, model)
             else:
@@ -241,7 +241,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
 def _try_quality(artifact: Artifact, model: Artifact) -> None:
     from models.signals.quality import QualityEstimator  # brings ONNX Runtime
 
-    estimator = QualityEstimator.for_model(artifact, model)
+    estimator = QualityEstimator(artifact.path_for(model))
     try:
         estimator("hello")
     except Exception as error:  # onnxruntime raises classes of its own without a common base

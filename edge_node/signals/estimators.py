@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from models.catalog.artifact import (
-    Artifact,
     ArtifactError,
     ArtifactNotFound,
     SignalKind,
@@ -203,7 +202,7 @@ def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEst
     # Imported on demand: ONNX Runtime takes memory and is optional.
     from models.signals.quality import QualityEstimator
 
-    return _load_signal("edge.quality", model, extra_dirs, QualityEstimator.for_model)
+    return QualityEstimator(_find_signal("edge.quality", model, extra_dirs))
 
 
 def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEstimator:
@@ -230,14 +229,11 @@ def load_calibrator(model: str, extra_dirs: Sequence[Path]) -> ConfidenceCalibra
         ArtifactNotFound: The model has none.
         ArtifactError: It is broken.
     """
-    return _load_signal("confidence", model, extra_dirs, ConfidenceCalibrator.for_model)
+    return ConfidenceCalibrator.load(_find_signal("confidence", model, extra_dirs))
 
 
-def _load_signal(
-    kind: SignalKind, model: str, extra_dirs: Sequence[Path], load: Callable[[Artifact, Artifact], _T]
-) -> _T:
-    artifact = find_artifact(model, extra_dirs)
-    return load(find_signal(kind, artifact, extra_dirs), artifact)
+def _find_signal(kind: SignalKind, model: str, extra_dirs: Sequence[Path]) -> Path:
+    return find_signal(kind, find_artifact(model, extra_dirs), extra_dirs).path
 
 
 def judged_models(policy: Policy) -> list[str]:

@@ -155,6 +155,17 @@ class Artifact(msgspec.Struct, frozen=True):
         projector = "" if entry is None else f" projector {entry.sha256} {entry.encoder_sha256}".rstrip()
         return self.manifest.sha256 + "".join(adapters) + projector
 
+    def path_for(self, model: Artifact) -> Path:
+        """Return the file of this signal, which has to be made for exactly these weights of `model`.
+
+        Raises:
+            ArtifactError: it was made for another version.
+        """
+        if self.manifest.judges_sha256 != model.manifest.sha256:
+            made_for = self.manifest.judges_sha256
+            raise ArtifactError(f"{self.path}: made for another version of {model.name} (sha256 {made_for})")
+        return self.path
+
 
 def load_artifact(folder: Path) -> Artifact:
     """Read the artifact in `folder`.

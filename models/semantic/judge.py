@@ -153,9 +153,7 @@ class Judge:
         Raises:
             ArtifactError: it was trained on another version, or a file is malformed.
         """
-        if judge.manifest.judges_sha256 != encoder.manifest.sha256:
-            raise ArtifactError(f"{judge.path}: made for another version of {encoder.name}")
-        return cls(read_judge(judge.path), SentenceEncoder(encoder.path), judge.manifest.sha256)
+        return cls(read_judge(judge.path_for(encoder)), SentenceEncoder(encoder.path), judge.manifest.sha256)
 
     def question(self, text: str) -> ComparedText | None:
         """Return a text as it is compared; None for one that is empty or too long to be understood."""

@@ -16,7 +16,7 @@ import msgspec
 
 from router.types import Confidence
 
-from ..catalog.artifact import Artifact, ArtifactError
+from ..catalog.artifact import ArtifactError
 
 _MIN_PROBABILITY = 1e-4  # log odds are taken of probabilities clipped to [1e-4, 1 - 1e-4]
 _MAX_LOG_ODDS = 30.0
@@ -89,18 +89,6 @@ class ConfidenceCalibrator:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{path}: {error}") from error
 
-    @classmethod
-    def for_model(cls, calibrator: Artifact, model: Artifact) -> ConfidenceCalibrator:
-        """Load `calibrator` if it was fitted on exactly these weights of `model`.
-
-        Raises:
-            ArtifactError: it was fitted on another version, or the file is malformed.
-        """
-        fitted_on = calibrator.manifest.judges_sha256
-        if fitted_on != model.manifest.sha256:
-            raise ArtifactError(f"{calibrator.path}: made for another version of {model.name} (sha256 {fitted_on})")
-        return cls.load(calibrator.path)
-
     def __call__(
         self,
         confidence: Confidence,
@@ -119,18 +107,14 @@ class ConfidenceCalibrator:
             ended: `confidence` covers all tokens of the answer.
             transcript_confidence: of a request that was spoken; None: it was typed.
         """
-        stage = self._stage(after)
+        within = [stage for stage in self._stages if stage.tokens <= after]
+        stage = within[-1] if within else self._stages[0]
         values = calibration_inputs(confidence, ended)
         probability = stage.alone(values) if quality is None else stage.joined((*values, log_odds(quality)))
         if transcript_confidence is None or self._spoken is None:
             return probability
         # A request is never surer for having been spoken.
         return min(probability, self._spoken((log_odds(probability), log_odds(transcript_confidence))))
-
-    def _stage(self, after: int) -> CalibrationStage:
-        """Select the last stage that needs at most `after` tokens, or else the first one."""
-        within = [stage for stage in self._stages if stage.tokens <= after]
-        return within[-1] if within else self._stages[0]
 
 
 def calibration_inputs(confidence: Confidence, ended: bool) -> tuple[float, ...]:

@@ -193,8 +193,15 @@ def load_pair_file(
     Raises:
         ArtifactError: It was fitted on other weights, beside another model, with another encoder, or it is malformed.
     """
-    if fault := _fault_of_large(read_parameters(signal).large, others, extra_dirs):
-        raise ArtifactError(f"{signal.path}: {fault}")
+    large = read_parameters(signal).large
+    if large.name not in others:
+        raise ArtifactError(f"{signal.path}: calibrated beside {large.name}, which is no target here")
+    try:
+        found = find_artifact(large.name, extra_dirs).manifest.sha256
+    except ArtifactNotFound:
+        found = large.sha256  # only the cloud has the weights
+    if large.sha256 not in ("", found):
+        raise ArtifactError(f"{signal.path}: calibrated beside other weights of {large.name}: sha256 {large.sha256}")
     return PairEstimator.for_models(signal, small, find_signal("embedding", None, extra_dirs))
 
 
@@ -208,19 +215,6 @@ def read_parameters(signal: Artifact) -> PairParameters:
         return msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{signal.path}: {error}") from error
-
-
-def _fault_of_large(large: ModelIdentity, others: Sequence[str], extra_dirs: Sequence[Path]) -> str:
-    """Return why signals beside `large` are not used, or ""."""
-    if large.name not in others:
-        return f"calibrated beside {large.name}, which is no target here"
-    if not large.sha256:
-        return ""
-    try:
-        found = find_artifact(large.name, extra_dirs).manifest.sha256
-    except ArtifactNotFound:
-        return ""  # only the cloud has the weights
-    return "" if found == large.sha256 else f"calibrated beside other weights of {large.name}: sha256 {large.sha256}"
 
 
 def prompt_features(text: str, encode: Encode) -> tuple[float, ...]:

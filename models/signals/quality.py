@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..catalog.artifact import Artifact, ArtifactError
 from .onnx_graph import OnnxGraph
 
 BUCKETS = 1 << 15
@@ -28,18 +27,6 @@ class QualityEstimator:
 
     def __init__(self, path: Path) -> None:
         self._graph = OnnxGraph(path)
-
-    @classmethod
-    def for_model(cls, estimator: Artifact, model: Artifact) -> QualityEstimator:
-        """Load `estimator` if it was trained on exactly these weights of `model`.
-
-        Raises:
-            ArtifactError: it was trained on another version, or the file is malformed.
-        """
-        trained_on = estimator.manifest.judges_sha256
-        if trained_on != model.manifest.sha256:
-            raise ArtifactError(f"{estimator.path}: made for another version of {model.name} (sha256 {trained_on})")
-        return cls(estimator.path)
 
     def __call__(self, prompt: str) -> float:
         """Return the probability, 0 to 1, for `prompt`, the last user message."""

@@ -58,9 +58,9 @@ def _signal_rows() -> list[Row]:
     encoder = SentenceEncoder(find_signal("embedding").path)
     rows.append(_row("encoder, tokens and vector", encoder, ENCODER))
     try:
-        quality = QualityEstimator.for_model(find_signal("edge.quality", model), model)
+        quality = QualityEstimator(find_signal("edge.quality", model).path)
         rows.append(_row("edge.quality", quality, QUALITY))
-        calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", model), model)
+        calibrator = ConfidenceCalibrator.load(find_signal("confidence", model).path)
         sure = Confidence(8, 0.8, -0.2, 0.7, 0.4, 0.01)
         rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
     except ArtifactError as error:

@@ -68,7 +68,7 @@ def test_the_quality_signal_belongs_to_the_shipped_device_model() -> None:
     pytest.importorskip("onnxruntime")
     signal = find_artifact("edge-quality")
     verify_artifact(signal)
-    quality = QualityEstimator.for_model(signal, find_artifact("assistant"))
+    quality = QualityEstimator(signal.path_for(find_artifact("assistant")))
     assert quality("turn off the lights in the kitchen") > 0.5
     assert quality("what is the capital of france") < 0.2
     assert quality("Explain quantum computing in three sentences.") < 0.2

@@ -121,4 +121,4 @@ def test_a_calibrator_loads_for_one_version_of_a_model_only() -> None:
         other, manifest=msgspec.structs.replace(other.manifest, judges_sha256=model.manifest.sha256)
     )
     with pytest.raises(ArtifactError, match="another version"):
-        ConfidenceCalibrator.for_model(signal, other)
+        ConfidenceCalibrator.load(signal.path_for(other))

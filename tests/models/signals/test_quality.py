@@ -88,9 +88,9 @@ def test_an_estimator_loads_for_one_version_of_a_model_only(tmp_path: Path) -> N
     signal = publish_signal(tmp_path / "q.onnx", "signal", tmp_path / "models", METADATA, judged=model)
     assert load_artifact(signal.folder).manifest == signal.manifest
     assert "a test" in (signal.folder / "README.md").read_text()
-    assert 0.0 <= QualityEstimator.for_model(signal, model)("lights on") <= 1.0
+    assert 0.0 <= QualityEstimator(signal.path_for(model))("lights on") <= 1.0
     with pytest.raises(ArtifactError, match="another version"):
-        QualityEstimator.for_model(signal, other)
+        QualityEstimator(signal.path_for(other))
     with pytest.raises(ArtifactNotFound, match="another version"):
         find_signal("edge.quality", other, (tmp_path / "models",))
 
@@ -109,8 +109,8 @@ def test_both_signals_of_a_model_are_made_by_one_command(tmp_path: Path) -> None
     assert "has answered" in first.output
     assert "has answered" not in second.output
     model = find_artifact("assistant")
-    quality = QualityEstimator.for_model(load_artifact(tmp_path / "models" / "edge-quality"), model)
-    calibrator = ConfidenceCalibrator.for_model(load_artifact(tmp_path / "models" / "calibrator"), model)
+    quality = QualityEstimator(load_artifact(tmp_path / "models" / "edge-quality").path_for(model))
+    calibrator = ConfidenceCalibrator.load(load_artifact(tmp_path / "models" / "calibrator").path_for(model))
     estimate = quality("turn off the lights")
     assert 0.0 < estimate < 1.0
     assert 0.0 < calibrator(Confidence(8, 0.9, -0.1, 0.9, 0.2), 8, estimate, ended=False) < 1.0

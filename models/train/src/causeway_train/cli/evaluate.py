@@ -186,8 +186,8 @@ def _samples(
     from ..signals.calibration import confidence_at, probability_at
     from ..signals.graded_answers import answer_rows, grade
 
-    quality = QualityEstimator.for_model(find_signal("edge.quality", device, extra_dirs), device)
-    calibrator = ConfidenceCalibrator.for_model(find_signal("confidence", device, extra_dirs), device)
+    quality = QualityEstimator(find_signal("edge.quality", device, extra_dirs).path)
+    calibrator = ConfidenceCalibrator.load(find_signal("confidence", device, extra_dirs).path)
     device_answers, cloud_answers = (
         answer_rows(model, rows, folder, threads=threads, progress=_print_progress) for model in (device, cloud)
     )
