@@ -157,11 +157,7 @@ def _held(schema: str) -> Node:
 def _error(held: Node) -> str:
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(held), overrides=None)
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return _first_line(messages[0]) if failed else ""
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0][:200]
+    return messages[0].strip().partition("\n")[0][:200] if failed else ""
 
 
 def _locate(root: Node, schema: Node, path: str) -> tuple[str, str]:

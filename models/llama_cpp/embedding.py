@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -98,13 +99,7 @@ class Embedder:
     """Embeds texts of many requests together; one step of the engine decodes one batch."""
 
     def __init__(self, weights: Weights, context_tokens: int, threads: int) -> None:
-        """Embed with the loaded model.
-
-        Args:
-            weights: the model.
-            context_tokens: tokens of its longest text.
-            threads: threads of one decode.
-        """
+        """Embed texts of at most `context_tokens` tokens; a decode takes so many `threads`."""
         short_tokens = min(_SHORT_TOKENS, context_tokens)
         self.waiting = EmbeddingQueue(short_tokens)
         self.steps = 0
@@ -139,7 +134,7 @@ class Embedder:
         try:
             complete = batch.decode()
         except EngineUnavailable as error:
-            for text in batch.texts:
+            for text, _ in batch.shares:
                 self.remove(text)
                 out.append(text.fail(error.code, error.message))
             return
@@ -156,15 +151,12 @@ class Embedder:
             out.append(Emission(text.id, finish_reason="stop", prompt_tokens=len(text.prompt), embedding=vector))
 
 
-class _Progress:
+class _Progress(msgspec.Struct, eq=False):
     """How far a text is. `slot`: its sequence id in the context; `total`: float64 [dimensions], of decoded tokens."""
 
-    __slots__ = ("decoded", "slot", "total")
-
-    def __init__(self, slot: int, dimensions: int) -> None:
-        self.slot = slot
-        self.decoded = 0
-        self.total: NDArray[np.float64] = np.zeros(dimensions)
+    slot: int
+    total: NDArray[np.float64]
+    decoded: int = 0
 
 
 class _TextBatch:
@@ -184,11 +176,6 @@ class _TextBatch:
         self._threads = threads
         self._running: dict[Sequence, _Progress] = {}
         self._context: Context | None = None
-
-    @property
-    def texts(self) -> list[Sequence]:
-        """Those of the batch."""
-        return [text for text, _ in self.shares]
 
     def fill(self, texts: Iterable[Sequence], decoding: int) -> int:
         """Write the next batch of these texts, in their order; return its rows. `decoding`: see `Embedder.step`."""
@@ -252,7 +239,7 @@ class _TextBatch:
         if not self._slots or len(text.prompt) > self._free_cells:
             return None
         self._free_cells -= len(text.prompt)
-        progress = self._running[text] = _Progress(self._slots.pop(), self._weights.embedding_dimensions)
+        progress = self._running[text] = _Progress(self._slots.pop(), np.zeros(self._weights.embedding_dimensions))
         return progress
 
     def _open_context(self) -> Context:

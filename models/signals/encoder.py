@@ -60,9 +60,6 @@ class WordPieces:
                 ids.append(whole)
         return ids
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
     def _split(self, word: str) -> list[int]:
         """Split a word that is not a piece; the whole word is unknown if any part of it is."""
         if len(word) > _LONGEST_WORD:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import queue
 import struct
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,8 +63,7 @@ class PromptStore:
         self._limit = limit_bytes
         self._identity = identity
         self._files: OrderedDict[str, StoredPrompt] = OrderedDict()  # by name, least recently used first
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._writer: threading.Thread | None = None
+        self._writer = ThreadPoolExecutor(1, "prompt store")
         self._scan()
 
     def __len__(self) -> int:
@@ -101,7 +99,7 @@ class PromptStore:
     def forget(self, stored: StoredPrompt) -> None:
         """Remove a stored prompt."""
         if self._files.pop(stored.path.name, None) is not None:
-            self._later(lambda: stored.path.unlink(missing_ok=True))
+            self._writer.submit(_try, lambda: stored.path.unlink(missing_ok=True))
 
     def wants(self, tokens: Tokens) -> bool:
         """Return whether the prompt is worth a file and has none."""
@@ -115,15 +113,12 @@ class PromptStore:
             return
         stored = StoredPrompt(self._folder / _name(tokens), tokens.copy(), size)
         self._files[stored.path.name] = stored
-        self._later(lambda: self._write(stored.path, raw, state))
+        self._writer.submit(_try, lambda: self._write(stored.path, raw, state))
         self._evict()
 
     def flush(self) -> None:
         """Wait until everything is written. Any thread."""
-        written = threading.Event()
-        if self._writer is not None:
-            self._work.put(written.set)
-            written.wait()
+        self._writer.submit(lambda: None).result()  # behind all the others
 
     def _scan(self) -> None:
         try:
@@ -155,19 +150,6 @@ class PromptStore:
         while sum(stored.bytes for stored in self._files.values()) > self._limit:
             self.forget(next(iter(self._files.values())))
 
-    def _later(self, work: Callable[[], None]) -> None:
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._serve, name="prompt store", daemon=True)
-            self._writer.start()
-        self._work.put(work)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                self._work.get()()
-            except OSError as error:
-                _log.warning("a system prompt is not stored: %s", error)
-
     def _write(self, path: Path, tokens: bytes, state: NDArray[np.uint8]) -> None:
         header = msgspec.json.encode(
             _Header(self._identity, len(tokens) // 4, len(state), _digest(tokens, state)),
@@ -181,6 +163,13 @@ class PromptStore:
         except OSError:
             draft.unlink(missing_ok=True)
             raise
+
+
+def _try(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except OSError as error:
+        _log.warning("a system prompt is not stored: %s", error)
 
 
 def _read_header(file: BinaryIO) -> _Header:
@@ -220,8 +209,6 @@ class PromptPrefixes:
     """Finds prefixes for sequences that begin, and keeps those of sequences that leave.
 
     Args:
-        context: of the engine.
-        kv_cache: of the engine.
         cache: None: this model cannot share prefixes.
         store: system prompts as files; None: none.
     """

@@ -141,13 +141,7 @@ class Scheduler:
         sequences: int,
         planner: DraftPlanner | None = None,
     ) -> None:
-        """Schedule sequences.
-
-        Args:
-            context, kv_cache, prefixes, throughput: of the engine.
-            sequences: the maximal number of sequences together.
-            planner: None: no speculation.
-        """
+        """Schedule at most so many `sequences` together; `planner` None: no speculation."""
         self.waiting: deque[Sequence] = deque()
         self._turns = AdapterTurns()
         self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence

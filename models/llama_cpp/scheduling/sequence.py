@@ -112,11 +112,8 @@ class Sequence:
         """Begin a job.
 
         Args:
-            job: the request.
-            prompt: its tokens.
             max_tokens: limit of the answer.
             sampler: None for plain greedy decoding.
-            vocabulary: the model's tokens.
             deadline: monotonic seconds.
             adapter: that the job names; None: the model as it is.
         """
