@@ -241,7 +241,6 @@ class ThinkingBudget:
         self._forced: list[int] = []
         self._text = b""  # the beginning until it is decided, then the last bytes
         self._thinks = job.thinking == "open"
-        self._decided = self._thinks
         self._over = False
 
     def choose(self, token: int) -> int:
@@ -254,13 +253,12 @@ class ThinkingBudget:
             self._over = True
             return token
         self._text += self._pieces[token]
-        if not self._decided:
+        if not self._thinks:
             start = self._text.lstrip()
-            self._decided = len(start) >= len(_OPEN)
             self._thinks = start.startswith(_OPEN)
-            self._over = self._decided and not self._thinks
-        if not self._thinks or self._over:
-            return token
+            self._over = len(start) >= len(_OPEN) and not self._thinks
+            if not self._thinks:
+                return token
         if _CLOSE in self._text:
             self._over = True
         elif self._left <= 0:
