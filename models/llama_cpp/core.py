@@ -68,17 +68,9 @@ class EngineCore:
             context.warm_up(0)
             on_error.pop_all()
         self.info = ModelInfo(
-            name=weights.name,
-            architecture=weights.architecture,
-            quantisation=weights.quantisation,
-            parameters=weights.parameters,
             context_tokens=plan.context_tokens,
-            vocabulary=self.vocabulary.size,
-            bytes=weights.size_bytes,
             threads=threads,
-            sequences=options.sequences,
             embedding_dimensions=weights.embedding_dimensions,
-            has_chat_template=bool(weights.chat_template),
             tool_format=tool_format(weights.chat_template),
             thinking=thinking_of(weights.chat_template),
         )

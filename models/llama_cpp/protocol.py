@@ -65,19 +65,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """The loaded model, and the limits chosen for it."""
+    """What is known of a model once it is loaded, and the limits chosen for it."""
 
-    name: str
-    architecture: str
-    quantisation: str
-    parameters: int
     context_tokens: int
-    vocabulary: int
-    bytes: int
     threads: int
-    sequences: int
     embedding_dimensions: int
-    has_chat_template: bool
     tool_format: ToolFormat = PLAIN
     thinking: Thinking = ""
 

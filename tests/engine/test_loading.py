@@ -65,15 +65,7 @@ def test_info_describes_the_model_and_its_limits(tiny_model: Path) -> None:
     rig = Rig(EngineOptions(model_path=str(tiny_model), threads=1, sequences=3))
     info = rig.engine.info
     rig.engine.close()
-    assert (info.name, info.architecture, info.context_tokens, info.sequences, info.threads) == (
-        "tiny",
-        "llama",
-        512,
-        3,
-        1,
-    )
-    assert info.bytes == tiny_model.stat().st_size
-    assert info.has_chat_template
+    assert (info.context_tokens, info.threads, info.embedding_dimensions) == (512, 1, 64)
 
 
 def test_an_engine_can_be_closed_and_another_one_started(tiny_model: Path) -> None:
@@ -92,7 +84,6 @@ def test_an_engine_can_be_closed_and_another_one_started(tiny_model: Path) -> No
 def test_a_model_without_a_chat_template_gets_a_plain_one(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "bare.gguf", template=None)
     rig = Rig(EngineOptions(model_path=str(path), threads=1))
-    assert not rig.engine.info.has_chat_template
     written = Prompt(text="user: hello\nassistant:")
     assert rig.engine.count(chat("hello")) == rig.engine.count(written)
     assert rig.run(chat("hello")).end.error == ""

@@ -56,8 +56,6 @@ class Weights:
         model = self.pointer
         self.architecture = self.metadata("general.architecture")
         self.name = self.metadata("general.name") or self.path.stem
-        self.quantisation = (native.llama_ftype_name(native.llama_model_ftype(model)) or b"").decode()
-        self.parameters = int(native.llama_model_n_params(model))
         self.trained_context = int(native.llama_model_n_ctx_train(model))  # tokens
         self.embedding_dimensions = int(native.llama_model_n_embd(model))
         self.input_dimensions = int(native.llama_model_n_embd_inp(model))  # of a vector in a token's place
