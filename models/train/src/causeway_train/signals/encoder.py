@@ -82,10 +82,10 @@ def distill(
     """
     pieces = teacher.pieces
     vectors, held_vectors = (teacher_vectors(teacher, part, folder, progress) for part in (texts, held))
-    token_vectors = np.stack([teacher.encode_ids([token]) for token in range(len(pieces))])  # (1)
+    token_vectors = np.stack([teacher.encode_ids([token]) for token in range(len(pieces.listed))])  # (1)
     directions = _directions(vectors, dimensions)
     ids, held_ids = ([pieces(text) or [pieces.unknown] for text in part] for part in (texts, held))
-    initial = (token_vectors @ directions) * _rarity(ids, len(pieces))[:, None]  # (2), (3)
+    initial = (token_vectors @ directions) * _rarity(ids, len(pieces.listed))[:, None]  # (2), (3)
     goals, held_goals = _unit(vectors @ directions), _unit(held_vectors @ directions)
     before = _mean_cosine(initial, held_ids, held_goals)
     table = Adam(initial)
