@@ -226,23 +226,6 @@ class EngineCore:
 
     def _next_token(self, sequence: Sequence, best: int, row: LogitsRow, index: int, out: list[Emission]) -> int:
         """Sample one sequence's token at batch index `index`, whose likeliest token is `best`."""
-        text = self._texts[best]
-        if (
-            sequence.sampler is None
-            and sequence.plain
-            and text is not None
-            and len(sequence.generated) + 1 < sequence.max_tokens
-        ):
-            out.append(sequence.accept_plain(best, text))
-            token = best
-        else:
-            token = self._sample(sequence, best, row, index, out)
-        if sequence.lookup is not None and not sequence.finished:
-            sequence.lookup.append(token)
-        return token
-
-    def _sample(self, sequence: Sequence, best: int, row: LogitsRow, index: int, out: list[Emission]) -> int:
-        """Sample one sequence's token at batch index `index`."""
         token, sampler = best, sequence.sampler
         if sampler is not None:
             model_row = row.copy() if sequence.needs_logits and sampler.adjusts_logits else row
@@ -250,16 +233,15 @@ class EngineCore:
             row = model_row
             if token != NO_TOKEN:
                 sampler.accept(token)
-                text = self._texts[token] if sequence.plain else None
-                if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
-                    out.append(sequence.accept_plain(token, text))
-                    if sampler.ended and not sequence.measures_end:
-                        out.append(sequence.end())
-                    return token
-        if (emission := sequence.accept(token, row)) is not None:
+        text = self._texts[token] if sequence.plain and token != NO_TOKEN else None
+        if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
+            out.append(sequence.accept_plain(token, text))
+        elif (emission := sequence.accept(token, row)) is not None:
             out.append(emission)
         if sampler is not None and sampler.ended and not (sequence.finished or sequence.measures_end):
             out.append(sequence.end())
+        if sequence.lookup is not None and not sequence.finished:
+            sequence.lookup.append(token)
         return token
 
     def _ensure_cells(self, rows: int, out: list[Emission]) -> bool:
