@@ -187,11 +187,7 @@ def compile_template(template: str) -> jinja2.Template:
     )
     sandbox.filters = {name: function for name, function in sandbox.filters.items() if name in _FILTERS}
     sandbox.filters |= {"tojson": _tojson, "replace": _replace, "join": _join, "safe": str, "string": _concat}
-    sandbox.filters |= {
-        "_charge_step": _charge_step,
-        "_charge_concat": _charge_concat,
-        "_charge_container": _charge_container,
-    }
+    sandbox.filters |= {one.__name__: one for one in (_charge_step, _charge_concat, _charge_container)}
     sandbox.globals = {
         "raise_exception": _raise,
         "strftime_now": time.strftime,

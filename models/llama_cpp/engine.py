@@ -53,11 +53,7 @@ class Engine:
     ) -> None:
         """Prepare an engine; `start` loads the model.
 
-        Args:
-            options: the model and its limits.
-            emit: takes the emissions of all jobs, once per step.
-            on_failure: learns that the engine cannot continue.
-            planner: of the drafts, where `options.prompt_lookup` is set; None: one that measures.
+        `planner`: of the drafts, where `options.prompt_lookup` is set; None: one that measures.
         """
         self._options = options
         self._emit = emit

@@ -209,14 +209,7 @@ class PromptEncoder:
     """
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:
-        """Prepare for one model.
-
-        Args:
-            vocabulary: the model's tokens.
-            template: its chat template; "" for none.
-            context: tokens of one sequence.
-            soft: gives soft tokens their ids.
-        """
+        """Prepare for one model: its chat template, "" for none, and the tokens of one sequence, its `context`."""
         self._soft = soft
         self._vocabulary = vocabulary
         self._context = context

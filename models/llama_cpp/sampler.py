@@ -290,8 +290,6 @@ class TokenSampler:
         """Compile the settings of one sequence.
 
         Args:
-            vocabulary: the model's tokens.
-            sampling: temperature, penalties and so on.
             prompt: its tokens, for the repetition penalty.
             grammar: constrains the answer, at its beginning; or one that is being compiled while the prompt is
                 prefilled.

@@ -51,13 +51,9 @@ class WordPieces:
     def __call__(self, text: str) -> list[int]:
         """Return the ids of the first `CHARACTERS` characters of `text`."""
         ids: list[int] = []
-        known = self._ids
         for word in _WORD.findall(_normalized(text[:CHARACTERS])):
-            whole = known.get(word)
-            if whole is None:
-                ids += self._split(word)
-            else:
-                ids.append(whole)
+            whole = self._ids.get(word)
+            ids += self._split(word) if whole is None else (whole,)
         return ids
 
     def _split(self, word: str) -> list[int]:

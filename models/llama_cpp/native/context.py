@@ -91,12 +91,10 @@ class Context:
         """Create the context.
 
         Args:
-            weights: the loaded model.
             kv_tokens: KV cells of all sequences together.
             sequences: the maximal number of sequences.
             batch_tokens: the maximal number of rows of a batch.
             outputs: the maximal number of rows of a batch that need an output.
-            threads: threads of one decode.
             kv_type: how keys and values are kept.
             embeddings: return hidden states instead of logits.
 
@@ -146,11 +144,8 @@ class Context:
         """Decode with this adapter from now on. After a change, llama.cpp builds its graph anew."""
         if adapter is self._adapter:
             return
-        if adapter is None:
-            code = bindings.set_adapters(self.pointer, None, 0, None)
-        else:
-            code = bindings.set_adapters(self.pointer, adapter.pointers, 1, adapter.scales)
-        if code:
+        adapters = (None, 0, None) if adapter is None else (adapter.pointers, 1, adapter.scales)
+        if code := bindings.set_adapters(self.pointer, *adapters):
             raise EngineUnavailable(f"llama_set_adapters_lora failed with {code}; {bindings.last_errors()}")
         self._adapter = adapter
 

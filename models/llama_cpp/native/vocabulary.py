@@ -51,7 +51,8 @@ class Vocabulary:
         self._buffer = ctypes.create_string_buffer(_PIECE_BYTES)
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self.end_tokens = frozenset(t for t in range(self.size) if native.llama_vocab_is_eog(self.pointer, t))
-        controls = {t: self._piece(t, special=True).decode() for t in range(self.size) if self._is_control(t)}
+        kinds = (native.llama_vocab_get_attr(self.pointer, token) for token in range(self.size))
+        controls = {t: self._piece(t, special=True).decode() for t, kind in enumerate(kinds) if kind & _CONTROL}
         self.marks = {text: token for token, text in controls.items() if text in _TEXT_MARKS}
         marks = {token: text.encode() for token, text in controls.items() if text in _TEXT_MARKS}
         self.control_tokens = tuple(token for token in controls if token not in marks)
@@ -68,7 +69,7 @@ class Vocabulary:
             for token, piece in enumerate(self.pieces)
         ]
         self.guard = "".join(sorted({text[0] for text in self._control_texts}))
-        self.bos = int(native.llama_vocab_bos(self.pointer))
+        self.bos, self.eos = int(native.llama_vocab_bos(self.pointer)), int(native.llama_vocab_eos(self.pointer))
         middle = [int(token(self.pointer)) for token in _MIDDLE_TOKENS]
         self._middle_tokens = middle if min(middle) >= 0 else None
         self._adds_bos = bool(native.llama_vocab_get_add_bos(self.pointer)) and self.bos >= 0
@@ -76,10 +77,6 @@ class Vocabulary:
     def name(self, token: int) -> str:
         """Return a token as the vocabulary spells it, for templates (`bos_token`); "" for a negative id."""
         return self._piece(token, special=True).decode(errors="replace") if token >= 0 else ""
-
-    @property
-    def eos(self) -> int:
-        return int(native.llama_vocab_eos(self.pointer))
 
     def encode(self, text: str, *, special: bool, soft: Mapping[str, Tokens] | None = None) -> Tokens:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
@@ -168,9 +165,6 @@ class Vocabulary:
     def _piece(self, token: int, *, special: bool) -> bytes:
         length = native.llama_token_to_piece(self.pointer, token, self._buffer, _PIECE_BYTES, 0, special)
         return ctypes.string_at(self._buffer, length) if length > 0 else b""
-
-    def _is_control(self, token: int) -> bool:
-        return bool(native.llama_vocab_get_attr(self.pointer, token) & _CONTROL)
 
 
 def _text(piece: bytes) -> str | None:
