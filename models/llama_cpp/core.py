@@ -16,7 +16,6 @@ from ..chat.template import thinking_of
 from .embedding import Embedder
 from .native import bindings, memory
 from .native.context import Context
-from .native.gpu import choose_layers
 from .native.threads import TunersBySize, allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
@@ -42,7 +41,7 @@ class EngineCore:
         Raises:
             EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
         """
-        self._weights = weights = Weights(Path(options.model_path), choose_layers(options))
+        self._weights = weights = Weights(Path(options.model_path), memory.choose_layers(options))
         with contextlib.ExitStack() as on_error:
             on_error.callback(weights.close)
             self.vocabulary = Vocabulary(weights.pointer, options.refuse_token or weights.refuse_token)

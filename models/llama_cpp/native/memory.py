@@ -1,15 +1,161 @@
-"""How many tokens of KV cache: as many as configured, as the model supports, and as memory allows."""
+"""What fits into this machine's memory: tokens of KV cache, and a model's layers on the GPUs.
+
+As many tokens are kept as are configured, as the model supports, and as memory allows; as many layers are offloaded as
+fit into the free memory of the GPUs that this build of llama.cpp can use. Listing them takes memory on each, which
+leaves with the process: `probe_gpus` asks a child, and importing this module loads nothing of llama.cpp.
+
+python -m models.llama_cpp.native.memory      prints the GPUs as JSON
+"""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
 from router.errors import EngineUnavailable
 
+from ...catalog.artifact import ArtifactError
+from ...child_process import child_environment
 from ..protocol import EngineOptions, KVType
+
+_TIMEOUT_S = 30.0
+_GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
+_log = logging.getLogger(__name__)
+_GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+_USABLE = 0.9  # of the free memory
+_BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver takes
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU, which may share its memory with everything else."""
+
+    name: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+
+class GpuReport(msgspec.Struct, frozen=True):
+    """The GPUs that llama.cpp can use, and what it was compiled for, such as CUDA and CPU."""
+
+    gpus: tuple[Gpu, ...] = ()
+    backends: tuple[str, ...] = ()
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
+    return any(path.exists() for path in _GPU_FILES)
+
+
+def probe_gpus() -> GpuReport:
+    """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
+    command = [sys.executable, "-m", "models.llama_cpp.native.memory"]
+    try:
+        child = subprocess.run(
+            command,
+            env=child_environment(),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        return msgspec.json.decode(child.stdout.splitlines()[-1], type=GpuReport)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return GpuReport()
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that llama.cpp finds; none for a build without a GPU backend."""
+    count, get = _bind("ggml_backend_dev_count", [], ctypes.c_size_t), _bind("ggml_backend_dev_get", [ctypes.c_size_t])
+    return tuple(gpu for index in range(count()) if (gpu := _describe(get(index))) is not None)
+
+
+def list_backends() -> tuple[str, ...]:
+    """Return what llama.cpp was compiled for, with or without a device for it."""
+    count, get = _bind("ggml_backend_reg_count", [], ctypes.c_size_t), _bind("ggml_backend_reg_get", [ctypes.c_size_t])
+    return tuple(_text("ggml_backend_reg_name", get(index)) for index in range(count()))
+
+
+def _bind(name: str, arguments: list[type], result: type | None = ctypes.c_void_p) -> Callable[..., Any]:
+    """Return a function of ggml. It is imported where it is called: importing it loads llama.cpp and finds devices."""
+    from llama_cpp import _ggml
+
+    from . import bindings
+
+    bindings.start_backend()
+    function = _ggml.libggml[name]
+    function.argtypes, function.restype = arguments, result
+    bound: Callable[..., Any] = function
+    return bound
+
+
+def _text(name: str, of: int) -> str:
+    return (_bind(name, [ctypes.c_void_p], ctypes.c_char_p)(of) or b"").decode(errors="replace")
+
+
+def _describe(device: int) -> Gpu | None:
+    if _bind("ggml_backend_dev_type", [ctypes.c_void_p], ctypes.c_int)(device) not in (_GPU, _INTEGRATED):
+        return None
+    size = ctypes.POINTER(ctypes.c_size_t)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    memory = _bind("ggml_backend_dev_memory", [ctypes.c_void_p, size, size], None)
+    memory(device, ctypes.byref(free), ctypes.byref(total))
+    name, description = (_text(f"ggml_backend_dev_{field}", device) for field in ("name", "description"))
+    return Gpu(name, description, free.value, total.value)
+
+
+def choose_layers(options: EngineOptions) -> int:
+    """Return the layers to offload: as configured, or for `auto` as many as fit into the free memory of all GPUs."""
+    if options.gpu_layers != "auto":
+        return options.gpu_layers
+    gpus = list_gpus()
+    if not gpus:
+        return 0
+    try:
+        sizes = layer_bytes(options)
+    except ArtifactError as error:
+        _log.warning("no layer is offloaded: %s", error)  # loading the file says more
+        return 0
+    layers = fitting_layers(sizes, sum(gpu.free_bytes for gpu in gpus))
+    names = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
+    _log.info("%d of %d layers are offloaded to %s", layers, len(sizes), names)
+    return layers
+
+
+def layer_bytes(options: EngineOptions) -> list[int]:
+    """Return what each layer takes on a GPU, its part of the KV cache included; the last one is the output layer.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
+    # Imported on a machine with a GPU only: it takes time and memory.
+    from ...catalog.gguf import read_layers
+
+    gguf, blocks, output = read_layers(Path(options.model_path))
+    tokens = wanted_kv_tokens(options, gguf.context_length)
+    of_token = gguf.kv_heads * (gguf.key_width + gguf.value_width) * KV_BYTES[options.kv_type]
+    return [*(block + int(tokens * of_token) for block in blocks), output]
+
+
+def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
+    """Return how many layers fit, counted from the last one, as llama.cpp offloads them.
+
+    Args:
+        sizes: of the layers, in bytes, in order.
+        free_bytes: of all GPUs together.
+    """
+    room = int(free_bytes * _USABLE) - _BUFFER_BYTES
+    taken = itertools.accumulate(reversed(sizes))
+    return sum(1 for needed in taken if needed <= room)
+
 
 _CGROUP = Path("/sys/fs/cgroup")
 _KV_SHARE = 0.4  # of the free memory that the KV cache may take; the rest is for the system and other programs
@@ -100,3 +246,7 @@ def wanted_kv_tokens(options: EngineOptions, trained_context: int) -> int:
 
 def _wanted_context(options: EngineOptions, trained_context: int) -> int:
     return min(options.context_tokens or trained_context, trained_context)
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(GpuReport(list_gpus(), list_backends())).decode())
