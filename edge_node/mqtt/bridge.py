@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -66,11 +66,8 @@ class MqttStats(msgspec.Struct):
     """Counted since the start of the daemon."""
 
     connected: bool = False
-    messages: dict[str, int] = {}  # by what was done with them
+    messages: Counter[str] = msgspec.field(default_factory=Counter)  # by what was done with them
     answers: int = 0
-
-    def count(self, result: str) -> None:
-        self.messages[result] = self.messages.get(result, 0) + 1
 
 
 @dataclass(eq=False)
@@ -134,7 +131,7 @@ class MessageIntake:
     def receive(self, message: Message) -> None:
         """Take a message. The broker sends at most `mqtt.receive_maximum` with QoS 1 before one is acknowledged."""
         if message.qos == 0 and len(self._unsettled) >= self.config.receive_maximum:
-            self.stats.count("dropped")
+            self.stats.messages["dropped"] += 1
             return
         delivery = _Delivery(message)
         self._unsettled.append(delivery)
@@ -145,7 +142,7 @@ class MessageIntake:
             result = await self._settle(connection, delivery.message)
         except BrokerError:
             return
-        self.stats.count(result)
+        self.stats.messages[result] += 1
         delivery.settled = True
         while self._unsettled and self._unsettled[0].settled:
             connection.acknowledge(self._unsettled.popleft().message)
@@ -248,7 +245,7 @@ class MqttBridge:
         self._intake: MessageIntake | None = None
         self._answers: AnswerPublisher | None = None
         self._was_connected = False
-        self.stats = MqttStats(messages={})
+        self.stats = MqttStats()
 
     @property
     def problems(self) -> tuple[str, ...]:
