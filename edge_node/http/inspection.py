@@ -92,19 +92,19 @@ class Inspection:
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         self.reader.caller(http)
         names = self.policies.active.model_names
-        return body_response(encode_models(ModelObject(name, self._owner(name), self._started) for name in names))
+        return body_response(encode_models(map(self._object, names)))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self.policies.active.model_names:
             raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
-        return body_response(encode_model(ModelObject(name, self._owner(name), self._started)))
+        return body_response(encode_model(self._object(name)))
 
-    def _owner(self, name: str) -> str:
-        """`owned_by` of a model: causeway (auto), edge or cloud."""
+    def _object(self, name: str) -> ModelObject:
+        """Return what is shown of a model, owned by causeway (auto), edge or cloud."""
         locations = {target.name: target.at for target in self.policies.active.offered}
-        return "causeway" if name == AUTO else locations[name]
+        return ModelObject(name, "causeway" if name == AUTO else locations[name], self._started)
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self.reader.caller(http)

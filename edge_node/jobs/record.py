@@ -4,6 +4,7 @@ return; and the errors that only jobs of a device have, leaves of the tree in `r
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -63,6 +64,11 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     def cloud_key(self) -> str:
         """The cloud's Idempotency-Key: a retried dead letter is another job there."""
         return f"{self.id}.{self.revived}" if self.revived else self.id
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of its request and its result."""
+        return self.body_bytes + self.result_bytes
 
     @property
     def has_ended(self) -> bool:
@@ -195,17 +201,11 @@ class OutboxStats(msgspec.Struct):
     unreadable: int = 0  # jobs that are set aside, see `tables.schema`
     accepted: int = 0
     dropped: int = 0
-    ended: dict[str, int] = {}  # by state
-    revisions: dict[RevisionOutcome, int] = {}  # of answers, made or not
+    ended: Counter[str] = msgspec.field(default_factory=Counter)  # by state
+    revisions: Counter[RevisionOutcome] = msgspec.field(default_factory=Counter)  # of answers, made or not
     replies_due: int = 0  # answers that are to be sent
     replies_lost: int = 0  # answers that were deleted before they could be sent
 
     cancellations_due: int = 0  # that the cloud is to be told of
     webhooks_due: int = 0  # webhooks that are to be sent
-    webhooks: dict[str, int] = {}  # that were sent, or are not any more
-
-    def count_webhook(self, outcome: str, count: int = 1) -> None:
-        self.webhooks[outcome] = self.webhooks.get(outcome, 0) + count
-
-    def count_revision(self, outcome: RevisionOutcome) -> None:
-        self.revisions[outcome] = self.revisions.get(outcome, 0) + 1
+    webhooks: Counter[str] = msgspec.field(default_factory=Counter)  # that were sent, or are not any more

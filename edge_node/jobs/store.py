@@ -38,7 +38,6 @@ from .tables.schema import (
     UNTOLD,
     WAITING,
     decode_job,
-    stored_bytes,
     unreadable_job,
 )
 
@@ -433,7 +432,7 @@ class JobOutbox:
         self._rows.bodies.put(db, "results", job.seq, answer.result)
         self._keep(db, current, revised, "revised")
         self._rows.replies.set_due(db, revised.seq, self.time.now())
-        self.stats.count_revision("made")
+        self.stats.revisions["made"] += 1
         return revised
 
     @transaction
@@ -453,14 +452,14 @@ class JobOutbox:
             webhook_status="pending" if job.webhook else "",
         )
         self._keep(db, job, dropped, "not_revised")
-        self.stats.count_revision(outcome_of(error))
+        self.stats.revisions[outcome_of(error)] += 1
         return dropped
 
     def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:
         """Store an answer that was revised, or will not be any more, and tell the receiver of its webhooks."""
         if after.late is None:
             self._rows.bodies.delete(db, "requests", after.seq)
-        self._rows.add_bytes(after, stored_bytes(after) - stored_bytes(before))
+        self._rows.add_bytes(after, after.stored_bytes - before.stored_bytes)
         self._rows.save(db, after)
         if after.webhook:
             self._rows.webhooks.add(db, after, event)

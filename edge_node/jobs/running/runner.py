@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -51,34 +52,30 @@ _PAUSE_S = 2.0  # a pause for which the cloud named no time
 _LONGEST_WAIT_S = 60.0
 
 
+@dataclass(eq=False)
 class OutboxRunner:
     """Runs jobs until it is cancelled. `wake` lets it look at once."""
 
-    def __init__(
-        self,
-        store: JobOutbox,
-        service: Service,
-        cloud: CloudBackend | None,
-        config: OutboxConfig,
-        clock: Clock,
-        new_id: Callable[[], str],
-        chance: random.Random,
-        late_parts: PartEncoders | None = None,
-    ) -> None:
-        self._store = store
-        self._service = service
-        self._cloud = cloud
-        self._config = config
-        self._clock = clock
-        self._chance = chance
-        self.feed = JobFeed()
-        self._gate = CloudGate(config, chance)
-        self._wake = asyncio.Event()
-        self._running = RunningJobs()
-        self._runs = JobRuns(service, config, store.time, clock, new_id)
-        self._revisions = JobRevisions(store, self._runs, self._running, self.feed, clock, late_parts, self._take)
-        self._stopping = False
-        self._decided_under: tuple[str, bool, int] | None = None  # what lanes were decided under
+    store: JobOutbox
+    service: Service
+    cloud: CloudBackend | None
+    config: OutboxConfig
+    clock: Clock
+    new_id: Callable[[], str]
+    chance: random.Random
+    late_parts: PartEncoders | None = None
+    feed: JobFeed = field(default_factory=JobFeed, init=False)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _running: RunningJobs = field(default_factory=RunningJobs, init=False)
+    _stopping: bool = False
+    _decided_under: tuple[str, bool, int] | None = None  # what lanes were decided under
+
+    def __post_init__(self) -> None:
+        self._gate = CloudGate(self.config, self.chance)
+        self._runs = JobRuns(self.service, self.config, self.store.time, self.clock, self.new_id)
+        self._revisions = JobRevisions(
+            self.store, self._runs, self._running, self.feed, self.clock, self.late_parts, self._take
+        )
 
     def wake(self) -> None:
         """Look for work at once."""
@@ -101,12 +98,12 @@ class OutboxRunner:
 
     async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
         """Take back the jobs that ran when the daemon ended, and go on with what may revise answers."""
-        await self._read(self._store.recover)
-        for claimed in await self._read(self._store.late):
+        await self._read(self.store.recover)
+        for claimed in await self._read(self.store.late):
             if self._revisions.take_room():
                 self._revisions.start(runs, claimed)
             else:
-                await self._deliver(partial(self._store.drop_revision, claimed.job, no_room()))
+                await self._deliver(partial(self.store.drop_revision, claimed.job, no_room()))
 
     async def _read(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what the store does at the start, as soon as the disk takes it."""
@@ -133,23 +130,23 @@ class OutboxRunner:
 
     async def _step(self, runs: anyio.abc.TaskGroup) -> float:
         """Start what may start. Returns the seconds until the next look."""
-        store, now = self._store, self._clock.monotonic()
-        if self._service.draining:
+        store, now = self.store, self.clock.monotonic()
+        if self.service.draining:
             return _TICK_S
         await store.expire()
         if not store.stats.unfinished:
             return _LONGEST_PAUSE_S
         reachable = self._is_reachable
-        if (conditions := (self._service.revision, reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
+        if (conditions := (self.service.revision, reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
             await store.reset_lanes()
             self._decided_under = conditions
         placed = await self._place()
-        free = self._config.device_concurrency - self._running.count("edge")
+        free = self.config.device_concurrency - self._running.count("edge")
         if free > 0:
             self._start_all(runs, await store.claim("edge", free), "edge")
         backlog = store.stats.unfinished > self._running.count("edge")
         sent = False
-        if self._running.count("cloud") < self._config.cloud_concurrency and self._gate.may_send(
+        if self._running.count("cloud") < self.config.cloud_concurrency and self._gate.may_send(
             now, reachable=reachable, backlog=backlog
         ):
             claimed = await store.claim("cloud", 1)
@@ -157,11 +154,11 @@ class OutboxRunner:
             sent = bool(claimed)
         if placed:
             return 0.0
-        return min(_TICK_S, self._gate.wait_s(self._clock.monotonic())) if sent or reachable else _TICK_S
+        return min(_TICK_S, self._gate.wait_s(self.clock.monotonic())) if sent or reachable else _TICK_S
 
     async def _place(self) -> bool:
         """Decide where jobs without a lane would run now. Returns whether there were any."""
-        unplaced = await self._store.unplaced(_PLACED_AT_ONCE)
+        unplaced = await self.store.unplaced(_PLACED_AT_ONCE)
         lanes: list[tuple[EdgeJob, Lane]] = []
         for claimed in unplaced:
             lane: Lane = "edge"  # one that is refused now fails there
@@ -173,20 +170,20 @@ class OutboxRunner:
                 log.error("a job could not be decided: %s", redacted(error))
             lanes.append((claimed.job, lane))
         if lanes:
-            await self._store.place(lanes)
+            await self.store.place(lanes)
         return bool(lanes)
 
     def _take(self, lane: Lane) -> bool:
         """Take a place for a revision, if there is one."""
         if lane != "cloud":
-            return self._running.count("edge") < self._config.device_concurrency
-        return self._running.count("cloud") < self._config.cloud_concurrency and self._gate.may_send(
-            self._clock.monotonic(), reachable=self._is_reachable, backlog=True
+            return self._running.count("edge") < self.config.device_concurrency
+        return self._running.count("cloud") < self.config.cloud_concurrency and self._gate.may_send(
+            self.clock.monotonic(), reachable=self._is_reachable, backlog=True
         )
 
     @property
     def _is_reachable(self) -> bool:
-        return self._cloud is not None and self._cloud.health.reachable is True
+        return self.cloud is not None and self.cloud.health.reachable is True
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +193,7 @@ class OutboxRunner:
 
     async def _run(self, runs: anyio.abc.TaskGroup, claimed: Claimed, scope: anyio.CancelScope) -> None:
         job, stored = claimed.job, False
-        end = _RunEnd(lambda: self._store.release(job))
+        end = _RunEnd(lambda: self.store.release(job))
         try:
             with scope:
                 end = await self._answer(claimed)
@@ -237,14 +234,14 @@ class OutboxRunner:
 
     async def _answer(self, claimed: Claimed) -> _RunEnd:
         """Run a job once."""
-        store, job = self._store, claimed.job
+        store, job = self.store, claimed.job
         try:
             request = self._runs.request(claimed, job.target)
         except CausewayError as error:
             failure = error
             return _RunEnd(lambda: store.fail(job, JobEvent.FAIL, failure))
         within_s, until = job.revise_within_s, store.time.now() + job.revise_within_s
-        late_terms = LateTerms(self._clock.monotonic() + within_s) if within_s else None
+        late_terms = LateTerms(self.clock.monotonic() + within_s) if within_s else None
         terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_terms)
         answer = await self._runs.answer(claimed, request, self.feed.start(job.seq, job.run), terms)
         if isinstance(answer, RunFailure):
@@ -256,11 +253,11 @@ class OutboxRunner:
 
     def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Callable[[], Awaitable[bool]]:
         """The end of a run that failed: for good, until later, or no attempt at all. The last error counts."""
-        store, now, error = self._store, self._store.time.now(), errors[-1]
+        store, now, error = self.store, self.store.time.now(), errors[-1]
         if isinstance(error, CloudJobEnded):
             return lambda: store.fail(job, error.event, error.body, decision=decision)
         if isinstance(error, CLOUD_AWAY):
-            self._gate.pause(self._clock.monotonic(), error.retry_after_s)
+            self._gate.pause(self.clock.monotonic(), error.retry_after_s)
             unpin = isinstance(error, CloudUnreachable) and error.phase == "connect" and not job.target
             # A device that is not ready is asked again soon; one that handed off waits for the cloud.
             lane: Lane = "edge" if any(isinstance(one, DEVICE_BUSY) for one in errors) else "cloud"
@@ -272,10 +269,10 @@ class OutboxRunner:
             return lambda: store.fail(job, JobEvent.EXPIRE, error, decision=decision)
         if isinstance(error, InvalidRequest):
             return lambda: store.fail(job, JobEvent.FAIL, error, decision=decision)
-        if job.attempts + 1 >= self._config.max_attempts:
+        if job.attempts + 1 >= self.config.max_attempts:
             return lambda: store.fail(job, JobEvent.EXHAUST, error, decision=decision)
         longest_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
-        until = now + self._chance.random() * longest_s
+        until = now + self.chance.random() * longest_s
         return lambda: store.postpone(job, until, error, decision=decision)
 
 

@@ -38,7 +38,6 @@ from .schema import (
     read_mark,
     read_row,
     set_aside,
-    stored_bytes,
     take_back,
     unreadable_notices,
     updated,
@@ -68,7 +67,7 @@ class OutboxRows:
 
     def __init__(self, time: BoxTime) -> None:
         self.time = time
-        self.stats = OutboxStats(ended={}, revisions={}, webhooks={})
+        self.stats = OutboxStats()
         self._by_client: dict[str, ClientStats] = {}
         self.bodies = OutboxBodies()
         self.replies = OutboxReplies(time, self.stats)
@@ -166,20 +165,20 @@ class OutboxRows:
         if event is JobEvent.CANCEL and job.target:
             self.cancellations.add(db, job.cloud_key, job.deadline)
         self.replies.set_due(db, job.seq, job.ended)
-        self.add_bytes(job, stored_bytes(job))
-        self.stats.empty += not stored_bytes(job)
-        self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
+        self.add_bytes(job, job.stored_bytes)
+        self.stats.empty += not job.stored_bytes
+        self.stats.ended[state.value] += 1
         if notes.get("late_error"):
-            self.stats.count_revision("no_room")
+            self.stats.revisions["no_room"] += 1
         return job
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete a job that has ended."""
         self._delete(db, job.seq)
-        self.add_bytes(job, -stored_bytes(job))
-        self.stats.empty -= not stored_bytes(job)
+        self.add_bytes(job, -job.stored_bytes)
+        self.stats.empty -= not job.stored_bytes
         if job.late is not None:
-            self.stats.count_revision("cancelled")
+            self.stats.revisions["cancelled"] += 1
 
     def delete_unreadable(self, db: sqlite3.Connection, seq: int) -> None:
         """Delete a job that was set aside."""
@@ -199,10 +198,10 @@ class OutboxRows:
         self.stats.replies_lost += self.replies.set_due(db, job.seq, None)
         self.bodies.delete(db, "requests", job.seq)
         self.bodies.delete(db, "results", job.seq)
-        self.add_bytes(job, -stored_bytes(job))
+        self.add_bytes(job, -job.stored_bytes)
         self.stats.empty += 1
         if job.late is not None:
-            self.stats.count_revision("cancelled")
+            self.stats.revisions["cancelled"] += 1
         self.save(db, msgspec.structs.replace(job, body_bytes=0, result_bytes=0, late=None))
 
     def count(self, job: EdgeJob, sign: int) -> None:
@@ -393,7 +392,7 @@ class OutboxWebhooks:
         if row is None:
             return False
         self._stats.webhooks_due -= 1
-        self._stats.count_webhook(status)
+        self._stats.webhooks[status] += 1
         state, record = db.execute("SELECT state, record FROM jobs WHERE seq = ?", row).fetchone()
         (waiting,) = db.execute("SELECT count(*) FROM webhooks WHERE seq = ?", row).fetchone()
         if not waiting and state != UNREADABLE:
@@ -414,7 +413,7 @@ class OutboxWebhooks:
         count = db.execute("DELETE FROM webhooks WHERE seq = ?", (seq,)).rowcount
         self._stats.webhooks_due -= count
         if count:
-            self._stats.count_webhook(outcome, count)
+            self._stats.webhooks[outcome] += count
 
     def secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it. (3)"""

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -102,7 +104,9 @@ INSERT = "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"
 _encoder = msgspec.msgpack.Encoder()
 decode_job = msgspec.msgpack.Decoder(EdgeJob).decode
+_decode_mark = msgspec.msgpack.Decoder(ClockMark).decode
 decode_notice = msgspec.json.Decoder(JobNotice).decode
+T = TypeVar("T")
 Value = str | int | float | bytes | None
 
 
@@ -110,16 +114,12 @@ def inserted(job: EdgeJob) -> tuple[Value, ...]:
     """The values of `INSERT`."""
     rank, state = RANK[job.priority], job.state.value
     times = (job.due, job.deadline, job.ended)
-    return (job.seq, job.owner, job.key, rank, state, job.lane, *times, stored_bytes(job), _encoder.encode(job))
+    return (job.seq, job.owner, job.key, rank, state, job.lane, *times, job.stored_bytes, _encoder.encode(job))
 
 
 def updated(job: EdgeJob) -> tuple[Value, ...]:
     """The values of `UPDATE`."""
-    return (job.state.value, job.lane, job.due, job.ended, stored_bytes(job), _encoder.encode(job), job.seq)
-
-
-def stored_bytes(job: EdgeJob) -> int:
-    return job.body_bytes + job.result_bytes
+    return (job.state.value, job.lane, job.due, job.ended, job.stored_bytes, _encoder.encode(job), job.seq)
 
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,11 @@ _NEWEST = "SELECT max(coalesce((SELECT max(ended) FROM jobs), 0.0), coalesce((SE
 
 def set_aside(db: sqlite3.Connection, now: float) -> int:
     """Set the jobs aside that cannot be read (1), and return how many. `now`: the box's own time, s."""
-    found = [seq for seq, state, record in db.execute(_UNREAD_NOW) if not _is_readable(record, state)]
+    found = [
+        seq
+        for seq, state, record in db.execute(_UNREAD_NOW)
+        if (job := _decoded(decode_job, record)) is None or job.state.value != state
+    ]
     db.executemany(_SET_ASIDE, [(now, seq) for seq in found])
     if found:
         log.error("jobs of the outbox that cannot be read, damaged or of a newer version: %d", len(found))
@@ -141,7 +145,8 @@ def set_aside(db: sqlite3.Connection, now: float) -> int:
 
 def take_back(db: sqlite3.Connection) -> None:
     """Give the jobs their states back that can be read now. (2)"""
-    jobs = [job for (record,) in db.execute(_UNREAD_BEFORE).fetchall() if (job := _decoded(record)) is not None]
+    records = db.execute(_UNREAD_BEFORE).fetchall()
+    jobs = [job for (record,) in records if (job := _decoded(decode_job, record)) is not None]
     db.executemany(UPDATE, [updated(job) for job in jobs])
     if jobs:
         log.info("jobs of the outbox that could not be read and now can: %d", len(jobs))
@@ -178,36 +183,23 @@ def unreadable_job(seq: int, job_id: str, error: RecordUnreadable) -> EdgeJob:
 
 def unreadable_notices(db: sqlite3.Connection) -> list[int]:
     """Return the numbers of webhooks whose notice cannot be read. (4)"""
-    return [number for number, notice in db.execute("SELECT number, notice FROM webhooks") if not _is_notice(notice)]
+    found = db.execute("SELECT number, notice FROM webhooks")
+    return [number for number, notice in found if _decoded(decode_notice, notice) is None]
 
 
 def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
     """Return the time that was noted last; where that is damaged, the newest end of a job, so that none is overdue."""
     if mark is None:
         return None
+    if (found := _decoded(_decode_mark, mark)) is not None:
+        return found
+    (elapsed,) = db.execute(_NEWEST).fetchone()
+    log.error("the outbox's time cannot be read: it goes on from the newest end of a job")
+    return ClockMark("", 0.0, float("inf"), float(elapsed))
+
+
+def _decoded(decode: Callable[[Any], T], data: object) -> T | None:
     try:
-        return msgspec.msgpack.decode(mark, type=ClockMark)
-    except Exception:
-        (elapsed,) = db.execute(_NEWEST).fetchone()
-        log.error("the outbox's time cannot be read: it goes on from the newest end of a job")
-        return ClockMark("", 0.0, float("inf"), float(elapsed))
-
-
-def _is_readable(record: object, state: str) -> bool:
-    job = _decoded(record)
-    return job is not None and job.state.value == state
-
-
-def _decoded(record: object) -> EdgeJob | None:
-    try:
-        return decode_job(record)  # type: ignore[arg-type]
+        return decode(data)
     except Exception:  # damaged bytes fail in many ways
         return None
-
-
-def _is_notice(notice: bytes) -> bool:
-    try:
-        decode_notice(notice)
-    except Exception:
-        return False
-    return True
