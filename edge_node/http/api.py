@@ -24,6 +24,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
@@ -59,7 +60,7 @@ from router.serving.responses import HttpReplyWriter, device_header_lines, error
 from router.trackers import MAX_CLIENTS, FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
-from ..config.schema import KeyConfig, ServerConfig
+from ..config.schema import ServerConfig
 from ..serving.generation import policy_label
 from ..serving.requests import Records, RequestContext
 from ..serving.service import Service
@@ -134,10 +135,6 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     echo: ResponseEcho | None = None
 
 
-def _caller(key: KeyConfig) -> Caller:
-    return Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights)
-
-
 class BodyFiles(Protocol):
     """The uploaded files that bodies may name."""
 
@@ -159,7 +156,10 @@ class RequestReader:
 
     def __init__(self, config: ServerConfig, files: BodyFiles | None = None) -> None:
         self._files = files
-        self._keys = [(bytes.fromhex(key.sha256), _caller(key)) for key in config.keys]  # hashes alone
+        self._keys = [  # hashes alone
+            (bytes.fromhex(key.sha256), Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights))
+            for key in config.keys
+        ]
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
         self._arriving = FairShare(config.max_connections)  # requests whose body arrives
@@ -298,6 +298,7 @@ def _endpoint_of(body: bytes) -> Endpoint:
     return "response" if has_items or not RESPONSE_ONLY.isdisjoint(fields) else "embedding"
 
 
+@dataclass(eq=False, kw_only=True)
 class Api:
     """Routes requests to handlers, and answers those for an answer.
 
@@ -310,33 +311,23 @@ class Api:
         paths: the methods of each path.
     """
 
-    def __init__(
-        self,
-        *,
-        service: Service,
-        reader: RequestReader,
-        policies: PolicyStore,
-        records: Records,
-        tracing: RequestTracer | None,
-        more_paths: Mapping[str, tuple[str, Handler]],
-        as_job: AsJob,
-        heartbeat_s: float,
-    ) -> None:
-        self._service = service
-        self._reader = reader
-        self._policies = policies
-        self._metrics = records.metrics
-        self._clock = records.clock
-        self._tracing = tracing
-        self._as_job = as_job
-        self._heartbeat_s = heartbeat_s
+    service: Service
+    reader: RequestReader
+    policies: PolicyStore
+    records: Records
+    tracing: RequestTracer | None
+    more_paths: Mapping[str, tuple[str, Handler]]
+    as_job: AsJob
+    heartbeat_s: float
+
+    def __post_init__(self) -> None:
         paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
             "/v1/route": ("POST", self._explain),
-            **more_paths,
+            **self.more_paths,
         }
         self.paths = {path.replace(_ANY_ID, _ID): methods for path, (methods, _) in paths.items()}
         self._paths = {path: found for path, found in paths.items() if "{" not in path}
@@ -350,7 +341,7 @@ class Api:
             raise asyncio.CancelledError from None
         except CausewayError as error:
             if http.path in _ANSWER_PATHS:
-                self._metrics.request_rejected(error.code)
+                self.records.metrics.request_rejected(error.code)
             return _refusal(http, error)
         except Exception as failure:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
@@ -379,28 +370,28 @@ class Api:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _answer(self, kind: Endpoint, http: web.BaseRequest) -> web.StreamResponse:
-        arrived = self._clock.monotonic()
+        arrived = self.records.clock.monotonic()
         if "Prefer" in http.headers:
-            response = await self._as_job(http)
+            response = await self.as_job(http)
             if response is not None:
                 return response
-        parsed = await self._reader.request(http, kind)
+        parsed = await self.reader.request(http, kind)
         request, decision_id = parsed.request, new_decision_id()
         traceparent = read_traceparent(http.headers)
-        trace = self._tracing.begin(request, traceparent, self._clock.unix()) if self._tracing is not None else None
-        created = int(self._clock.unix())
+        unix = self.records.clock.unix()
+        trace = self.tracing.begin(request, traceparent, unix) if self.tracing is not None else None
         reply = HttpReplyWriter(
             request,
             http,
             device_header_lines,
             id=decision_id,
-            created=created,
+            created=int(unix),
             echo=parsed.echo,
-            heartbeat_s=self._heartbeat_s,
+            heartbeat_s=self.heartbeat_s,
             id_headers=_ID_HEADERS,
         )
         try:
-            await self._service.answer(
+            await self.service.answer(
                 RequestContext(
                     request,
                     reply,
@@ -416,12 +407,12 @@ class Api:
             raise
         except CausewayError as error:
             headers = dict.fromkeys(_ID_HEADERS, decision_id)
-            headers["x-causeway-policy"] = policy_label(self._policies.active)
+            headers["x-causeway-policy"] = policy_label(self.policies.active)
             return await reply.fail(error, headers)
 
     async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
-        parsed = await self._reader.request(http, None)
-        return json_response(await self._service.explain(parsed.request))
+        parsed = await self.reader.request(http, None)
+        return json_response(await self.service.explain(parsed.request))
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -93,6 +93,7 @@ class AnswerSources:
     shared_generations: SharedGenerations
 
 
+@dataclass(eq=False, kw_only=True)
 class Service:
     """Answers requests under the policy that `use` activated last.
 
@@ -104,32 +105,16 @@ class Service:
         default_deadline_s: time of a request that names no deadline.
     """
 
-    def __init__(
-        self,
-        *,
-        admission: Admission,
-        sources: AnswerSources,
-        attempts: AttemptRunner,
-        signals: SignalCollector,
-        costly: CostlySignals,
-        records: Records,
-        shadows: Shadows,
-        default_deadline_s: float,
-    ) -> None:
-        self._admission = admission
-        self._cache = sources.cache
-        self._shared_generations = sources.shared_generations
-        self._semantic = sources.semantic
-        self._attempts = attempts
-        self._signals = signals
-        self._costly = costly
-        self._records = records
-        self._clock = records.clock
-        self._shadows = shadows
-        self._checks = shadows.checks
-        self._default_deadline_s = default_deadline_s
-        self._planner = CachePlanner()
-        self._policy: Policy
+    admission: Admission
+    sources: AnswerSources
+    attempts: AttemptRunner
+    signals: SignalCollector
+    costly: CostlySignals
+    records: Records
+    shadows: Shadows
+    default_deadline_s: float
+    _planner: CachePlanner = field(default_factory=CachePlanner)
+    _policy: Policy = field(init=False)
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
         """Activate `policy` for requests that arrive from now on. Must be called before the first request.
@@ -139,7 +124,7 @@ class Service:
         """
         self._policy = policy
         self._planner = CachePlanner(scope)
-        self._semantic.activate(policy)
+        self.sources.semantic.activate(policy)
 
     async def answer(self, context: RequestContext) -> None:
         """Return when the last byte is handed to the client's connection.
@@ -164,11 +149,11 @@ class Service:
             raise
         except asyncio.CancelledError:
             if context.reply.finished:  # a client may leave without waiting for the stream's end: it has its answer
-                if not self._admission.ending:
+                if not self.admission.ending:
                     raise
                 await context.reply.end()
                 return
-            if self._admission.ending:
+            if self.admission.ending:
                 context.error = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
                 raise context.error from None
             context.error = ClientGone("the client disconnected")
@@ -180,24 +165,24 @@ class Service:
         finally:
             # Bookkeeping runs in the loop's next turn: the response leaves first, and the record exists before any
             # other request can look for it.
-            asyncio.get_running_loop().call_soon(self._finish_request, context, self._clock.monotonic())
+            asyncio.get_running_loop().call_soon(self._finish_request, context, self.records.clock.monotonic())
 
     async def explain(self, request: Request) -> Explanation:
         """What `answer` would do, without running it."""
-        now = self._clock.monotonic()
+        now = self.records.clock.monotonic()
         generation = Generation(
             "",
             request,
             self._policy,
-            self._signals.recent_snapshot(self._policy),
+            self.signals.recent_snapshot(self._policy),
             arrived=now,
             deadline=self._deadline(request, now),
         )
-        self._admission.admit(request.hints.client, now)
-        if not self._costly.concerns(request):
+        self.admission.admit(request.hints.client, now)
+        if not self.costly.concerns(request):
             return await self._explain(generation)
         # Its parts go through the same child processes as those of requests that run: it takes turns with them.
-        async with self._admission.permit(generation.first_byte_by, request.hints.client):
+        async with self.admission.permit(generation.first_byte_by, request.hints.client):
             return await self._explain(generation)
 
     async def _explain(self, generation: Generation) -> Explanation:
@@ -207,7 +192,7 @@ class Service:
             found = await self._find_similar(generation) or found
         policy, estimates = generation.policy, generation.estimates
         generation.cache_plan = self._planner.plan(policy, request, generation.snapshot, estimates).plan
-        generation.snapshot = self._signals.snapshot(policy)
+        generation.snapshot = self.signals.snapshot(policy)
         decision = await self._decide(generation)
         return Explanation(
             cache=generation.cache_plan,
@@ -226,23 +211,23 @@ class Service:
     @property
     def draining(self) -> bool:
         """Whether this server is shutting down."""
-        return self._admission.draining
+        return self.admission.draining
 
     def admit(self, client: str) -> None:
         """Charge one job to the client's rate. Raises RateLimited or Draining."""
-        self._admission.admit(client, self._clock.monotonic())
+        self.admission.admit(client, self.records.clock.monotonic())
 
     async def preview(self, request: Request) -> Decision:
         """The decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
-        now, policy = self._clock.monotonic(), self._policy
+        now, policy = self.records.clock.monotonic(), self._policy
         generation = Generation(
-            "", request, policy, self._signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
+            "", request, policy, self.signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
         )
         return await self._decide(generation)
 
     def self_check(self) -> Decision:
         """A trial routing decision, for the watchdog and `/healthz`: nothing is run, counted or recorded."""
-        snapshot = self._signals.snapshot(self._policy)
+        snapshot = self.signals.snapshot(self._policy)
         self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
         return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
 
@@ -253,7 +238,7 @@ class Service:
             context.id,
             context.request,
             policy,
-            self._signals.recent_snapshot(policy),
+            self.signals.recent_snapshot(policy),
             arrived=context.arrived,
             deadline=context.deadline,
             job=context.job,
@@ -263,23 +248,23 @@ class Service:
 
     def _deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
         if request.hints.deadline_ms is None:
-            return arrived + self._default_deadline_s
+            return arrived + self.default_deadline_s
         if is_job:
             return arrived + request.hints.deadline_ms / 1000.0
-        return arrived + min(self._default_deadline_s, request.hints.deadline_ms / 1000.0)
+        return arrived + min(self.default_deadline_s, request.hints.deadline_ms / 1000.0)
 
     # --- hops --------------------------------------------------------------------------------------------------------
 
     async def _hops(self, context: RequestContext) -> None:
         generation = context.generation
         if context.job is None:  # a job was charged when it was accepted
-            self._admission.admit(context.request.hints.client, context.arrived)
+            self.admission.admit(context.request.hints.client, context.arrived)
         found = await self._find(generation, context.memo)
         if found is not None and _is_fresh(found, generation.cache_plan):
             await context.replay(found)
             return
         if generation.cache_plan.semantic is not None:
-            share = self._checks.share(generation) if self._admission.has_room else 0.0
+            share = self.shadows.checks.share(generation) if self.admission.has_room else 0.0
             similar = await self._find_similar(generation, share)
             if similar is not None:
                 await context.replay(similar)
@@ -296,7 +281,7 @@ class Service:
             if context.committed:
                 raise
             if generation.semantic_check is not None and not isinstance(error, ClientGone):
-                self._checks.fail()
+                self.shadows.checks.fail()
                 await context.replay(generation.semantic_check.hit, check=error)  # no new answer could be made
                 return
             if found is None or not _may_be_stale(found, context.generation.cache_plan, error):
@@ -311,21 +296,21 @@ class Service:
             generation.cache_plan = CachePlan(bypass=bypass)
             return None
         if not _COSTLY.isdisjoint(policy.cache_needs.signals):
-            await self._costly.compute(generation, policy.cache_needs.signals)
+            await self.costly.compute(generation, policy.cache_needs.signals)
             planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
         else:
             planned = self._planner.plan_memoized(policy, request, generation.snapshot, memo)
         generation.cache_plan, generation.cache_key = planned.plan, planned.key
         if generation.cache_key is None:
             return None
-        found = self._cache.lookup_memory(generation.cache_key)
+        found = self.sources.cache.lookup_memory(generation.cache_key)
         if found is None and not generation.on_device:
-            found = await self._cache.lookup_disk(generation.cache_key, request)
+            found = await self.sources.cache.lookup_disk(generation.cache_key, request)
         return found
 
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
         """Cache: a fresh answer to a question of the same client that means the same; `check_share` are made anew."""
-        plan, semantic = generation.cache_plan, self._semantic
+        plan, semantic = generation.cache_plan, self.sources.semantic
         if plan.semantic is None:
             return None
         request = generation.request
@@ -338,25 +323,25 @@ class Service:
         match = semantic.find(scope, question, plan.semantic.max_error)
         if match is None:
             return None
-        found = self._cache.lookup_memory(match.key)
+        found = self.sources.cache.lookup_memory(match.key)
         if found is None and not generation.on_device:
-            found = await self._cache.lookup_disk(match.key, request)
+            found = await self.sources.cache.lookup_disk(match.key, request)
         if found is None:
             semantic.forget(match.key)
         if found is None or found.age_s >= plan.semantic.ttl_s:
             return None
         similar = msgspec.structs.replace(found, similarity=match.similarity)
-        if check_share and self._checks.draw(check_share):
+        if check_share and self.shadows.checks.draw(check_share):
             generation.semantic_check = SemanticCheck(match.log_odds, similar)
             return None
         return similar
 
     async def _share(self, context: RequestContext, key: bytes) -> None:
         """Single-flight: identical requests in progress share one generation."""
-        own_generation = context.generation
+        generations, own_generation = self.sources.shared_generations, context.generation
         key += b"stream" if context.request.stream else b"whole"
         while True:
-            with self._shared_generations.join(key, own_generation, self._generate_shared) as (subscriber, started):
+            with generations.join(key, own_generation, self._generate_shared) as (subscriber, started):
                 context.follow(subscriber.shared.generation, shared=not started)
                 try:
                     await _forward(subscriber, context)
@@ -366,7 +351,7 @@ class Service:
                         raise
                     # Start a generation of our own if the other request (1) had an earlier deadline, or (2) has a
                     # cached answer, so that its generation gave up early.
-                    earlier = isinstance(error, DeadlineExceeded) and self._clock.monotonic() < context.deadline
+                    earlier = isinstance(error, DeadlineExceeded) and self.records.clock.monotonic() < context.deadline
                     checked = subscriber.shared.generation.semantic_check is not None
                     if not earlier and not (checked and own_generation.semantic_check is None):
                         raise
@@ -379,29 +364,29 @@ class Service:
 
     async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Work of a target: a permit, the decision, the attempts."""
-        async with self._admission.permit(generation.first_byte_by, generation.request.hints.client):
+        async with self.admission.permit(generation.first_byte_by, generation.request.hints.client):
             await self._run(generation, reply)
 
     async def _run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """The decision, the attempts."""
-        generation.snapshot = self._signals.snapshot(generation.policy)
+        generation.snapshot = self.signals.snapshot(generation.policy)
         decision = await self._decide(generation)
-        tap = None if decision.shadow is None else self._shadows.tap(generation, reply)
+        tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
         try:
-            await self._attempts.run(generation, reply if tap is None else tap)
+            await self.attempts.run(generation, reply if tap is None else tap)
             if tap is not None:
-                generation.shadow = self._shadows.put(tap)
+                generation.shadow = self.shadows.put(tap)
         finally:
             generation.finished = True
-            asyncio.get_running_loop().call_soon(self._finish_generation, generation, self._clock.monotonic())
+            asyncio.get_running_loop().call_soon(self._finish_generation, generation, self.records.clock.monotonic())
 
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
         needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
-        if self._costly.record_all:
-            await self._costly.compute(generation, _COSTLY)
+        if self.costly.record_all:
+            await self.costly.compute(generation, _COSTLY)
         elif not _COSTLY.isdisjoint(needs.signals):
-            await self._costly.compute(generation, needs.signals)
+            await self.costly.compute(generation, needs.signals)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
         decision = decide(policy, request, snapshot, generation.estimates)
         if generation.job is not None:
@@ -435,19 +420,19 @@ class Service:
                 return
             answer = StoredAnswer(target.name, target.model, cached)
         if generation.semantic_check is not None:
-            self._checks.compare(generation, generation.semantic_check, answer)
-        self._cache.put(generation.cache_key, answer, durable=not generation.on_device)
+            self.shadows.checks.compare(generation, generation.semantic_check, answer)
+        self.sources.cache.put(generation.cache_key, answer, durable=not generation.on_device)
         if generation.semantic_question is not None:
-            self._semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
+            self.sources.semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
 
     def _finish_generation(self, generation: Generation, ended: float) -> None:
         """Once per generation, however many requests shared it."""
         usd = generation.usd()
         if usd > 0.0:
-            self._records.spend.add(usd)
+            self.records.spend.add(usd)
         if generation.semantic_check is not None:
-            self._checks.charge(usd)
-        self._records.metrics.generation_finished(
+            self.shadows.checks.charge(usd)
+        self.records.metrics.generation_finished(
             generation.request,
             generation.records(ended),
             generation.target if generation.committed else None,
@@ -458,9 +443,9 @@ class Service:
 
     def _finish_request(self, context: RequestContext, ended: float) -> None:
         """Once per request."""
-        record = context.finish(ended, self._clock.unix())
-        self._records.decisions.add(record)
-        self._records.metrics.request_finished(record.outcome)
+        record = context.finish(ended, self.records.clock.unix())
+        self.records.decisions.add(record)
+        self.records.metrics.request_finished(record.outcome)
         if log.isEnabledFor(logging.DEBUG):
             log_outcome(record)
         if context.trace is not None and not self._is_bound(context):
