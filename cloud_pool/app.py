@@ -38,9 +38,8 @@ from .accounts.identity.authenticator import (
     local_operator_token,
 )
 from .accounts.identity.fleet import FleetTrust
-from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
-from .accounts.identity.token_verifier import TokenVerifier
+from .accounts.identity.token_verifier import KeySet, TokenVerifier
 from .accounts.ledger import Ledger, TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder

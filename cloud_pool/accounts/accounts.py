@@ -18,8 +18,8 @@ from ..redis.keys import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
 from .identity.fleet import FleetTrust
-from .identity.key_set import KeySet
 from .identity.revocation import RevocationList
+from .identity.token_verifier import KeySet
 from .ledger import Ledger
 from .tenants.rate_limiter import TenantRateLimiter
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
-from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.token_verifier import TokenVerifier
+from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
 
 from .rows import Row, scaled
 

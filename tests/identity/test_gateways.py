@@ -13,9 +13,8 @@ import pytest
 from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
 from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
 from cloud_pool.accounts.identity.fleet import FleetTrust
-from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.token_verifier import TokenVerifier
+from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
 from cloud_pool.config import Config, Flags, load_config
 from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
 from tests.accounts.identity.gateway import running

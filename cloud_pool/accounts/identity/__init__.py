@@ -2,8 +2,8 @@
 
     config.py          accepted tokens
     authenticator.py   `Authorization` header -> Principal: static or signed tokens; the static ones
-    token_verifier.py  signed token -> claims, checked at `now`; a bounded cache of verified tokens
-    key_set.py         the public keys: a JWKS file that is read again when it changes
+    token_verifier.py  signed token -> claims, checked at `now`; a bounded cache of verified tokens; the keys in use
+    key_set.py         the public keys as a JWKS file has them
     revocation.py      tokens and devices that are refused before they expire: a list in Redis, a copy in each gateway
     fleet.py           keys and revocations of a fleet's control plane, read over HTTP
     issuing.py         new keys and new tokens, for `causeway-cloud keys`

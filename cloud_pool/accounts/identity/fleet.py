@@ -26,14 +26,15 @@ from anyio import to_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from router.bundle.protocol import Revocations
-from router.errors import ConfigError
+from router.errors import AuthenticationFailed, ConfigError
 from router.serving.folders import write_atomically
 
-from .config import FleetIdentityConfig
+from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
 from .key_set import Jwks, parse_keys
-from .revocation import RevocationSnapshot
 
 KEYS_PATH, REVOCATIONS_PATH = "/.well-known/jwks.json", "/v1/revocations"
+REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
+DEVICE_RETENTION_S = MAX_TOKEN_LIFETIME_S + REVOCATION_RETENTION_S
 _READ_S = 10.0
 _KEEP_S = 15.0  # an unchanged copy on disk is written again after that time, so that a start finds it fresh
 _MAX_KEYS_BYTES = 256 * 1024
@@ -41,6 +42,55 @@ _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 """What a document that is malformed, or nested too deeply, raises."""
 _log = logging.getLogger("causeway.cloud.identity")
+
+
+class RevocationSnapshot(msgspec.Struct, frozen=True):
+    """A copy of the list. `epoch` and `version` are the highest that were seen: they never go back."""
+
+    epoch: int = 0
+    version: int = 0
+    tokens: Mapping[str, float] = {}  # jti -> unix time of its expiry
+    devices: Mapping[str, float] = {}  # tenant/device -> unix time of the revocation
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and version."""
+        return self.epoch, self.version
+
+    def check(self, owner: str, token_id: str, issued: float) -> None:
+        """Raises AuthenticationFailed for a revoked token, or one of a revoked device. `issued`: unix, s."""
+        if token_id in self.tokens:
+            raise AuthenticationFailed("the token has been revoked")
+        revoked_at = self.devices.get(owner)
+        if revoked_at is not None and issued <= revoked_at:
+            raise AuthenticationFailed("the device's tokens have been revoked")
+
+    def without(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
+        """Return what `other` lacks. What has expired at `now` (unix, s) may be forgotten there already."""
+        ends = now - REVOCATION_RETENTION_S / 2.0  # halfway: the writer's clock may be ahead of this one
+        return RevocationSnapshot(
+            tokens={jti: expiry for jti, expiry in self.tokens.items() if expiry > ends and jti not in other.tokens},
+            devices={
+                name: at
+                for name, at in self.devices.items()
+                if other.devices.get(name, float("-inf")) < at and at + MAX_TOKEN_LIFETIME_S > ends
+            },
+        )
+
+    def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
+        """Return the union with `other`, at the later position, without tokens that expired long before `now`
+        (unix, s)."""
+        devices = {
+            name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
+            for name in {**self.devices, **other.devices}
+        }
+        devices = {name: at for name, at in devices.items() if at > now - DEVICE_RETENTION_S}
+        tokens = {
+            jti: expiry
+            for jti, expiry in {**self.tokens, **other.tokens}.items()
+            if expiry > now - REVOCATION_RETENTION_S
+        }
+        return RevocationSnapshot(*max(self.position, other.position), tokens, devices)
 
 
 class _Copy(msgspec.Struct, frozen=True):

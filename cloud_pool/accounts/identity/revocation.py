@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -35,74 +35,24 @@ import redis.asyncio
 from anyio import to_thread
 from redis.exceptions import RedisError
 
-from router.errors import AuthenticationFailed, IdentityUnavailable
+from router.errors import IdentityUnavailable
 from router.serving.folders import write_atomically
 
 from ...redis.connect import client_fault
 from ...redis.keys import load_script
-from .config import MAX_TOKEN_LIFETIME_S, IdentityConfig
+from .config import IdentityConfig
+from .fleet import DEVICE_RETENTION_S, REVOCATION_RETENTION_S, RevocationSnapshot
 
 EPOCH_KEY = "causeway:{revoked}:epoch"
 VERSION_KEY = "causeway:{revoked}:version"
 NONCE_KEY = "causeway:{revoked}:nonce"
 TOKENS_KEY = "causeway:{revoked}:tokens"
 DEVICES_KEY = "causeway:{revoked}:devices"
-REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
 REVOKE_SCRIPT: Final = load_script(f"{__package__}.lua", "revoke")
 RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
-_DEVICE_RETENTION_S = MAX_TOKEN_LIFETIME_S + REVOCATION_RETENTION_S
 _READ_S = 10.0
 _KEEP_SHARE = 0.25  # of `revocations_max_age_s`: an unchanged copy on disk is written again after that time
 _log = logging.getLogger("causeway.cloud.identity")
-
-
-class RevocationSnapshot(msgspec.Struct, frozen=True):
-    """A copy of the list. `epoch` and `version` are the highest that were seen: they never go back."""
-
-    epoch: int = 0
-    version: int = 0
-    tokens: Mapping[str, float] = {}  # jti -> unix time of its expiry
-    devices: Mapping[str, float] = {}  # tenant/device -> unix time of the revocation
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Epoch and version."""
-        return self.epoch, self.version
-
-    def check(self, owner: str, token_id: str, issued: float) -> None:
-        """Raises AuthenticationFailed for a revoked token, or one of a revoked device. `issued`: unix, s."""
-        if token_id in self.tokens:
-            raise AuthenticationFailed("the token has been revoked")
-        revoked_at = self.devices.get(owner)
-        if revoked_at is not None and issued <= revoked_at:
-            raise AuthenticationFailed("the device's tokens have been revoked")
-
-    def without(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return what `other` lacks. What has expired at `now` (unix, s) may be forgotten there already."""
-        ends = now - REVOCATION_RETENTION_S / 2.0  # halfway: the writer's clock may be ahead of this one
-        return RevocationSnapshot(
-            tokens={jti: expiry for jti, expiry in self.tokens.items() if expiry > ends and jti not in other.tokens},
-            devices={
-                name: at
-                for name, at in self.devices.items()
-                if other.devices.get(name, float("-inf")) < at and at + MAX_TOKEN_LIFETIME_S > ends
-            },
-        )
-
-    def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return the union with `other`, at the later position, without tokens that expired long before `now`
-        (unix, s)."""
-        devices = {
-            name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
-            for name in {**self.devices, **other.devices}
-        }
-        devices = {name: at for name, at in devices.items() if at > now - _DEVICE_RETENTION_S}
-        tokens = {
-            jti: expiry
-            for jti, expiry in {**self.tokens, **other.tokens}.items()
-            if expiry > now - REVOCATION_RETENTION_S
-        }
-        return RevocationSnapshot(*max(self.position, other.position), tokens, devices)
 
 
 class _RevocationCopy(RevocationSnapshot, frozen=True):
@@ -299,7 +249,7 @@ async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> 
 
     Devices whose tokens have all expired are forgotten. Raises RedisError.
     """
-    await _revoke(client, "device", owner, now, now - _DEVICE_RETENTION_S)
+    await _revoke(client, "device", owner, now, now - DEVICE_RETENTION_S)
 
 
 async def is_replicated(client: redis.asyncio.Redis, replicas: int, timeout_s: float) -> bool:

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.issuing import new_key, read_private
-from cloud_pool.accounts.identity.key_set import KeySet, public_jwk
-from cloud_pool.accounts.identity.token_verifier import TokenVerifier
+from cloud_pool.accounts.identity.key_set import public_jwk
+from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
 
 NOW = 1_800_000_000.0  # unix, s
 CLAIMS: dict[str, Any] = {
