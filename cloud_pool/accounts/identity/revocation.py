@@ -27,7 +27,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import msgspec
@@ -41,7 +41,7 @@ from router.serving.folders import write_atomically
 from ...redis.connect import client_fault
 from ...redis.keys import load_script
 from .config import IdentityConfig
-from .fleet import DEVICE_RETENTION_S, REVOCATION_RETENTION_S, RevocationSnapshot
+from .fleet import DEVICE_RETENTION_S, REVOCATION_RETENTION_S, FleetTrust, RevocationSnapshot
 
 EPOCH_KEY = "causeway:{revoked}:epoch"
 VERSION_KEY = "causeway:{revoked}:version"
@@ -61,22 +61,6 @@ class _RevocationCopy(RevocationSnapshot, frozen=True):
     read_at: float = 0.0
 
 
-class FleetRevocations(Protocol):
-    """The revocations of a fleet's control plane."""
-
-    @property
-    def revocations(self) -> RevocationSnapshot: ...
-    @property
-    def read_at(self) -> float:
-        """When they were read, monotonic s."""
-        ...
-
-    @property
-    def has_copy(self) -> bool:
-        """Whether they were ever read, by this process or by the one that wrote its copy on disk."""
-        ...
-
-
 class RevocationList:
     """A gateway's copy of the revocations, and those of its fleet, which never enter Redis.
 
@@ -94,7 +78,7 @@ class RevocationList:
         self,
         config: IdentityConfig,
         client: redis.asyncio.Redis | None,
-        fleet: FleetRevocations | None = None,
+        fleet: FleetTrust | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,

@@ -15,9 +15,7 @@ import base64
 import binascii
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import jwt
 import msgspec
@@ -27,6 +25,7 @@ from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable
 
 from ...core.principal import ClaimName, Grants, Principal
 from .config import IdentityConfig
+from .fleet import FleetTrust
 from .key_set import parse_keys, read_jwks
 
 
@@ -103,15 +102,6 @@ class _Header(msgspec.Struct, frozen=True):
     crit: msgspec.Raw = msgspec.Raw()
 
 
-class FleetKeys(Protocol):
-    """The keys of a fleet's boxes; `revision` grows with each change."""
-
-    @property
-    def keys(self) -> Mapping[str, Ed25519PublicKey]: ...
-    @property
-    def revision(self) -> int: ...
-
-
 class KeySet:
     """The keys in use: those of the file, then the fleet's.
 
@@ -125,7 +115,7 @@ class KeySet:
         ConfigError: a gateway does not start without valid keys in its file
     """
 
-    def __init__(self, path: Path | None, fleet: FleetKeys | None = None) -> None:
+    def __init__(self, path: Path | None, fleet: FleetTrust | None = None) -> None:
         self._path = path
         self._fleet = fleet
         self._stamp = self._read_stamp()
