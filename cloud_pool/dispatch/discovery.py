@@ -75,38 +75,33 @@ class EndpointDiscovery:
     no endpoint."""
 
     def __init__(self, addresses: Sequence[EndpointAddress], resolve: Resolver = resolve_dns) -> None:
-        self._addresses = tuple(addresses)
+        self.configured = tuple(addresses)  # with names unresolved
         self._resolve = resolve
         self._resolved: dict[EndpointAddress, tuple[str, ...]] = {}
         self._unresolved: set[EndpointAddress] = set()
 
-    @property
-    def configured(self) -> tuple[EndpointAddress, ...]:
-        """The addresses as they are configured, with names unresolved."""
-        return self._addresses
-
     def replace(self, addresses: Sequence[EndpointAddress]) -> None:
         """Take other addresses; names that stay keep what they resolved to."""
-        self._addresses = tuple(addresses)
+        self.configured = tuple(addresses)
         self._resolved = {name: found for name, found in self._resolved.items() if name in addresses}
         self._unresolved &= set(addresses)
 
     def zones(self) -> Mapping[str, str]:
         """Return each address with its zone; a listed address takes precedence over a resolved one."""
-        listed = {one.address: one.zone for one in self._addresses if not one.is_dns}
-        resolved = {address: one.zone for one in self._addresses for address in self._resolved.get(one, ())}
+        listed = {one.address: one.zone for one in self.configured if not one.is_dns}
+        resolved = {address: one.zone for one in self.configured for address in self._resolved.get(one, ())}
         return {**resolved, **listed}
 
     async def refresh(self) -> None:
         """Resolve every name, one after the other."""
-        for name in [one for one in self._addresses if one.is_dns]:
+        for name in [one for one in self.configured if one.is_dns]:
             try:
                 with anyio.fail_after(_RESOLVE_TIMEOUT_S):
                     found = await self._resolve(name.host, name.port)
             except (OSError, UnicodeError, TimeoutError) as error:
                 self._warn_once(name, str(error) or type(error).__name__)
                 continue
-            if name in self._addresses and found:  # It may have been removed while it was resolved.
+            if name in self.configured and found:  # It may have been removed while it was resolved.
                 self._resolved[name] = tuple(sorted(found))
                 self._unresolved.discard(name)
 

@@ -193,31 +193,23 @@ def due_probes(
 
 
 def hung(
-    state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
-) -> tuple[str, ...]:
-    """Find endpoints whose calls must all be ended: ejected, and silent for `hung_after_s` and the expected prefill.
-
-    Their calls would otherwise wait until their deadlines.
-    """
-    return _silent_ejected(state, settings.hung_after_s, now, settings, last_received_at)
-
-
-def stalled(
-    state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
-) -> tuple[str, ...]:
-    """Find endpoints whose calls without a first token must be ended: other endpoints can take them at no loss."""
-    if not state.healthy:
-        return ()
-    return _silent_ejected(state, 2.0 * settings.silent_before_probe_s, now, settings, last_received_at)
-
-
-def _silent_ejected(
     state: PoolState,
-    for_s: float,
     now: float,
     settings: LoadBalancingConfig,
     last_received_at: Callable[[str], float],
+    *,
+    begun: bool = True,
 ) -> tuple[str, ...]:
+    """Find ejected endpoints whose calls must be ended, which would else wait until their deadlines.
+
+    They were silent for `hung_after_s` and the expected prefill.
+
+    Args:
+        begun: False: calls without a first token, which must end sooner if other endpoints can take them at no loss.
+    """
+    if not begun and not state.healthy:
+        return ()
+    for_s = settings.hung_after_s if begun else 2.0 * settings.silent_before_probe_s
     with_calls = [one for one in state.endpoints if one.phase == "ejected" and one.open_since]
     return tuple(
         one.address

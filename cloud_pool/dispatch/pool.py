@@ -12,8 +12,6 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import anyio
 import msgspec
@@ -53,7 +51,7 @@ _PREPARE_S = 3.0
 
 
 class Lease:
-    """The right to one call on one endpoint, outstanding until it is closed: use it as a context manager.
+    """The right to one call on one endpoint, outstanding until it is closed.
 
     Report `first_token` when it comes, and then at most one of `succeeded` and `failed`. A caller that leaves reports
     neither. Later reports of the same kind are ignored.
@@ -92,14 +90,6 @@ class Lease:
         if not self._closed:
             self._closed = True
             self._pool.on_close(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Pool:
@@ -160,7 +150,7 @@ class Pool:
     # --- leases ------------------------------------------------------------------------------------------------------
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
-        """Select the endpoint of the next call, counted as outstanding from now on: use it as a context manager.
+        """Select the endpoint of the next call, counted as outstanding until the lease is closed.
 
         Args:
             key: Prefix key of the request (`prefix_affinity.prefix_key`).
@@ -289,12 +279,11 @@ class Pool:
 
     def _end_hanging_calls(self) -> None:
         now = self._clock()
-        for address in health.stalled(self._state, now, self._settings, self._last_received_at):
-            unreachable = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
-            self._client(address).fail_calls(self.model, unreachable, begun=False)
-        for address in health.hung(self._state, now, self._settings, self._last_received_at):
-            broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
-            self._client(address).fail_calls(self.model, broken)
+        unreachable = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
+        broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
+        for error, begun in ((unreachable, False), (broken, True)):
+            for address in health.hung(self._state, now, self._settings, self._last_received_at, begun=begun):
+                self._client(address).fail_calls(self.model, error, begun=begun)
 
     async def _probe(self, address: str) -> None:
         began, triton = self._clock(), self._client(address)

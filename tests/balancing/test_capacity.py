@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolCapacity, PoolState, capacity_of
@@ -42,7 +44,7 @@ def test_a_tier_that_is_down_has_the_capacity_of_one_endpoint() -> None:
 def test_the_pool_follows_its_endpoints() -> None:
     bed = Bed("t0:1", "t1:1", "t2:1")
     assert bed.pool.capacity == PoolCapacity(3)
-    with bed.pool.lease() as lease:
+    with closing(bed.pool.lease()) as lease:
         lease.failed(CloudUnreachable("refused", phase="connect"))
         assert bed.pool.capacity == PoolCapacity(2, away=1)
     assert bed.pool.capacity == PoolCapacity(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import anyio
 import msgspec
@@ -155,7 +155,7 @@ async def test_a_hanging_resolver_delays_only_its_own_tier() -> None:
         tiers = [Tier(tier, ChatFormat("")).endpoints for tier in start.tiers]
         pools = Pools(tiers, clients, start.load_balancing, resolve=Hanging())
         tasks.start_soon(pools.watch)
-        with pools.by_tier["t"].lease() as lease:
+        with closing(pools.by_tier["t"].lease()) as lease:
             assert lease.endpoint == "a:1"
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
@@ -167,7 +167,7 @@ async def test_a_reload_adds_and_drains_endpoints() -> None:
     resolver = Resolver(pool=["127.0.0.9"])
     start = config("127.0.0.1:1", "127.0.0.2:1", dns_refresh_s=60.0)
     async with running(start, resolver) as (pools, _):
-        with pools.by_tier["t"].lease(excluding={"127.0.0.2:1"}):
+        with closing(pools.by_tier["t"].lease(excluding={"127.0.0.2:1"})):
             reload_endpoints(pools, start, lambda: config("127.0.0.2:1", "dns:pool:1", dns_refresh_s=60.0))
             await until(lambda: len(addresses(pools)) == 3)
             assert addresses(pools) == {"127.0.0.1:1": "draining", "127.0.0.2:1": "active", "127.0.0.9:1": "ejected"}

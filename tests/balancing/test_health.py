@@ -289,8 +289,8 @@ def test_running_answers_of_an_ejected_endpoint_are_ended_after_the_expected_rea
     state = state.replace(msgspec.structs.replace(state.endpoints[0], phase="ejected"))
     assert health.hung(state, 17.9, CONFIG, never) == ()
     assert health.hung(state, 18.0, CONFIG, never) == ("t0",)
-    assert health.stalled(state, 9.9, CONFIG, never) == ()
-    assert health.stalled(state, 10.0, CONFIG, never) == ("t0",)
+    assert health.hung(state, 9.9, CONFIG, never, begun=False) == ()
+    assert health.hung(state, 10.0, CONFIG, never, begun=False) == ("t0",)
 
 
 def test_a_busy_probe_does_not_eject() -> None:
@@ -310,9 +310,9 @@ def test_calls_of_a_hung_endpoint_are_ended() -> None:
 
 def test_calls_without_a_first_token_are_ended_sooner_if_others_can_take_them() -> None:
     one = Endpoint(address="t0", phase="ejected", open_since=(0.0,))
-    assert health.stalled(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never) == ("t0",)
-    assert health.stalled(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never) == ()
-    assert health.stalled(PoolState((one,)), 2.0, CONFIG, never) == ()
+    assert health.hung(PoolState((one, Endpoint(address="t1"))), 2.0, CONFIG, never, begun=False) == ("t0",)
+    assert health.hung(PoolState((one, Endpoint(address="t1"))), 1.9, CONFIG, never, begun=False) == ()
+    assert health.hung(PoolState((one,)), 2.0, CONFIG, never, begun=False) == ()
 
 
 # --- membership ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 import anyio
@@ -45,7 +45,7 @@ def outstanding(bed: Bed) -> list[int]:
 def test_a_lease_counts_while_it_is_open() -> None:
     bed = Bed("a:1", "b:1")
     first = bed.pool.lease()
-    with bed.pool.lease() as second:
+    with closing(bed.pool.lease()) as second:
         assert {first.endpoint, second.endpoint} == {"a:1", "b:1"}
         assert outstanding(bed) == [1, 1]
     second.close()
@@ -60,7 +60,7 @@ async def test_a_lease_is_closed_however_the_call_ends(how: str) -> None:
     taken = asyncio.Event()
 
     async def call() -> None:
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             taken.set()
             if how == "fails":
                 lease.failed(CloudFailed("no"))
@@ -79,13 +79,13 @@ def test_measured_first_tokens_steer_the_selection() -> None:
     """A lease reports its first token once only."""
     bed = Bed("a:1", "b:1")
     for address, seconds in (("a:1", 1.0), ("b:1", 0.05)):
-        with bed.pool.lease(excluding={"a:1", "b:1"} - {address}) as lease:
+        with closing(bed.pool.lease(excluding={"a:1", "b:1"} - {address})) as lease:
             lease.first_token(seconds)
             lease.first_token(9.0)
             lease.succeeded()
     assert [one.ttft_s for one in bed.pool.endpoints] == [1.0, 0.05]
     for _ in range(5):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             assert lease.endpoint == "b:1"
 
 
@@ -93,9 +93,9 @@ def test_the_key_decides_with_prefix_affinity_only() -> None:
     bed = Bed("a:1", "b:1", "c:1", load_balancing="prefix_affinity")
     homes = set()
     for _ in range(10):
-        with bed.pool.lease(key=b"k") as lease:
+        with closing(bed.pool.lease(key=b"k")) as lease:
             homes.add(lease.endpoint)
-        with bed.pool.lease(key=b"other"):
+        with closing(bed.pool.lease(key=b"other")):
             pass
     assert len(homes) == 1
 
@@ -118,10 +118,10 @@ async def test_an_ejected_endpoint_returns_after_a_successful_probe() -> None:
     bed = Bed("a:1", "b:1")
     bed.at("a:1").fault = REFUSED
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             lease.failed(REFUSED)
         assert bed.phases() == {"a:1": "ejected", "b:1": "active"}
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             assert lease.endpoint == "b:1"
         bed.clock.now += 0.6
         await until(lambda: bed.at("a:1").probes == 1)
@@ -137,7 +137,7 @@ async def test_a_pool_of_one_is_unavailable_until_its_probe_succeeds() -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = EngineUnavailable("loading")
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             lease.failed(EngineUnavailable("loading"))
         assert bed.pool.healthy == 1
         await until(lambda: bed.pool.healthy == 0)
@@ -154,7 +154,7 @@ async def test_a_hung_endpoint_is_found_while_calls_wait() -> None:
     bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             assert lease.endpoint == "a:1"
             bed.clock.now += 1.0
             await until(lambda: bed.pool.healthy == 1)
@@ -171,7 +171,7 @@ async def test_a_late_probe_of_a_responding_endpoint_does_not_eject() -> None:
     bed = Bed("a:1", settings=LoadBalancingConfig(probe_timeout_s=0.05))
     bed.at("a:1").hangs = True
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             bed.clock.now += 1.0
             await until(lambda: bed.at("a:1").probes == 1)
             bed.at("a:1").last_received = bed.clock.now
@@ -188,7 +188,7 @@ async def test_an_unlisted_endpoint_drains() -> None:
     bed.pool.set_endpoints({"b:1": ""})
     assert bed.phases() == {"a:1": "draining", "b:1": "active"}
     for _ in range(3):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             assert lease.endpoint == "b:1"
     running.succeeded()
     running.close()
@@ -205,7 +205,7 @@ async def test_a_cancelled_probe_can_be_repeated() -> None:
     bed = Bed("a:1", "b:1", settings=LoadBalancingConfig(probe_timeout_s=30.0))
     bed.at("a:1").hangs = True
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             lease.failed(REFUSED)
         bed.clock.now += 1.0
         await until(lambda: bed.at("a:1").probes == 1)
@@ -228,7 +228,7 @@ async def test_the_error_class_tells_unreachable_from_unavailable(
     bed = Bed("a:1")
     bed.at("a:1").fault = fault
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             lease.failed(REFUSED)
         await until(lambda: bed.at("a:1").probes >= 1)
         bed.clock.now += LoadBalancingConfig().hung_after_s  # silence is proof by then
@@ -246,7 +246,7 @@ async def test_retry_after_grows_with_the_outage() -> None:
         return bed.at("a:1").probes == times and not bed.pool.endpoints[0].probing
 
     async with watching(bed):
-        with bed.pool.lease() as lease:
+        with closing(bed.pool.lease()) as lease:
             lease.failed(REFUSED)
         retry_after_s = []
         for count in range(1, 8):
@@ -265,7 +265,7 @@ def errors() -> list[CausewayError]:
 @pytest.mark.parametrize("error", errors(), ids=lambda error: error.code)
 def test_a_lease_reports_one_outcome_only(error: CausewayError) -> None:
     bed = Bed("a:1", "b:1")
-    with bed.pool.lease() as lease:
+    with closing(bed.pool.lease()) as lease:
         lease.succeeded()
         lease.failed(error)
     lease.failed(error)

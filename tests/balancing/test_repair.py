@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 import anyio
@@ -47,7 +47,7 @@ async def watched(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]]:
 
 async def leased(pool: Pool) -> list[Delta]:
     """Run one call as the service does."""
-    with pool.lease() as lease:
+    with closing(pool.lease()) as lease:
         try:
             return await collect(lease.triton, infer_request())
         except CausewayError as error:

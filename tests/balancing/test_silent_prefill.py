@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import anyio
 import pytest
@@ -57,7 +57,7 @@ async def only_endpoint(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]
 async def answered(pool: Pool, request: InferenceRequest, begun: asyncio.Event | None = None) -> str:
     """Run one call as the service does, and return its text."""
     text = ""
-    with pool.lease(tokens=request.estimated_tokens) as lease:
+    with closing(pool.lease(tokens=request.estimated_tokens)) as lease:
         try:
             async for delta in lease.triton.generate(request):
                 if not text:

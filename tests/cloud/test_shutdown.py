@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import anyio
 import pytest
@@ -26,7 +27,7 @@ CONFIG = Config(server=ServerConfig(port=0), tiers=(unreachable_tier(),))
 async def probe_on_exit(app: App, codes: list[str]) -> None:
     """Background work that still probes its Triton while it is cancelled."""
     pool = app.runtime.pools.by_tier["large"]
-    with pool.lease() as lease:
+    with closing(pool.lease()) as lease:
         try:
             await anyio.sleep_forever()
         finally:
