@@ -472,7 +472,7 @@ def build(
         config.server.max_body_memory_bytes, metrics.registry, allowed_connections(config.server.max_connections)
     )
     bodies.check_largest(config.server.max_body_bytes)
-    jobs = build_jobs(config, runtime.tiers, accounts, metrics, runtime.tracing, bodies)
+    jobs = build_jobs(config, runtime, bodies)
     admission = RequestAdmission(
         config.server,
         runtime.tiers,
@@ -661,33 +661,21 @@ class JobsGateway:
         await self._stores.close()
 
 
-def build_jobs(
-    config: Config,
-    tiers: Mapping[str, Tier],
-    accounts: Accounts,
-    metrics: Metrics,
-    tracing: Tracing | None,
-    bodies: BodyMemory,
-) -> JobsGateway | None:
+def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGateway | None:
     """Return None without a Redis. Raises ConfigError."""
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
         if config.redis:
             _log.warning("no jobs: `redis` is a cluster, and `jobs.redis` names no other Redis")
         return None
+    identify, ledger = runtime.accounts.authenticator.identify, runtime.accounts.ledger
     return JobsGateway(
         settings,
-        tiers,
-        JobCallers(
-            accounts.authenticator.identify,
-            accounts.ledger.limits,
-            accounts.ledger.check_cost,
-            accounts.ledger.admit_submission,
-            accounts.ledger.admit_reads,
-        ),
-        metrics.registry,
-        trace=None if tracing is None else tracing.jobs,
-        audit=accounts.audit,
+        runtime.tiers,
+        JobCallers(identify, ledger.limits, ledger.check_cost, ledger.admit_submission, ledger.admit_reads),
+        runtime.metrics.registry,
+        trace=runtime.job_trace,
+        audit=runtime.accounts.audit,
         bodies=bodies,
     )
 

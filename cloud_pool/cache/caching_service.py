@@ -154,8 +154,8 @@ class CachingService:
         self._cache = cache
         self._generate = generate
         self._tasks: TaskGroup | None = None
-        self._generations: dict[GenerationKey, CoalescedGeneration] = {}
-        self._leaders: dict[GenerationKey, GenerationLeader] = {}
+        self.generations: dict[GenerationKey, CoalescedGeneration] = {}
+        self.leaders: dict[GenerationKey, GenerationLeader] = {}
         self.following = 0  # leaders on other gateways that this one follows now
         self._running = 0
         self._generation_ended = anyio.Event()
@@ -175,14 +175,6 @@ class CachingService:
                 self._generation_ended = anyio.Event()
                 await self._generation_ended.wait()
         await self._cache.store.close()
-
-    @property
-    def generations(self) -> tuple[CoalescedGeneration, ...]:
-        return tuple(self._generations.values())
-
-    @property
-    def leaders(self) -> tuple[GenerationLeader, ...]:
-        return tuple(self._leaders.values())
 
     def reply(
         self, context: RequestContext, on_first_token: OnFirstToken = lambda _: None
@@ -239,9 +231,9 @@ class CachingService:
         """Raises Draining."""
         if self._tasks is None:
             raise Draining("this gateway has not started")
-        generation = self._generations.get(key)
+        generation = self.generations.get(key)
         if generation is None or not generation.joinable:
-            generation = self._generations[key] = CoalescedGeneration(key, cache.config.max_buffer_bytes)
+            generation = self.generations[key] = CoalescedGeneration(key, cache.config.max_buffer_bytes)
             subscriber = generation.join(context)
             self._running += 1
             self._tasks.start_soon(self._run_generation, cache, generation)
@@ -271,8 +263,8 @@ class CachingService:
             _log.error("an answer could not be shared: %s", type(error).__name__)
             fault = SharingFailed()
         finally:
-            if self._generations.get(generation.key) is generation:
-                del self._generations[generation.key]
+            if self.generations.get(generation.key) is generation:
+                del self.generations[generation.key]
             if not generation.finished:
                 generation.finish(fault)
             self._running -= 1
@@ -326,15 +318,15 @@ class CachingService:
                 span.end(outcome="whole" if generation.finished else "broken")
 
     async def _lead(self, cache: SharedCache, generation: CoalescedGeneration, lease: LeaderLease | None) -> None:
-        leader = self._leaders[generation.key] = GenerationLeader(cache, self._generate, generation, lease)
+        leader = self.leaders[generation.key] = GenerationLeader(cache, self._generate, generation, lease)
         try:
             await leader.run()
         finally:
-            if self._leaders.get(generation.key) is leader:
-                del self._leaders[generation.key]
+            if self.leaders.get(generation.key) is leader:
+                del self.leaders[generation.key]
 
     def _wake_leader(self, key: GenerationKey) -> None:
-        leader = self._leaders.get(key)
+        leader = self.leaders.get(key)
         if leader is not None:
             leader.on_remote_follower()
 

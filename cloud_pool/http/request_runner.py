@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 import msgspec
 
@@ -40,19 +40,6 @@ _log = logging.getLogger("causeway.cloud.server")
 _REFUSED = frozenset(
     kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)
 )
-Answered = TypeVar("Answered", covariant=True)
-
-
-class OnChunk(Protocol):
-    """Gets each chunk before it is sent."""
-
-    def __call__(self, chunk: Chunk, /) -> None: ...
-
-
-class Respond(Protocol[Answered]):
-    """Answers a client; calls `on_chunk` with each chunk before it is sent."""
-
-    def __call__(self, on_chunk: OnChunk, /) -> Awaitable[Answered]: ...
 
 
 class RequestRunner(msgspec.Struct):
@@ -132,8 +119,7 @@ class RequestRunner(msgspec.Struct):
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
     ) -> None:
         """Answer an admitted request for embeddings. Raises CausewayError."""
-
-        async def send(on_chunk: OnChunk) -> None:
+        with self.responding(entry, context, arrived_at) as on_chunk:
             head, embeddings = await self.service.embed(context)
             on_chunk(Chunk(usage=embeddings.usage))
             entry.response_headers = dict(head.headers)
@@ -142,16 +128,18 @@ class RequestRunner(msgspec.Struct):
                 await slow
             await reply.end()
 
-        await self.respond(entry, context, arrived_at, send)
+    @contextmanager
+    def responding(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float
+    ) -> Iterator[Callable[[Chunk], None]]:
+        """Answer an admitted request in the block with what is never shared or cached. Raises CausewayError.
 
-    async def respond(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Answered]
-    ) -> Answered:
-        """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
+        Yields what gets each chunk before it is sent; an answer without tokens has none.
+        """
         measured = RequestMetrics(self.metrics, context.tier.name, arrived_at, self.clock)
         billing = Billing(measured.first_token, "")
         with self._settled(entry, context, measured, billing):
-            return await respond(partial(measured.on_chunk, billing))
+            yield partial(measured.on_chunk, billing)
 
     @contextmanager
     def _settled(

@@ -24,7 +24,7 @@ from router.realtime.response import SessionLimits, StartResponse, TranscribeSou
 from router.realtime.session import RealtimeSession
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
 from router.serving.logs import REQUEST, redacted
-from router.types import Chunk, Request, RoutingHints, Usage
+from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
@@ -32,7 +32,7 @@ from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
 from ..tiers.config import NO_SOUND
 from .request_admission import RequestAdmission, RequestHeaders, read_headers
-from .request_runner import OnChunk, RequestRunner
+from .request_runner import RequestRunner
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts
@@ -171,14 +171,9 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
             request = sound_request(self._model, live.session.request_hints)
             context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
             entry.tier = context.tier.name
-
-            async def respond(on_chunk: OnChunk) -> Transcript:
+            with runner.responding(entry, context, arrived_at):
                 asked = TranscriptionRequest(base64.b64decode(sound.wav), context.tier.name)
-                transcript = await parts.transcribe(context, asked, param=_PARAM)
-                on_chunk(Chunk(usage=Usage()))
-                return transcript
-
-            return await runner.respond(entry, context, arrived_at, respond)
+                return await parts.transcribe(context, asked, param=_PARAM)
 
     @contextmanager
     def _entry(self, route: str, request_id: str) -> Iterator[LedgerEntry]:

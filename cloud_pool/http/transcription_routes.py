@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from functools import partial
 
 import msgspec
 from aiohttp import hdrs, web
@@ -24,13 +22,13 @@ from router.openai.audio import (
 from router.serving.logs import REQUEST
 from router.serving.request import read_authorization
 from router.serving.responses import JSON, STREAMED, EventStream, header_lines
-from router.types import Chunk, RoutingHints, Usage
+from router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry
 from ..core.request_context import RequestContext, answer_head
 from ..degradation.fallback import REQUESTED
 from ..http.request_admission import RequestAdmission
-from ..http.request_runner import OnChunk, RequestRunner
+from ..http.request_runner import RequestRunner
 from ..parts.request_parts import RequestParts, sound_request
 from .request_admission import read_headers
 
@@ -50,12 +48,14 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
             context, request = await self._admit(http, arrived_at, entry)
             headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
             if not request.stream:
-                whole = partial(self._whole, context, request, headers)
-                return await self.runner.respond(entry, context, arrived_at, whole)
+                with self.runner.responding(entry, context, arrived_at):
+                    transcript = await self.parts.transcribe(context, request)
+                    headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
+                    return web.Response(body=encode_transcript(transcript, request), headers=headers)
             stream = EventStream(http, header_lines({**STREAMED, **headers}))
             try:
-                words = partial(self._stream, context, request, stream)
-                await self.runner.respond(entry, context, arrived_at, words)
+                with self.runner.responding(entry, context, arrived_at):
+                    await self._stream(context, request, stream)
             except ClientGone:
                 raise
             except CausewayError as error:
@@ -78,17 +78,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
         context.tier.check_ability("audio")
         return context, request
 
-    async def _whole(
-        self, context: RequestContext, request: TranscriptionRequest, headers: Mapping[str, str], on_chunk: OnChunk
-    ) -> web.Response:
-        transcript = await self.parts.transcribe(context, request)
-        on_chunk(Chunk(usage=Usage()))
-        form = JSON if request.format in JSON_FORMATS else TEXT
-        return web.Response(body=encode_transcript(transcript, request), headers={**headers, "Content-Type": form})
-
-    async def _stream(
-        self, context: RequestContext, request: TranscriptionRequest, stream: EventStream, on_chunk: OnChunk
-    ) -> None:
+    async def _stream(self, context: RequestContext, request: TranscriptionRequest, stream: EventStream) -> None:
         """Send the words of each segment as soon as it is understood. Raises CausewayError."""
         segments: asyncio.Queue[Segment | None] = asyncio.Queue()
         transcription = asyncio.ensure_future(self.parts.transcribe(context, request, segments.put_nowait))
@@ -101,7 +91,6 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
             transcript = await transcription
         finally:
             transcription.cancel()
-        on_chunk(Chunk(usage=Usage()))
         words = b"" if stream.sends or not transcript.text else encode_delta(transcript.text)  # all of it was known
         stream.end(words + encode_done(transcript))
         await stream.drain()

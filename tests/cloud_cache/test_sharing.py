@@ -318,7 +318,7 @@ async def test_fallback_answer_is_shared_and_not_stored(two: Two) -> None:
     one.script.head = AnswerHead((("x-causeway-degraded", "true"),), keep=False)
     _leader = await begun(one)
     follower = other.ask(ask())
-    await until(lambda: any(leader.has_remote_followers for leader in one.caching_service.leaders))
+    await until(lambda: any(leader.has_remote_followers for leader in one.caching_service.leaders.values()))
     one.script.permit(3)
     assert (await follower.end()).headers["x-causeway-degraded"] == "true"
     await until(lambda: not one.caching_service.generations)
@@ -489,7 +489,7 @@ async def test_long_answer_is_bounded_in_memory(redis_server: RedisServer, confi
         script.permit(50)
         await until(lambda: leader.text == "word " * 50)
         assert one.caching_service.generations
-        (generation,) = one.caching_service.generations
+        (generation,) = one.caching_service.generations.values()
         assert generation.buffered_bytes <= 2000
         other.script.permit(9)
         assert (await other.ask(ask()).end()).reply.status == "miss"
