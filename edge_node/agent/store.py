@@ -30,7 +30,7 @@ from models.catalog.artifact import (
     load_artifact,
     sha256_of,
 )
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleSignal, encode_manifest, read_manifest
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleSignal, encode_canonical, read_manifest
 from router.bundle.refusals import BundleAltered
 from router.serving.folders import sync
 
@@ -214,7 +214,7 @@ class BundleStore:
             for signal in model.signals:
                 self._stage_signal(artifacts, model, signal)
         self._disk.sync_folder(artifacts)
-        self._write(partial / MANIFEST, encode_manifest(manifest))
+        self._write(partial / MANIFEST, encode_canonical(manifest))
         self._disk.sync_folder(partial)
         self._disk.rename(partial, folder)
         self._disk.sync_folder(self._bundles)

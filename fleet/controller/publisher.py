@@ -11,7 +11,7 @@ import msgspec
 from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
-from router.bundle.manifest import BundleManifest, RolloutPlan, encode_plan
+from router.bundle.manifest import BundleManifest, RolloutPlan, encode_canonical
 from router.errors import ConfigError
 
 from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows, read_fleet
@@ -172,7 +172,7 @@ class Plans:
         is_any_new = False
         for cohort, plan in published.items():
             doc = self.rollout_doc(cohort)
-            digest = hashlib.sha256(encode_plan(plan)).hexdigest()
+            digest = hashlib.sha256(encode_canonical(plan)).hexdigest()
             pace = CohortPace(maintenance_windows(doc), doc.per_site, reverting.get(cohort, False), digest)
             before = generations[cohort].pace if cohort in generations else None
             if before == pace:

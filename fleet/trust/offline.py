@@ -13,7 +13,7 @@ import msgspec
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, Role, Root, T, TargetFile, Targets
 
-from router.bundle.manifest import BundleManifest, bundle_id, encode_manifest
+from router.bundle.manifest import BundleManifest, bundle_id, encode_canonical
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet
@@ -144,7 +144,7 @@ def _sign_artifacts(
     _add_signatures(pending, signers, set(root.roles["targets"].keyids))
     # Bundles and blobs first: what is signed can be fetched, and the next signer finds the manifests.
     for bundle in built.values():
-        folder.write_target(f"bundles/{bundle.id}.json", encode_manifest(bundle.manifest))
+        folder.write_target(f"bundles/{bundle.id}.json", encode_canonical(bundle.manifest))
     result = root.get_verification_result("targets", pending.signed_bytes, pending.signatures)
     if result.verified:
         for bundle in built.values():
@@ -190,7 +190,7 @@ def _artifacts(
         kept.setdefault(manifest.cohort, []).append((manifest.serial, target.path, target))
     for name, bundle in built.items():
         path = f"bundles/{bundle.id}.json"
-        target = TargetFile.from_data(path, encode_manifest(bundle.manifest), ["sha256"])
+        target = TargetFile.from_data(path, encode_canonical(bundle.manifest), ["sha256"])
         entries = [entry for entry in kept.get(name, []) if entry[1] != path]
         kept[name] = sorted([*entries, (bundle.manifest.serial, path, target)], key=lambda entry: entry[:2])
     targets = {path: target for entries in kept.values() for _, path, target in entries[-KEPT_BUNDLES:]}

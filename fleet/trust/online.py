@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
 
-from router.bundle.manifest import RolloutPlan, encode_plan, read_plan
+from router.bundle.manifest import RolloutPlan, encode_canonical, read_plan
 from router.bundle.refusals import BundleNotSigned
 from router.errors import ConfigError
 
@@ -159,7 +159,7 @@ def _rollout(
                 raise BundleNotSigned(
                     f"the rollout of {cohort} names bundle {unsigned[0]}, which artifacts has not signed"
                 )
-            path, content = f"rollouts/{cohort}.json", encode_plan(plan)
+            path, content = f"rollouts/{cohort}.json", encode_canonical(plan)
             targets[path] = TargetFile.from_data(path, content, ["sha256"])
             folder.write_target(path, content)
     return Targets(version=1 if current is None else current.signed.version + 1, expires=expires, targets=targets)

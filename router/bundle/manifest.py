@@ -164,14 +164,14 @@ def blob_of(content: bytes) -> Blob:
     return Blob(hashlib.sha256(content).hexdigest(), len(content))
 
 
-def encode_manifest(manifest: BundleManifest) -> bytes:
+def encode_canonical(document: BundleManifest | RolloutPlan) -> bytes:
     """Return the canonical bytes."""
-    return msgspec.json.encode(manifest, order="deterministic")
+    return msgspec.json.encode(document, order="deterministic")
 
 
 def bundle_id(manifest: BundleManifest) -> str:
     """Return the sha256 of the canonical bytes, in hex."""
-    return hashlib.sha256(encode_manifest(manifest)).hexdigest()
+    return hashlib.sha256(encode_canonical(manifest)).hexdigest()
 
 
 def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> BundleManifest:
@@ -198,7 +198,7 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleInvalid(f"bundle {expected_id}: {error}") from error
     check_manifest(manifest)
-    if encode_manifest(manifest) != content:
+    if encode_canonical(manifest) != content:
         raise BundleInvalid(f"bundle {expected_id}: the JSON is not canonical")
     return manifest
 
@@ -255,11 +255,7 @@ def _check_projector(model: BundleModel) -> None:
         if model.pictures:
             raise BundleInvalid(f"{model.name}: a golden prompt has a picture, and the model has no projector")
         return
-    if projector.model_sha256 != model.blob.sha256:
-        raise BundleInvalid(
-            f"{model.name}: its projector was made for the weights {projector.model_sha256[:12]}, "
-            f"and the bundle's are {model.blob.sha256[:12]}"
-        )
+    _check_weights(model, "projector was made for", projector.model_sha256)
     if (projector.encoder is None) != (projector.tokens == 0):
         raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector belong together")
 
@@ -267,11 +263,13 @@ def _check_projector(model: BundleModel) -> None:
 def _check_signals(model: BundleModel) -> None:
     _check_once("signal", [f"{signal.kind} of {model.name}" for signal in model.signals])
     for signal in model.signals:
-        if signal.model_sha256 != model.blob.sha256:
-            raise BundleInvalid(
-                f"{model.name}: its signal {signal.kind} was fitted on the weights {signal.model_sha256[:12]}, "
-                f"and the bundle's are {model.blob.sha256[:12]}"
-            )
+        _check_weights(model, f"signal {signal.kind} was fitted on", signal.model_sha256)
+
+
+def _check_weights(model: BundleModel, what: str, sha256: str) -> None:
+    if sha256 != model.blob.sha256:
+        ours = model.blob.sha256[:12]
+        raise BundleInvalid(f"{model.name}: its {what} the weights {sha256[:12]}, and the bundle's are {ours}")
 
 
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:
@@ -345,11 +343,6 @@ def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str 
     if in_share(plan, device):
         return plan.to_bundle  # (3)
     return running if plan.from_bundle is None else plan.from_bundle  # (4)
-
-
-def encode_plan(plan: RolloutPlan) -> bytes:
-    """Return the canonical bytes."""
-    return msgspec.json.encode(plan, order="deterministic")
 
 
 def read_plan(content: bytes, cohort: str) -> RolloutPlan:

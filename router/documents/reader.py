@@ -162,7 +162,10 @@ class _Reader:
 
     def _scalar(self, tree: Tree, kind: shapes.Type, title: str) -> Plain | None:
         if not isinstance(tree, Scalar):
-            return self._report(tree, f"must be {title or _type_name(kind)}, not a {type(tree).__name__.lower()}")
+            return self._report(
+                tree,
+                f"must be {title or _TYPE_NAMES.get(type(kind), 'one value')}, not a {type(tree).__name__.lower()}",
+            )
         self.scalars[tree.location.path] = tree
         for known, read in _SCALARS:
             if isinstance(kind, known):
@@ -266,10 +269,6 @@ _TYPE_NAMES: dict[type[shapes.Type], str] = {
     shapes.FloatType: "a number",
     shapes.LiteralType: "one word",
 }
-
-
-def _type_name(kind: shapes.Type) -> str:
-    return _TYPE_NAMES.get(type(kind), "one value")
 
 
 def _shorten(text: str) -> str:

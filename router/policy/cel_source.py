@@ -305,13 +305,11 @@ def unbracketed(tokens: list[Token]) -> list[Token]:
 
 def _unwrap(tokens: list[Token]) -> list[Token]:
     """Remove the brackets around the whole, and the `!` before them."""
-    while True:
-        bare = tokens
-        while bare and bare[0].text == "!":
-            bare = bare[1:]
-        if not (bare and bare[0].text == "(" and _closing(bare) == len(bare) - 1):
-            return tokens
-        tokens = bare[1:-1]
+    bare = tokens
+    while bare and bare[0].text == "!":
+        bare = bare[1:]
+    inside = unbracketed(bare)
+    return tokens if inside is bare else _unwrap(inside)
 
 
 def _closing(tokens: list[Token]) -> int:

@@ -259,7 +259,8 @@ class RealtimeSession:
             case "session.update":
                 self._update(validate(document, SessionUpdate))
             case "conversation.item.create":
-                self._create_item(validate(document, ItemCreate))
+                create = validate(document, ItemCreate)
+                self._insert(read_item(create.item, self._next_item_id(), self._sound), create.previous_item_id)
             case "conversation.item.delete":
                 item_id = validate(document, ItemReference).item_id
                 self._conversation.delete(item_id)
@@ -268,11 +269,11 @@ class RealtimeSession:
                 item = self._conversation.get(validate(document, ItemReference).item_id)
                 self._emit("conversation.item.retrieved", {"item": item.body})
             case "response.create":
-                create = validate(document, ResponseCreate)
+                asked = validate(document, ResponseCreate)
                 try:
-                    return self._start(create)
+                    return self._start(asked)
                 except CausewayError:
-                    self._protect(create.response or {})
+                    self._protect(asked.response or {})
                     raise
             case "response.cancel":
                 return self._cancel(validate(document, ResponseCancel))
@@ -357,9 +358,6 @@ class RealtimeSession:
     def _check_spoken(self, update: JSONObject, where: str) -> None:
         if update.get("output_modalities") == ["audio"] and not self._speaks:
             raise _not_spoken(f"{where}.output_modalities[0]")
-
-    def _create_item(self, event: ItemCreate) -> None:
-        self._insert(read_item(event.item, self._next_item_id(), self._sound), event.previous_item_id)
 
     def _add_sound(self, item_id: str, wav: str) -> TranscribeSound | None:
         """(7) Raises ConversationFull."""

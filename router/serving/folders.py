@@ -82,7 +82,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
         OSError: It names the file, which is as it was; nothing is left beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_partial(path, content, mode).replace(path)
+    _partial(path, mode, lambda file: file.write(content)).replace(path)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
@@ -92,7 +92,7 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
         FileExistsError: It is; nothing was changed.
         OSError: It names the file, which is not there; nothing is left beside it.
     """
-    partial = _write_partial(path, content, mode)
+    partial = _partial(path, mode, lambda file: file.write(content))
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -110,10 +110,6 @@ def copy_atomically(source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as file:
         _partial(path, 0o644, lambda target: shutil.copyfileobj(file, target, _CHUNK_BYTES)).replace(path)
-
-
-def _write_partial(path: Path, content: bytes, mode: int) -> Path:
-    return _partial(path, mode, lambda file: file.write(content))
 
 
 def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path:

@@ -37,11 +37,8 @@ def redacted(error: BaseException) -> str:
     described = " < ".join([type(error).__name__, *reversed(frames)])
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     members = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return "\n".join([described, *(f"  of: {redacted(each)}" for each in members), *_caused_by(cause)])
-
-
-def _caused_by(cause: BaseException | None) -> tuple[str, ...]:
-    return () if cause is None else (f"  after: {redacted(cause)}",)
+    caused_by = () if cause is None else (f"  after: {redacted(cause)}",)
+    return "\n".join([described, *(f"  of: {redacted(each)}" for each in members), *caused_by])
 
 
 class TextFormatter(logging.Formatter):

@@ -351,15 +351,11 @@ class StreamDecoder:
         delta = choice.get("delta")
         message = delta if isinstance(delta, dict) else choice.get("message")
         logprobs = wire.logprobs_of(choice.get("logprobs"))
-        text, thought, refusal, extra = wire.text(choice.get("text")), "", None, ""
+        text, thought, refusal, extra, pieces = _said(choice, message, self._phase)
         calls: tuple[ToolCallDelta, ...] = ()
-        if isinstance(message, dict):
-            text, thought, refusal = wire.content_of(message, self._phase)
-            extra = inner_extra(message, _MESSAGE)
-            pieces = _call_pieces(message)
-            if pieces:
-                tracker = self._calls.setdefault(index, CallTracker(self._request_id, index))
-                calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
+        if pieces:
+            tracker = self._calls.setdefault(index, CallTracker(self._request_id, index))
+            calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
         self._seen.add(index)
         if reason is not None:
             self._ends[index] = _ChoiceEnd(reason, note, resume)
@@ -383,24 +379,23 @@ def _with_text(answer: JSONObject, text: str, replacement: str) -> JSONObject:
     return answer
 
 
-def _call_pieces(message: JSONObject) -> list[JSONObject]:
-    """Return the tool calls of a message, one in OpenAI's former field included."""
+def _said(choice: JSONObject, message: object, phase: Phase) -> tuple[str, str, str | None, str, list[JSONObject]]:
+    """Return text, thought, refusal, other fields and tool calls, one in OpenAI's former field included."""
+    if not isinstance(message, dict):
+        return wire.text(choice.get("text")), "", None, "", []
     pieces = wire.objects(message.get("tool_calls"))
-    former = message.get("function_call")
-    return [*pieces, {"function": former}] if isinstance(former, dict) else pieces
+    if isinstance(former := message.get("function_call"), dict):
+        pieces.append({"function": former})
+    return *wire.content_of(message, phase), inner_extra(message, _MESSAGE), pieces
 
 
 def _whole(choice: JSONObject, position: int, tokens: int, request_id: str) -> Chunk:
     index = wire.index_of(choice, position)
     found = choice.get("message")
     message = found if isinstance(found, dict) else choice.get("delta")
-    text, thought, refusal, extra = wire.text(choice.get("text")), "", None, ""
+    text, thought, refusal, extra, pieces = _said(choice, message, "first_token")
     tracker = CallTracker(request_id, index)
-    calls: tuple[ToolCallDelta, ...] = ()
-    if isinstance(message, dict):
-        text, thought, refusal = wire.content_of(message, "first_token")
-        extra = inner_extra(message, _MESSAGE)
-        calls = tuple([call for piece in _call_pieces(message) if (call := tracker.whole(piece)) is not None])
+    calls = tuple([call for piece in pieces if (call := tracker.whole(piece)) is not None])
     logprobs = wire.logprobs_of(choice.get("logprobs"))
     reason, note = wire.finish_of(choice.get("finish_reason"), "first_token")
     return Chunk(

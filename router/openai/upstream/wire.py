@@ -445,15 +445,14 @@ def _nan(logprob: float | None) -> float:
 # --- tool calls ------------------------------------------------------------------------------------------------------
 
 
-class _Call:
+class _Call(msgspec.Struct):
     """A call that has begun. `position`: the index that the server gave it, or its number."""
 
-    def __init__(self, number: int, position: int, identity: str, name: str) -> None:
-        self.number = number
-        self.position = position
-        self.identity = identity
-        self.name = name
-        self.arguments = ""
+    number: int
+    position: int
+    identity: str
+    name: str
+    arguments: str
 
     @property
     def complete(self) -> bool:
@@ -502,21 +501,13 @@ class CallTracker:
             call.arguments += arguments
             call.name = call.name or name
             return ToolCallDelta(call.number, arguments, extra=extra) if arguments or extra else None
-        if not (name or arguments or text(piece.get("id"))):
+        identity, position, count = text(piece.get("id")), number(piece.get("index")), len(self._calls)
+        if not (name or arguments or identity):
             return None
-        call = self._begin(piece, name)
-        call.arguments = arguments
-        identity = text(piece.get("id"))
-        if not identity or any(other.identity == identity for other in self._calls[:-1]):
-            identity = call_id(self._request_id, self._choice, call.number)
-        return ToolCallDelta(call.number, arguments, identity, name or None, extra)
-
-    def _begin(self, piece: JSONObject, name: str) -> _Call:
-        position = number(piece.get("index"))
-        count = len(self._calls)
-        call = _Call(count, count if position is None else position, text(piece.get("id")), name)
-        self._calls.append(call)
-        return call
+        ours = not identity or any(call.identity == identity for call in self._calls)
+        self._calls.append(_Call(count, count if position is None else position, identity, name, arguments))
+        own = call_id(self._request_id, self._choice, count) if ours else identity
+        return ToolCallDelta(count, arguments, own, name or None, extra)
 
     def _find(self, piece: JSONObject) -> _Call | None:
         """Return the call that this piece continues; None: it begins one."""

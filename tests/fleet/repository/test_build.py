@@ -15,7 +15,7 @@ from fleet.cli.rollout_output import manifest_changes
 from fleet.repository.build import BuiltBundle, build_bundles
 from fleet.repository.fleet_file import cohort_of
 from fleet.repository.folder import check_fleet
-from router.bundle.manifest import BundleManifest, encode_manifest, read_manifest
+from router.bundle.manifest import BundleManifest, encode_canonical, read_manifest
 from router.bundle.refusals import BundleInvalid
 
 from .fleets import edit, write_fleet
@@ -41,7 +41,7 @@ def test_a_bundle_holds_what_the_folder_says(fleet: Path) -> None:
     assert {blob.sha256 for blob in manifest.blobs} == set(bundle.files)
     assert bundle.files[manifest.policy.sha256] == fleet / "policies" / "kiosk.yaml"
     assert bundle.files[manifest.cases[0].sha256] == fleet / "policies" / "cases" / "kiosk.yaml"
-    assert read_manifest(encode_manifest(manifest), bundle.id, "0.1.0") == manifest
+    assert read_manifest(encode_canonical(manifest), bundle.id, "0.1.0") == manifest
 
 
 def test_the_same_content_has_the_same_id_anywhere(fleet: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_signals_travel_with_the_weights_that_they_were_fitted_on(fleet: Path) -
     (signal,) = bundle.manifest.models[0].signals
     assert (signal.kind, signal.model_sha256, bundle.manifest.format) == ("confidence", WEIGHTS, 2)
     assert bundle.files[signal.blob.sha256] == fleet / "models" / "confidence.json"
-    assert read_manifest(encode_manifest(bundle.manifest), bundle.id, "0.1.0") == bundle.manifest
+    assert read_manifest(encode_canonical(bundle.manifest), bundle.id, "0.1.0") == bundle.manifest
     assert manifest_changes(first, bundle.manifest) == ["signal confidence of assistant: added"]
     assert manifest_changes(bundle.manifest, first) == ["signal confidence of assistant: removed"]
     edit(fleet / "fleet.yaml", "min_daemon", "leaving: report\n    min_daemon")

@@ -11,7 +11,7 @@ from tuf.api.metadata import Metadata, TargetFile, Targets
 from edge_node.agent.source import DownloadBounds
 from edge_node.agent.verifier import Fetch, UpdateVerifier
 from fleet.trust.online import publish_freshness
-from router.bundle.manifest import blob_of, encode_plan
+from router.bundle.manifest import blob_of, encode_canonical
 from router.bundle.refusals import UpdateRefused
 
 from ..repository.fleets import edit
@@ -221,7 +221,7 @@ def test_a_rollout_of_an_unsigned_bundle(fleet: SignedFleet, box: Box, field: st
     """The online keys alone cannot bring a bundle of their own, not even for one pinned box."""
     bundle = fleet.release()
     plan = plan_of(bundle, **{field: {"box-1": "a" * 64} if field == "pins" else "a" * 64})
-    sign_plan(fleet, "rollouts/kiosk.json", encode_plan(plan))
+    sign_plan(fleet, "rollouts/kiosk.json", encode_canonical(plan))
     update = box()
     update.refresh()
     assert refused(lambda: update.plan("kiosk")) == "bundle_not_signed"
@@ -248,7 +248,7 @@ def test_a_bundle_signed_by_the_rollout_role(fleet: SignedFleet, box: Box) -> No
 
 def test_the_plan_of_another_cohort(fleet: SignedFleet, box: Box) -> None:
     bundle = fleet.release()
-    sign_plan(fleet, "rollouts/others.json", encode_plan(plan_of(bundle)))
+    sign_plan(fleet, "rollouts/others.json", encode_canonical(plan_of(bundle)))
     update = box()
     update.refresh()
     assert refused(lambda: update.plan("others")) == "bundle_invalid"

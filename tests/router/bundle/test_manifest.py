@@ -20,7 +20,7 @@ from router.bundle.manifest import (
     blob_of,
     bundle_id,
     daemon_is_new_enough,
-    encode_manifest,
+    encode_canonical,
     read_manifest,
 )
 from router.bundle.refusals import BundleAltered, BundleInvalid, DaemonTooOld, UpdateRefused
@@ -51,7 +51,7 @@ def with_adapters(*adapters: BundleAdapter) -> BundleManifest:
 
 
 def altered(old: bytes, new: bytes) -> bytes:
-    content = encode_manifest(MANIFEST)
+    content = encode_canonical(MANIFEST)
     assert old in content
     return content.replace(old, new, 1)
 
@@ -62,8 +62,8 @@ def test_the_encoding_is_fixed() -> None:
 
 
 def test_reading_gives_what_was_written() -> None:
-    assert read(encode_manifest(MANIFEST)) == MANIFEST
-    assert read_manifest(encode_manifest(MANIFEST), bundle_id(MANIFEST), "0.1.0") == MANIFEST
+    assert read(encode_canonical(MANIFEST)) == MANIFEST
+    assert read_manifest(encode_canonical(MANIFEST), bundle_id(MANIFEST), "0.1.0") == MANIFEST
 
 
 @given(st.permutations(list(MANIFEST.settings)))
@@ -76,8 +76,8 @@ def test_adapters_are_files_of_the_bundle() -> None:
     """A model without any is encoded as if there were no such field: its bundles keep their ids."""
     manifest = with_adapters(ADAPTER)
     assert manifest.blobs == (*MANIFEST.blobs, ADAPTER.blob)
-    assert read(encode_manifest(manifest)) == manifest
-    assert b"adapters" not in encode_manifest(MANIFEST)
+    assert read(encode_canonical(manifest)) == manifest
+    assert b"adapters" not in encode_canonical(MANIFEST)
     with pytest.raises(BundleInvalid, match="not canonical"):
         read(altered(b'"answer":"4"}]', b'"answer":"4"}],"adapters":[]'))
 
@@ -93,7 +93,7 @@ def test_adapters_are_files_of_the_bundle() -> None:
 )
 def test_an_adapter_that_cannot_be_is_refused(adapters: tuple[BundleAdapter, ...], words: str) -> None:
     with pytest.raises(BundleInvalid, match=words):
-        read(encode_manifest(with_adapters(*adapters)))
+        read(encode_canonical(with_adapters(*adapters)))
 
 
 PROJECTOR = BundleProjector(blob_of(b"mmproj"), MANIFEST.models[0].blob.sha256)
@@ -111,10 +111,10 @@ def test_a_projector_and_pictures_are_files_of_the_bundle() -> None:
     manifest = with_projector(PANELS, PICTURE, PICTURE)
     assert PANELS.encoder is not None
     assert manifest.blobs == (*MANIFEST.blobs, PANELS.blob, PANELS.encoder, PICTURE.picture)
-    assert read(encode_manifest(manifest)) == manifest
-    assert read(encode_manifest(with_projector(PROJECTOR))).models[0].loaded[1:] == (PROJECTOR.blob,)
-    assert b"projector" not in encode_manifest(MANIFEST)
-    assert b"picture" not in encode_manifest(MANIFEST)
+    assert read(encode_canonical(manifest)) == manifest
+    assert read(encode_canonical(with_projector(PROJECTOR))).models[0].loaded[1:] == (PROJECTOR.blob,)
+    assert b"projector" not in encode_canonical(MANIFEST)
+    assert b"picture" not in encode_canonical(MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_projector_and_pictures_are_files_of_the_bundle() -> None:
 )
 def test_a_projector_that_cannot_be_is_refused(manifest: BundleManifest, words: str) -> None:
     with pytest.raises(BundleInvalid, match=words):
-        read(encode_manifest(manifest))
+        read(encode_canonical(manifest))
 
 
 QUALITY = BundleSignal("edge.quality", blob_of(b"quality"), MANIFEST.models[0].blob.sha256)
@@ -146,8 +146,8 @@ def test_signals_are_files_of_the_bundle_but_none_that_the_engine_loads() -> Non
     manifest = with_signals(QUALITY)
     assert manifest.blobs == (*MANIFEST.blobs, QUALITY.blob)
     assert manifest.models[0].loaded == MANIFEST.models[0].loaded
-    assert read(encode_manifest(manifest)) == manifest
-    assert b"signals" not in encode_manifest(MANIFEST)
+    assert read(encode_canonical(manifest)) == manifest
+    assert b"signals" not in encode_canonical(MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_signals_are_files_of_the_bundle_but_none_that_the_engine_loads() -> Non
 )
 def test_signals_and_formats_that_cannot_be_are_refused(manifest: BundleManifest, words: str) -> None:
     with pytest.raises(BundleInvalid, match=words):
-        read(encode_manifest(manifest))
+        read(encode_canonical(manifest))
 
 
 def test_a_box_without_a_word_about_requests_that_leave_refuses_them() -> None:
-    assert read(encode_manifest(MANIFEST)).leaving == "refuse"
+    assert read(encode_canonical(MANIFEST)).leaving == "refuse"
     told = msgspec.structs.replace(MANIFEST, leaving="report", format=2)
-    assert read(encode_manifest(told)) == told
+    assert read(encode_canonical(told)) == told
 
 
 def test_blobs_are_listed_once() -> None:
@@ -210,7 +210,7 @@ def test_another_content_than_the_signed_one_is_refused() -> None:
 def test_a_doubled_model_is_refused() -> None:
     doubled = msgspec.structs.replace(MANIFEST, models=MANIFEST.models * 2)
     with pytest.raises(BundleInvalid, match="assistant twice"):
-        read(encode_manifest(doubled))
+        read(encode_canonical(doubled))
 
 
 def test_a_bundle_of_a_later_release_says_what_it_needs() -> None:
