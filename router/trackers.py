@@ -216,7 +216,8 @@ class Breaker:
         if self.state(now) == "open":
             return
         if self._opened is not None:
-            self._close()
+            self._opened, self._pause, self._probe = None, self.open_s, None
+            self._calls.clear()
         self._consecutive = 0
         self._calls.append((now, False))
 
@@ -250,12 +251,6 @@ class Breaker:
         self._pause = pause_s
         self._probe = None
         self._consecutive = 0
-        self._calls.clear()
-
-    def _close(self) -> None:
-        self._opened = None
-        self._pause = self.open_s
-        self._probe = None
         self._calls.clear()
 
 

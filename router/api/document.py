@@ -74,10 +74,6 @@ class Operation(msgspec.Struct, frozen=True):
     errors: tuple[type[CausewayError], ...] = ()
     protocol: str = ""
 
-    @property
-    def path_parameters(self) -> list[str]:
-        return _IN_PATH.findall(self.path)
-
 
 OPENAPI_PATH: Final = "/openapi.json"
 _REFERENCE: Final = re.compile(r'"#/components/schemas/([^"]+)"')
@@ -185,7 +181,7 @@ def _operation(operation: Operation, schemas: _Schemas, *, token_optional: bool)
         found["x-protocol"] = operation.protocol
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in operation.path_parameters
+        for name in _IN_PATH.findall(operation.path)
     ]
     parameters += [_parameter(parameter, schemas) for parameter in operation.parameters]
     if parameters:

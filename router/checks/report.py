@@ -231,14 +231,11 @@ class Times:
         return LatencyChange(requests, sum(len(times[0]) for _, times in moves) - requests, rows)
 
     def targets(self) -> tuple[ObservedTarget, ...]:
-        return tuple(
-            ObservedTarget(at, model, len(times[0]), *self._both(times[0]), *self._both(times[1]))
-            for (at, model), times in sorted(self._observed.items())
-        )
-
-    def _both(self, times: list[float]) -> tuple[Interval, Interval]:
-        first, second = quantiles((Stratum(times, len(times)),), _SHARES)
-        return first, second
+        rows = []
+        for (at, model), times in sorted(self._observed.items()):
+            found = [one for each in times for one in quantiles((Stratum(each, len(each)),), _SHARES)]
+            rows.append(ObservedTarget(at, model, len(times[0]), *found))
+        return tuple(rows)
 
     def _is_estimated(self, key: _Key) -> bool:
         return key == _OWN or (key in self._observed and len(self._observed[key][0]) >= LEAST_OBSERVED)

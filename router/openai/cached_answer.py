@@ -111,19 +111,14 @@ class CachedAnswer:
         openings = [self._format.opening(choice.index) for choice in self.choices]
         events = [opening + tail for opening in openings if opening]
         for choice in self.choices:
-            content, end = _split(choice)
+            content = msgspec.structs.replace(choice, finish_reason=None, resume="")
+            end = Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume)
             events += [self._format.delta(content, 0) + tail] if has_content(content) else []
             last = self._format.delta(end, 0) + tail  # has no token, so no offset
             events.append(with_resume(last, end.resume, EVENT_END) if end.resume else last)
         if include_usage:
             events.append(b'],"usage":' + usage_json(self.usage) + b"}\n\n")
         return (b"", *events)
-
-
-def _split(choice: Chunk) -> tuple[Chunk, Chunk]:
-    """Split a choice into its content and its end."""
-    content = msgspec.structs.replace(choice, finish_reason=None, resume="")
-    return content, Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume)
 
 
 def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
@@ -187,7 +182,7 @@ def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
         refusal="".join(refusal) if refusal else None,
         resume=_last([chunk.resume for chunk in chunks]) or "",
         reasoning="".join([chunk.reasoning for chunk in chunks]),
-        extra=_merged_extra([chunk.extra for chunk in chunks if chunk.extra]),
+        extra=merged_extra([chunk.extra for chunk in chunks if chunk.extra]),
         note=_last([chunk.note for chunk in chunks]) or "",
     )
 
@@ -198,14 +193,10 @@ def _merged_call(index: int, deltas: list[ToolCallDelta]) -> ToolCallDelta:
         "".join([delta.arguments for delta in deltas]),
         next((delta.id for delta in deltas if delta.id), None),
         next((delta.name for delta in deltas if delta.name), None),
-        _merged_extra([delta.extra for delta in deltas if delta.extra]),
+        merged_extra([delta.extra for delta in deltas if delta.extra]),
     )
 
 
 def _last(values: list[T]) -> T | None:
     """Return the last value that is there; of empty ones, None."""
     return next(filter(None, reversed(values)), None)
-
-
-def _merged_extra(parts: list[str]) -> str:
-    return merged_extra(parts) if parts else ""

@@ -37,7 +37,6 @@ _CONSTRAINTS: Final = frozenset(
 """Other servers' fields that constrain an answer: ignored, the answer would not be what was asked for."""
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
-_encode = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder(JSONObject).decode
 
 # msgspec says "<reason> - at `$.messages[0].content`", or "- at `key` in `$.logit_bias`" when a mapping's key is wrong.
@@ -105,7 +104,7 @@ def check_media_type(content_type: str | None, content_encoding: str | None) -> 
     """
     if content_type is None:
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_JSON}`.")
-    if content_type != _JSON and _JSON_TYPE.fullmatch(_media_type(content_type)) is None:
+    if content_type != _JSON and not _JSON_TYPE.fullmatch(content_type.partition(";")[0].strip().lower()):
         raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_JSON}`.")
     if content_encoding is not None:
         check_encoding(content_encoding)
@@ -115,10 +114,6 @@ def check_encoding(content_encoding: str | None) -> None:
     """Check the header of this name. Raises UnsupportedMediaType for a compressed body."""
     if content_encoding is not None and content_encoding.lower() != "identity":
         raise UnsupportedMediaType(f"The body is encoded as {content_encoding[:32]!r}. Send it uncompressed.")
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
 
 
 def load(body: bytes) -> JSONObject:
@@ -432,7 +427,7 @@ def inner_extra(value: JSONObject, known: frozenset[str], inner: str = "", inner
 
 def encode_extra(fields: JSONObject) -> str:
     """Encode fields that we do not interpret."""
-    return _encode(fields).decode() if fields else ""
+    return canonical_json(fields, sort=True) if fields else ""
 
 
 def with_extra(encoded: bytes, extra: str) -> msgspec.Raw:

@@ -133,12 +133,8 @@ def _int(value: int | None) -> int | None:
     return None if value is None else max(-_INT64, min(_INT64, int(value)))
 
 
-def _table(*specs: SignalSpec) -> Mapping[str, SignalSpec]:
-    return {spec.name: spec for spec in specs}
-
-
 _S = SignalSpec
-SIGNALS: Mapping[str, SignalSpec] = _table(
+_SPECS: tuple[SignalSpec, ...] = (
     _S("request.kind", "string", "", "kind of request", "", lambda r, s, e: r.kind,
        values=("chat", "completion", "embedding")),
     _S("request.prompt_tokens", "int", "tokens", "length of the prompt, counted with the edge model's tokenizer",
@@ -216,6 +212,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S("now.minute", "int", "0..59", "minute of the hour", "", lambda r, s, e: _int(s.now.minute)),
     _S("now.unix", "int", "s", "Unix time", "", lambda r, s, e: _int(s.now.unix)),
 )  # fmt: skip
+SIGNALS: Mapping[str, SignalSpec] = {spec.name: spec for spec in _SPECS}
 
 GROUPS: frozenset[str] = frozenset(name.partition(".")[0] for name in SIGNALS)
 

@@ -140,19 +140,17 @@ class Conversation:
 
     def check_room(self, item: ConversationItem | None = None) -> None:
         """Raises ConversationFull if the item, or any, does not fit beside the others."""
-        if item is not None and self._has_more_sound(item.sounds, item.sound_bytes):
-            message = (
-                f"The conversation has {self._sounds} sounds of {self.sound_bytes} bytes; it may have "
-                f"{self._max_sounds} of {self._max_sound_bytes} bytes. Delete some, or set `truncation` to auto."
-            )
-            raise ConversationFull(message, param="item")
         size_bytes = 0 if item is None else item.size_bytes
-        if len(self._items) >= self._max_items or self._bytes + size_bytes > self._max_bytes:
-            message = (
-                f"The conversation has {len(self._items)} items of {self._bytes} bytes; it may have {self._max_items} "
-                f"of {self._max_bytes} bytes. Delete some, or set `truncation` to auto."
-            )
-            raise ConversationFull(message, param="item")
+        if item is not None and self._has_more_sound(item.sounds, item.sound_bytes):
+            has = f"{self._sounds} sounds of {self.sound_bytes} bytes"
+            bound = f"{self._max_sounds} of {self._max_sound_bytes} bytes"
+        elif len(self._items) >= self._max_items or self._bytes + size_bytes > self._max_bytes:
+            has = f"{len(self._items)} items of {self._bytes} bytes"
+            bound = f"{self._max_items} of {self._max_bytes} bytes"
+        else:
+            return
+        message = f"The conversation has {has}; it may have {bound}. Delete some, or set `truncation` to auto."
+        raise ConversationFull(message, param="item")
 
     def shorten(self) -> list[str]:
         """Delete the oldest items beyond the bounds, all but the newest. Returns their ids."""
