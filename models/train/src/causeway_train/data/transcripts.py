@@ -15,7 +15,7 @@ import msgspec
 
 from models.catalog.artifact import find_signal
 from models.modalities.decoding.sound import decode_sound
-from models.modalities.process.messages import Found, Transcribe, WorkerSpec
+from models.modalities.process.messages import Found, SoundTerms, Transcribe, WorkerSpec
 from router.parts.reading import spoken_form
 
 from ..function_calls.dataset import Row
@@ -76,7 +76,7 @@ def transcribe_rows(
             for row, voice in missing:
                 command = [*espeak, "-v", voice, "--stdin", "--stdout"]
                 spoken = subprocess.run(command, input=row.text.encode(), capture_output=True, check=True)
-                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S), _LANGUAGE), link)
+                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S), SoundTerms(_LANGUAGE)), link)
                 assert isinstance(found, Found)
                 known[row.text] = TranscribedRow(row, voice, found.fact.text, found.fact.confidence)
                 lines.write(msgspec.json.encode(known[row.text]) + b"\n")
