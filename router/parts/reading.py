@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -38,12 +38,7 @@ class FoundPart(msgspec.Struct, frozen=True):
 
 def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
     """Return whether a message holds a part of one of these kinds."""
-    return any(
-        modality_of(part) in kinds
-        for message in request.messages
-        if type(message.content) is tuple
-        for part in message.content
-    )
+    return any(kind in kinds for *_, kind in _parts(request))
 
 
 def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str, Modality]:
@@ -52,20 +47,17 @@ def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str,
     Args:
         kinds: parts of these are passed over.
     """
-    for at, message in enumerate(request.messages):
-        if type(message.content) is tuple:
-            for index, part in enumerate(message.content):
-                if not isinstance(part, TextPart) and (kind := modality_of(part)) not in kinds:
-                    return f"messages[{at}].content[{index}]", kind
-    return "", "text"
+    places = (
+        (f"messages[{at}].content[{index}]", kind)
+        for at, index, _, kind in _parts(request)
+        if kind != "text" and kind not in kinds
+    )
+    return next(places, ("", "text"))
 
 
 def text_bytes(request: Request, body_bytes: int) -> int:
     """Return how much of a request's body is text: all but its sounds, pictures and files."""
-    parts = sum(
-        _size(part) for message in request.messages if type(message.content) is tuple for part in message.content
-    )
-    return max(0, body_bytes - parts)
+    return max(0, body_bytes - sum(_size(part) for _, _, part, _ in _parts(request)))
 
 
 def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tuple[FoundPart, ...]:
@@ -75,13 +67,7 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
         InvalidRequest: a part is no base64, or there are more than `at_most` parts of all kinds.
         UnsupportedFeature: a part is elsewhere, at a URL.
     """
-    places = [
-        (at, index, part, modality)
-        for at, message in enumerate(request.messages)
-        if type(message.content) is tuple
-        for index, part in enumerate(message.content)
-        if (modality := modality_of(part)) != "text"
-    ]
+    places = [place for place in _parts(request) if place[3] != "text"]
     if len(places) > at_most:
         at, index, *_ = places[at_most]
         path = f"messages[{at}].content[{index}]"
@@ -89,6 +75,14 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
             f"`{path}`: at most {at_most} sounds, pictures and files are taken. Send fewer.", param=path
         )
     return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
+
+
+def _parts(request: Request) -> Iterator[tuple[int, int, Part, Modality]]:
+    """Yield the parts of messages that have some: message, index in it, part and kind."""
+    for at, message in enumerate(request.messages):
+        if type(message.content) is tuple:
+            for index, part in enumerate(message.content):
+                yield at, index, part, modality_of(part)
 
 
 def _size(part: Part) -> int:
