@@ -208,11 +208,11 @@ def _kinds_of(rows: Rows) -> KindMixture | None:
         inputs = np.concatenate([inputs, rows.unanswered.inputs])
         tasks_of_inputs = np.concatenate([tasks, rows.unanswered.tasks])
     center, spread = inputs.mean(axis=0), inputs.std(axis=0) + _EVEN
-    scaled, ones = (inputs - center) / spread, np.ones(len(inputs))
+    scaled = (inputs - center) / spread
     kinds, means = [], []
     for name in names:
         inside = tasks == name
-        fitted = fit_logistic(scaled, tasks_of_inputs == name, ones, ridges=[_KIND_RIDGE] * scaled.shape[1])
+        fitted = fit_logistic(scaled, tasks_of_inputs == name, ridges=[_KIND_RIDGE] * scaled.shape[1])
         weights = np.array(fitted.weights) / spread
         kinds.append(LinearLogit(tuple(weights.tolist()), fitted.bias - float(weights @ center)))
         means.append((gains[inside].sum() + _KIND_PRIOR * gains.mean()) / (inside.sum() + _KIND_PRIOR))
@@ -245,9 +245,8 @@ def _fit_best(
     unseen = candidates[best]
     # Platt 1999: penalties pull probabilities to the mean; a slope and an offset undo that.
     odds = np.log(unseen / (1 - unseen))
-    ones = np.ones(len(truth))
-    line = fit_logistic(odds[:, None], truth, ones)
-    fitted = fit_logistic(inputs, truth, ones, ridges=ridges[best])
+    line = fit_logistic(odds[:, None], truth)
+    fitted = fit_logistic(inputs, truth, ridges=ridges[best])
     slope = max(line.weights[0], 0.0)
     logit = LinearLogit(tuple(slope * weight for weight in fitted.weights), slope * fitted.bias + line.bias)
     return logit, predict(LinearLogit((slope,), line.bias), odds[:, None])
@@ -257,9 +256,7 @@ def _unseen(inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[float], 
     predicted = np.zeros(len(inputs))
     for held in folds:
         seen = np.setdiff1d(np.arange(len(inputs)), held)
-        predicted[held] = predict(
-            fit_logistic(inputs[seen], truth[seen], np.ones(len(seen)), ridges=ridges), inputs[held]
-        )
+        predicted[held] = predict(fit_logistic(inputs[seen], truth[seen], ridges=ridges), inputs[held])
     return np.clip(predicted, 1e-4, 1 - 1e-4)
 
 
@@ -269,24 +266,25 @@ def _log_losses(predicted: Array64, truth: NDArray[np.bool_]) -> Array64:
 
 
 def fit_logistic(
-    inputs: Array64, truth: NDArray[np.bool_], weights: Array64, ridges: Sequence[float] = ()
+    inputs: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, ridges: Sequence[float] = ()
 ) -> LinearLogit:
     """Fit a logistic regression by Newton's method on standardised inputs.
 
     Args:
         inputs: [rows, inputs].
         truth: [rows].
-        weights: [rows], of each row in the loss.
+        weights: [rows], of each row in the loss; default: all the same.
         ridges: one L2 penalty per input; default: a small one for all.
     """
+    counts = np.ones(len(inputs)) if weights is None else weights
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     scaled = np.concatenate([(inputs - mean) / spread, np.ones((len(inputs), 1))], axis=1)
     ridge = len(inputs) * np.diag([*(ridges or [_LEAST_RIDGE] * inputs.shape[1]), 1e-6])
     line = np.zeros(scaled.shape[1])
     for _ in range(_NEWTON_STEPS):
         predicted = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))
-        hessian = (scaled * (weights * predicted * (1 - predicted))[:, None]).T @ scaled + ridge
-        step = np.linalg.solve(hessian, scaled.T @ (weights * (predicted - truth)) + ridge @ line)
+        hessian = (scaled * (counts * predicted * (1 - predicted))[:, None]).T @ scaled + ridge
+        step = np.linalg.solve(hessian, scaled.T @ (counts * (predicted - truth)) + ridge @ line)
         line = line - step
         if float(np.abs(step).max()) < 1e-8:
             break

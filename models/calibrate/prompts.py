@@ -136,10 +136,6 @@ def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
         )
 
 
-class PromptFileError(ArtifactError):
-    """Lines of a prompts file cannot be used; the message has file, line and what to do."""
-
-
 class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of a prompts file.
 
@@ -175,7 +171,7 @@ def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
     """Read prompts, each one once.
 
     Raises:
-        PromptFileError: lines that are no prompts, with file, line and reason; or there is no prompt at all.
+        ArtifactError: lines that are no prompts, with file, line and reason; or there is no prompt at all.
     """
     prompts: dict[str, CalibrationPrompt] = {}
     for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
@@ -191,7 +187,7 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
         example: a usable line, for the message.
 
     Raises:
-        PromptFileError: lines that `parse` refuses, with file, line and reason; or there is no line at all.
+        ArtifactError: lines that `parse` refuses, with file, line and reason; or there is no line at all.
     """
     found: list[Line] = []
     faults: list[str] = []
@@ -199,7 +195,7 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
         try:
             lines = path.read_bytes().splitlines()
         except OSError as error:
-            raise PromptFileError(f"{path}: {error.strerror}") from error
+            raise ArtifactError(f"{path}: {error.strerror}") from error
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -210,11 +206,11 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
     if faults:
         rest = len(faults) - _BAD_LINES_SHOWN
         more = [f"and {rest} more lines"] if rest > 0 else []
-        raise PromptFileError(
+        raise ArtifactError(
             "\n".join([*faults[:_BAD_LINES_SHOWN], *more, f"Correct or delete these lines; each is {example}."])
         )
     if not found:
-        raise PromptFileError(f"{', '.join(map(str, files))}: there is no line; one is {example}")
+        raise ArtifactError(f"{', '.join(map(str, files))}: there is no line; one is {example}")
     return found
 
 
@@ -222,7 +218,7 @@ def read_sources(path: Path) -> list[DataSource]:
     """Read whose data a set of prompts is.
 
     Raises:
-        PromptFileError: as `read_lines`.
+        ArtifactError: as `read_lines`.
     """
     decoder = msgspec.json.Decoder(DataSource)
     return read_lines([path], decoder.decode, '{"name": "...", "licence": "...", "attribution": "..."}')

@@ -18,7 +18,7 @@ from ..signals.encoder import SentenceEncoder
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
 from .collect import Answerer, AnswerJudge, EndpointAnswerer, EngineAnswerer, collect
-from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
+from .fit import FOLDS, Rows, Unanswered, fit_pair, predict_published, predict_unseen
 from .prompts import AnswerLog, CalibrationPrompt, LabelledAnswer, Pair, label
 from .report import (
     BOTH,
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hold_tokens: int
     hold_ms: int
     parallel: int
-    context_tokens: int
+    context: int  # tokens of one sequence
     threads: int
     seed: int
 
@@ -93,7 +93,7 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
             echo(f"{count} of {len(prompts)} prompts answered")
 
     def engine(model: Artifact) -> EngineAnswerer:
-        return EngineAnswerer(model, context_tokens=plan.context_tokens, parallel=plan.parallel, threads=plan.threads)
+        return EngineAnswerer(model, context_tokens=plan.context, parallel=plan.parallel, threads=plan.threads)
 
     async def ask() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -200,7 +200,20 @@ def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_arti
 def _fit_and_publish(
     plan: Plan, rows: Rows, tokens: Sequence[int], encoder_artifact: Artifact, echo: Echo
 ) -> Artifact | None:
-    fitted, report, signals = _measure(plan, rows, tokens, echo)
+    echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
+    fitted = fit_pair(rows, tokens, plan.seed)
+    unseen = predict_unseen(rows, tokens, plan.seed)
+    signals = signals_of(rows, unseen, tokens[-1])
+    below, prompt_below = (
+        round(choose_threshold(known, rows.small, rows.large, plan.target, rows.weights), 3)
+        for known in (fitted.stages_unseen[-1], fitted.quality_unseen)
+    )
+    operation, prompt_alone = (
+        operate(rows, kept_on_device(rows, unseen, stage, plan.target), plan.seed) for stage in (-1, None)
+    )
+    handoff = PairHandoff(plan.hold_tokens, below, plan.hold_ms)
+    shown = FittedReport(plan.target, prompt_below, prompt_alone)
+    report = _report(plan, rows, signals, handoff, operation, shown)
     folder = plan.to / plan.name
     write_report(folder, report, rows, signals)
     echo(markdown(report))
@@ -239,25 +252,6 @@ def as_rows(
         if unanswered
         else None,
     )
-
-
-def _measure(
-    plan: Plan, rows: Rows, tokens: Sequence[int], echo: Echo
-) -> tuple[PairFit, PairReport, dict[str, Array64]]:
-    echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
-    fitted = fit_pair(rows, tokens, plan.seed)
-    unseen = predict_unseen(rows, tokens, plan.seed)
-    signals = signals_of(rows, unseen, tokens[-1])
-    below, prompt_below = (
-        round(choose_threshold(known, rows.small, rows.large, plan.target, rows.weights), 3)
-        for known in (fitted.stages_unseen[-1], fitted.quality_unseen)
-    )
-    operation, prompt_alone = (
-        operate(rows, kept_on_device(rows, unseen, stage, plan.target), plan.seed) for stage in (-1, None)
-    )
-    handoff = PairHandoff(plan.hold_tokens, below, plan.hold_ms)
-    shown = FittedReport(plan.target, prompt_below, prompt_alone)
-    return fitted, _report(plan, rows, signals, handoff, operation, shown), signals
 
 
 def _report(

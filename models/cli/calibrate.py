@@ -74,15 +74,11 @@ def calibrate(
     sources: Path | None,
     keep: float | None,
     cloud_share: float | None,
-    hold_tokens: int,
-    hold_ms: int,
     ask: bool,
     check: bool,
-    parallel: int,
-    context: int,
     seed: int,
-    threads: int,
     extra_dirs: Sequence[Path],
+    **bounds: int,
 ) -> None:
     """Learn when the small model of a pair is good enough, and choose the threshold for your target.
 
@@ -120,12 +116,8 @@ def calibrate(
             name=name or f"calibrated-{small}",
             command=shlex.join(["causeway-models", *sys.argv[1:]]),
             target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
-            hold_tokens=hold_tokens,
-            hold_ms=hold_ms,
-            parallel=parallel,
-            context_tokens=context,
-            threads=threads,
             seed=seed,
+            **bounds,
         )
         if state_dir is not None:
             published = calibrate_from_shadow(plan, state_dir, click.echo)
