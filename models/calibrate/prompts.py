@@ -15,7 +15,7 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -86,8 +86,9 @@ class AnswerLog:
         self.path = path
         self.rows: dict[str, PairAnswers] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = 0
-        for number, line in enumerate(_complete_lines(path), start=1):
+        path.touch()
+        lines = path.read_bytes().split(b"\n")[:-1]
+        for number, line in enumerate(lines, start=1):
             try:
                 if number == 1:
                     _check_pair(path, msgspec.json.decode(line, type=Pair), pair)
@@ -96,10 +97,9 @@ class AnswerLog:
                     self.rows[row.id] = row
             except msgspec.DecodeError as error:
                 raise ArtifactError(f"{path}:{number}: {error}. Delete the line, or the file to begin anew.") from error
-            kept += len(line)
         self._file = path.open("ab")
-        self._file.truncate(kept)
-        if not kept:
+        self._file.truncate(sum(len(line) + 1 for line in lines))
+        if not lines:
             self._write(pair)
 
     def __enter__(self) -> Self:
@@ -117,15 +117,6 @@ class AnswerLog:
         self._file.write(msgspec.json.encode(value) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def _complete_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line
 
 
 def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
