@@ -50,26 +50,20 @@ class Answerer(Protocol):
         """
 
 
-class AnswerJudge:
-    """Asks `model` which answer is better."""
+async def _is_as_good(prompt: CalibrationPrompt, answers: PairAnswers, judge: Answerer) -> bool:
+    """Return whether the small model's answer is as good; an unclear judgement counts against it.
 
-    def __init__(self, model: Answerer) -> None:
-        self._model = model
-
-    async def as_good(self, prompt: CalibrationPrompt, answers: PairAnswers) -> bool:
-        """Return whether the small model's answer is as good; an unclear judgement counts against it.
-
-        Raises:
-            BackendError: the model is gone.
-        """
-        # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
-        swapped = int(prompt.id, 16) % 2 == 1
-        texts = [answers.small.text, answers.large.text]
-        first, second = reversed(texts) if swapped else texts
-        question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
-        comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
-        letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
-        return letter in ("C", "B" if swapped else "A")
+    Raises:
+        BackendError: the judge is gone.
+    """
+    # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
+    swapped = int(prompt.id, 16) % 2 == 1
+    texts = [answers.small.text, answers.large.text]
+    first, second = reversed(texts) if swapped else texts
+    question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
+    comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
+    letter = chosen_letter(await judge.answer(comparison), list(_CHOICES))
+    return letter in ("C", "B" if swapped else "A")
 
 
 class EngineAnswerer:
@@ -159,13 +153,13 @@ async def collect(
     log: AnswerLog,
     *,
     parallel: int,
-    judge: AnswerJudge | None = None,
+    judge: Answerer | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
 
     Args:
-        judge: compares the answers to prompts without a reference, also those that `log` has.
+        judge: is asked which answer is better, of prompts without a reference, also those that `log` has.
         parallel: the number of prompts that are asked at a time.
         progress: called with the number of prompts that have answers, after each.
 
@@ -190,7 +184,7 @@ async def collect(
                 row = PairAnswers(prompt.id, prompt.task, *answers)
                 log.append(row)
             if judge is not None and judges(prompt, row):
-                log.append(msgspec.structs.replace(row, judged=await judge.as_good(prompt, row)))
+                log.append(msgspec.structs.replace(row, judged=await _is_as_good(prompt, row, judge)))
             progress(len(log.rows))
 
     try:

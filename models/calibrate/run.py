@@ -17,7 +17,7 @@ from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
-from .collect import Answerer, AnswerJudge, EndpointAnswerer, EngineAnswerer, collect
+from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
 from .fit import FOLDS, Rows, Unanswered, fit_pair, predict_published, predict_unseen
 from .prompts import AnswerLog, CalibrationPrompt, LabelledAnswer, Pair, label
 from .report import (
@@ -46,20 +46,15 @@ Echo = Callable[[str], None]
 STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """An OpenAI endpoint, such as ``https://host/v1``."""
-
-    url: str
-    key: str = ""
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to calibrate, and how."""
 
     small: Artifact
-    large: Artifact | str  # a name: the model is behind `endpoint`
-    endpoint: Endpoint | None = None
-    judge: tuple[str, Endpoint] | None = None  # model, and where it is
+    large: Artifact | str  # a name: the model is behind `large_url`
+    large_url: str = ""  # an OpenAI endpoint, such as ``https://host/v1``
+    judge: str = ""  # the model that judges; "": none does
+    judge_url: str = ""
+    key: str = ""  # the API key of both endpoints
     run: Path  # folder of the answers, and of the fitted signals
     to: Path  # folder of models that is published to
     name: str  # of the artifact
@@ -92,27 +87,19 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
         if count % _PROGRESS == 0:
             echo(f"{count} of {len(prompts)} prompts answered")
 
-    def engine(model: Artifact) -> EngineAnswerer:
+    def answerer(model: Artifact | str, url: str) -> contextlib.AbstractAsyncContextManager[Answerer]:
+        if isinstance(model, str):
+            return EndpointAnswerer(url, model, plan.key)
         return EngineAnswerer(model, context_tokens=plan.context, parallel=plan.parallel, threads=plan.threads)
 
     async def ask() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            small = await stack.enter_async_context(engine(plan.small))
-            large: Answerer
-            if isinstance(plan.large, str):
-                assert plan.endpoint is not None
-                large = await stack.enter_async_context(
-                    EndpointAnswerer(plan.endpoint.url, plan.large, plan.endpoint.key)
-                )
-            else:
-                large = await stack.enter_async_context(engine(plan.large))
-            judge = None
-            if plan.judge is not None:
-                model, at = plan.judge
-                judge = AnswerJudge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
+            small = await stack.enter_async_context(answerer(plan.small, ""))
+            large = await stack.enter_async_context(answerer(plan.large, plan.large_url))
+            judge = await stack.enter_async_context(answerer(plan.judge, plan.judge_url)) if plan.judge else None
             await collect(prompts, small, large, log, parallel=plan.parallel, judge=judge, progress=progress)
 
-    if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):
+    if not plan.judge and all(prompt.id in log.rows for prompt in prompts):
         return
     if len(prompts) < LEAST_PROMPTS:
         echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {LEAST_PROMPTS}")

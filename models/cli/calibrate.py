@@ -19,10 +19,10 @@ from .options import existing_file, existing_folder, folder, models_option, thre
 @click.command()
 @click.option("--small", required=True, help="Model on the device.")
 @click.option("--large", required=True, help="Model in the cloud: one of yours, or the name that --large-url knows.")
-@click.option("--large-url", help="OpenAI endpoint of the large model, such as https://host/v1.")
+@click.option("--large-url", default="", help="OpenAI endpoint of the large model, such as https://host/v1.")
 @click.option("--large-key-env", default="", help="Environment variable that holds the endpoint's API key.")
-@click.option("--judge", help="Model that compares the answers to prompts without a reference.")
-@click.option("--judge-url", help="Its OpenAI endpoint; --large-key-env holds the API key of both.")
+@click.option("--judge", default="", help="Model that compares the answers to prompts without a reference.")
+@click.option("--judge-url", default="", help="Its OpenAI endpoint; --large-key-env holds the API key of both.")
 @click.option(
     "--prompts",
     "files",
@@ -62,10 +62,10 @@ from .options import existing_file, existing_folder, folder, models_option, thre
 def calibrate(
     small: str,
     large: str,
-    large_url: str | None,
+    large_url: str,
     large_key_env: str,
-    judge: str | None,
-    judge_url: str | None,
+    judge: str,
+    judge_url: str,
     files: Sequence[Path],
     state_dir: Path | None,
     run: Path | None,
@@ -89,11 +89,11 @@ def calibrate(
     """
     from ..calibrate.prompts import AnswerLog, collection_order, read_prompts, read_sources
     from ..calibrate.report import Target
-    from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_from_shadow, calibrate_pair, check_pair
+    from ..calibrate.run import Plan, ask_pair, calibrate_from_shadow, calibrate_pair, check_pair
 
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")
-    if (judge is None) != (judge_url is None):
+    if bool(judge) != bool(judge_url):
         raise click.UsageError("--judge and --judge-url belong together")
     if (state_dir is None) == (not files):
         raise click.UsageError("name either --prompts or --from-shadow")
@@ -103,13 +103,15 @@ def calibrate(
         raise click.UsageError("--check measures the published threshold: leave out --keep and --cloud-share")
     if state_dir is None and run is None:
         raise click.UsageError("--prompts needs --run, a folder for the answers")
-    dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")
+    dirs = (to, *extra_dirs)
     with contextlib.ExitStack() as stack:
         plan = Plan(
             small=find_artifact(small, dirs),
-            large=_large(large, dirs, is_remote=large_url is not None, may_be_absent=state_dir is not None),
-            endpoint=Endpoint(large_url, key) if large_url else None,
-            judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
+            large=_large(large, dirs, is_remote=bool(large_url), may_be_absent=state_dir is not None),
+            large_url=large_url,
+            judge=judge,
+            judge_url=judge_url,
+            key=os.environ.get(large_key_env, ""),
             sources=tuple(read_sources(sources)) if sources else (),
             run=run or Path(stack.enter_context(tempfile.TemporaryDirectory())),
             to=to,

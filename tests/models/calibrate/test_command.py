@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from models.calibrate.collect import AnswerJudge, EndpointAnswerer, collect
+from models.calibrate.collect import EndpointAnswerer, collect
 from models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
 from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from models.cli.commands import main
@@ -257,7 +257,7 @@ async def test_a_judge_compares_the_answers_to_prompts_without_a_reference(tmp_p
             small = ModelAnswer(text, confidences=(Confidence(1, 0.9, -0.1, 0.8, 0.3),))
             log.append(PairAnswers(prompt.id, prompt.task, small, ModelAnswer("so long")))
         for _ in range(2):
-            await collect(asked, Scripted(0), Scripted(0), log, parallel=2, judge=AnswerJudge(judge))
+            await collect(asked, Scripted(0), Scripted(0), log, parallel=2, judge=judge)
         labelled = label(without, log.rows, None)
         judged = [log.rows[prompt.id].judged for prompt in asked]
     assert judge.asked == 12
