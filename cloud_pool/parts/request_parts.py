@@ -148,7 +148,6 @@ class RequestParts:
         runtimes: all tiers by name.
         fallback: records what became of each attempt at a tier.
         private: whether nothing of a request may be remembered.
-        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -157,15 +156,12 @@ class RequestParts:
         fallback: TierFallback,
         config: PartsConfig,
         private: Callable[[Request], bool],
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runtimes = runtimes
         self._fallback = fallback
         self._config = config
         self._private = private
-        self._clock = clock
-        self._memory = PartMemory(config.remembered, config.remembered_s, clock)
+        self._memory = PartMemory(config.remembered, config.remembered_s)
         self._by_kind = encoders_of(runtime.tier for runtime in runtimes.values())
         self.kinds: tuple[Modality, ...] = tuple(self._by_kind)
 
@@ -252,10 +248,10 @@ class RequestParts:
         return TierBranch(kind, part_context, timeout_s, config.language, self._attempt)
 
     def _attempt(self, context: RequestContext) -> TierAttempt:
-        return sole_attempt(context, self._runtimes, self._fallback, self._clock)
+        return sole_attempt(context, self._runtimes, self._fallback, time.monotonic)
 
     def _graph(self, branches: Mapping[Modality, Branch], memory: Memory) -> EncoderGraph:
-        return EncoderGraph(branches, memory, max_parts=self._config.max_parts, clock=self._clock)
+        return EncoderGraph(branches, memory, max_parts=self._config.max_parts, clock=time.monotonic)
 
 
 def sound_request(model: str, hints: RoutingHints, *, stream: bool = False) -> Request:
