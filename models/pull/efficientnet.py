@@ -3,9 +3,9 @@
 The graph takes upright pixels as they leave the decoder, and gives what a picture shows and a feature vector. Batch
 normalisation is folded into the convolutions. Names of the weights: those of efficientnet_lite_pytorch.
 
-A file that `torch.save` wrote is read without torch, and without running anything that is in it. Both formats are
-pickles of names and sizes beside raw arrays (pytorch: torch/serialization.py): since torch 1.6 a ZIP archive, before it
-pickles behind a magic number. Only what tensors need is unpickled.
+The file that `torch.save` wrote before torch 1.6 is read without torch, and without running anything that is in it: it
+has pickles of names and sizes, behind a magic number, before raw arrays (pytorch: torch/serialization.py,
+`_legacy_save`). Only what tensors need is unpickled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,15 +42,10 @@ _MEAN, _SCALE = 127.0, 128.0  # of the pixels
 _NORM = ("weight", "bias", "running_mean", "running_var")
 
 
-class _Storage(msgspec.Struct, frozen=True):
-    kind: str  # key of `_KINDS`
-    key: str
-
-
 class _Stored(msgspec.Struct, frozen=True):
-    """A tensor's place in a storage; sizes in elements."""
+    """A tensor's place in the storage that `key` names; sizes in elements."""
 
-    storage: _Storage
+    key: str
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -65,41 +59,33 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
     """
     try:
         with path.open("rb") as file:
-            names, arrays = _read_archive(file) if zipfile.is_zipfile(path) else _read_pickles(file)
+            names, arrays = _read_pickles(file)
         if not isinstance(names, dict):
             raise ArtifactError(f"{path}: it holds no tensors by name")
         return {str(name): _array(stored, arrays) for name, stored in names.items() if isinstance(stored, _Stored)}
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, pickle.UnpicklingError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(f"{path}: no file of torch with tensors ({error})") from error
 
 
-def _read_pickles(file: io.BufferedReader) -> tuple[object, Mapping[str, bytes]]:
+def _read_pickles(file: io.BufferedReader) -> tuple[object, Mapping[str, NDArray[np.generic]]]:
     if _Unpickler(file).load() != _MAGIC:
         raise pickle.UnpicklingError("the magic number is missing")
     for _ in ("protocol version", "byte order and sizes"):
         _Unpickler(file).load()
     unpickler = _Unpickler(file)
     names = unpickler.load()
-    arrays = {}
+    arrays: dict[str, NDArray[np.generic]] = {}
     for key in _Unpickler(file).load():
         (elements,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        arrays[str(key)] = file.read(elements * _KINDS[unpickler.kinds[str(key)]].itemsize)
+        kind = _KINDS[unpickler.kinds[str(key)]]
+        arrays[str(key)] = np.frombuffer(file.read(elements * kind.itemsize), kind)
     return names, arrays
-
-
-def _read_archive(file: io.BufferedReader) -> tuple[object, Mapping[str, bytes]]:
-    with zipfile.ZipFile(file) as archive:
-        (index,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        unpickler = _Unpickler(io.BytesIO(archive.read(index)))
-        names = unpickler.load()
-        folder = index.removesuffix("data.pkl") + "data/"
-        return names, {key: archive.read(folder + key) for key in unpickler.kinds}
 
 
 class _Unpickler(pickle.Unpickler):
     """Builds places of tensors; refuses every other class and function."""
 
-    def __init__(self, file: io.BufferedReader | io.BytesIO) -> None:
+    def __init__(self, file: io.BufferedReader) -> None:
         super().__init__(file)
         self.kinds: dict[str, str] = {}  # of the storages, by key
 
@@ -112,18 +98,18 @@ class _Unpickler(pickle.Unpickler):
             return name
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a tensor")
 
-    def persistent_load(self, identity: tuple[str, str, str]) -> _Storage:
+    def persistent_load(self, identity: tuple[str, str, str]) -> str:
         _, kind, key, *_ = identity
         self.kinds[str(key)] = kind
-        return _Storage(kind, str(key))
+        return str(key)
 
 
-def _stored(storage: _Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object) -> _Stored:
-    return _Stored(storage, offset, tuple(shape), tuple(strides))
+def _stored(key: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object) -> _Stored:
+    return _Stored(key, offset, tuple(shape), tuple(strides))
 
 
-def _array(stored: _Stored, arrays: Mapping[str, bytes]) -> NDArray[np.float32]:
-    whole = np.frombuffer(arrays[stored.storage.key], _KINDS[stored.storage.kind])
+def _array(stored: _Stored, arrays: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+    whole = arrays[stored.key]
     last = stored.offset + sum(
         (size - 1) * stride for size, stride in zip(stored.shape, stored.strides, strict=True) if size
     )
