@@ -50,11 +50,7 @@ class FleetError(Exception):
 
 
 class FleetUnreachable(FleetError):
-    """No answer, or none for now. `retry_after_s`: the control plane's `Retry-After`, if it sent one."""
-
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    """No answer, or none for now."""
 
 
 class FleetRefused(FleetError):
@@ -231,8 +227,7 @@ class ControlPlane:
         message = f"{self.name}: {text or f'HTTP {response.status}'}"
         if 400 <= response.status < 500 and response.status not in (408, 425, 429):
             return FleetRefused(code or f"http_{response.status}", message, _date(response.headers))
-        wait = response.headers.get("Retry-After", "")
-        return FleetUnreachable(message, min(float(wait), 3600.0) if wait.isdecimal() else None)
+        return FleetUnreachable(message)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
