@@ -80,7 +80,7 @@ class Agent:
         self._chance = chance
         self._woken = asyncio.Event()
         self._looked_at = -math.inf
-        self._serials: dict[str, int] = {}
+        self.serials: dict[str, int] = {}  # of the bundles whose manifest this daemon has read
         self._wanted: str | None = None  # the bundle that the plan assigned at the last look
         self._manifest: BundleManifest | None = None  # of `_wanted`, if it is another bundle than the running one
         self._note(booted.bundle)
@@ -136,10 +136,6 @@ class Agent:
         if self.state is not BoxState.TRIAL or self._trial is None:
             return None
         return self._trial.progress(self._clock.monotonic(), self._host.condition())
-
-    def serial(self, bundle: str | None) -> int | None:
-        """Return the serial of a bundle, None for one whose manifest this daemon has not read."""
-        return None if bundle is None else self._serials.get(bundle)
 
     def wake(self) -> None:
         """Look now: something may be new."""
@@ -270,7 +266,7 @@ class Agent:
         self._wanted = looked.wanted
         if looked.manifest is not None and looked.wanted is not None:
             self._manifest = looked.manifest
-            self._serials[looked.wanted] = looked.manifest.serial
+            self.serials[looked.wanted] = looked.manifest.serial
         return looked.plan
 
     def _is_due(self) -> bool:
@@ -280,7 +276,7 @@ class Agent:
     def _note(self, bundle: InstalledBundle | None) -> None:
         """Remember the serial of a bundle that was loaded."""
         if bundle is not None:
-            self._serials[bundle.id] = bundle.manifest.serial
+            self.serials[bundle.id] = bundle.manifest.serial
 
     def _floor(self) -> float:
         """The least time that signed metadata proves, whatever the clock says: Unix seconds."""

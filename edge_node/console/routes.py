@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # most boxes are in no fleet and load none of its code
     from router.bundle.protocol import BoxState
 
     from ..agent.agent import Agent
+    from ..agent.journal import JournalRow
     from ..agent.trial import TrialProgress
 
 PAGE: Final = Path(__file__).parent / "page"
@@ -88,27 +89,13 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), headers=headers)
 
 
-class BundleLabel(msgspec.Struct, frozen=True):
-    """A bundle. `serial`: its number in its cohort; None: this daemon has not read its manifest."""
-
-    id: str
-    serial: int | None
-
-
 class JournalEntry(msgspec.Struct, frozen=True):
     """A step of the agent. `code` and `reason`: of the refusal or the failed trial that led to it, "" for none."""
 
     at: float
     state: BoxState
-    bundle: BundleLabel | None
+    bundle: str | None
     code: str
-    reason: str
-
-
-class RefusedBundle(msgspec.Struct, frozen=True):
-    """A bundle in quarantine: this box does not try it again."""
-
-    bundle: BundleLabel
     reason: str
 
 
@@ -119,15 +106,12 @@ class FleetState(msgspec.Struct, frozen=True):
         fleet: The fleet's name; "" for a box without a control plane, as are `device` and `cohort`.
         reachable: Whether the control plane answered last; None: there is none.
         last_seen: When it answered last; 0.0: not since the daemon started.
-        state: The agent's state, since `since`.
+        row: The newest row of the journal: the agent's state, its last refusal, the bundles in quarantine.
         doing: What the agent does in this state.
         running: The bundle that serves requests; None: the box's own files.
         wanted: The bundle that the plan assigns, if another one.
-        unproven: `running` was committed without enough requests to prove it.
-        code: Why the last update was refused or undone; "" if it was not. `reason`: the same for people.
-        boots: Unexpected starts of the daemon during this trial.
+        serials: The number in its cohort of each bundle whose manifest this daemon has read.
         trial: How far the trial is; None: none is in progress.
-        quarantined: The newest first.
         journal: The newest first.
     """
 
@@ -136,18 +120,12 @@ class FleetState(msgspec.Struct, frozen=True):
     cohort: str
     reachable: bool | None
     last_seen: float
-    state: BoxState
-    since: float
+    row: JournalRow
     doing: str
-    running: BundleLabel | None
-    wanted: BundleLabel | None
-    rollout: str
-    unproven: bool
-    code: str
-    reason: str
-    boots: int
+    running: str | None
+    wanted: str | None
+    serials: dict[str, int]
     trial: TrialProgress | None
-    quarantined: tuple[RefusedBundle, ...]
     journal: tuple[JournalEntry, ...]
 
 
@@ -200,9 +178,6 @@ def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
         return None
     from ..agent.journal import MEANING
 
-    def label(bundle: str | None) -> BundleLabel | None:
-        return None if bundle is None else BundleLabel(bundle, agent.serial(bundle))
-
     row, connection = agent.row, parts.fleet
     identity = None if connection is None else connection.identity
     return FleetState(
@@ -211,23 +186,13 @@ def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
         cohort="" if identity is None else identity.cohort,
         reachable=None if connection is None else connection.reachable,
         last_seen=0.0 if connection is None else connection.last_seen,
-        state=agent.state,
-        since=row.at,
-        doing=MEANING[agent.state],
-        running=label(agent.running),
-        wanted=label(agent.wanted),
-        rollout=row.rollout,
-        unproven=row.unproven,
-        code=row.code,
-        reason=row.reason,
-        boots=row.boots,
+        row=row,
+        doing=MEANING[row.state],
+        running=agent.running,
+        wanted=agent.wanted,
+        serials=agent.serials,
         trial=agent.trial,
-        quarantined=tuple(
-            RefusedBundle(BundleLabel(bundle, agent.serial(bundle)), reason)
-            for bundle, reason in reversed(row.quarantined.items())
-        ),
         journal=tuple(
-            JournalEntry(one.at, one.state, label(one.bundle), one.code, one.reason)
-            for one in reversed(agent.rows[-_ROWS:])
+            JournalEntry(one.at, one.state, one.bundle, one.code, one.reason) for one in reversed(agent.rows[-_ROWS:])
         ),
     )

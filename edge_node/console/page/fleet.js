@@ -20,9 +20,9 @@ function part(id, value, nodes) {
 const words = (state) => state.replaceAll("_", " ");
 
 /** Return a bundle's serial, as far as this daemon knows it, and the beginning of its id. */
-function bundleName(bundle) {
-  const id = make("code", { title: bundle.id }, bundle.id.slice(0, 12));
-  return make("span", {}, bundle.serial === null ? null : `serial ${count(bundle.serial)}, `, id);
+function bundleName(bundle, serials) {
+  const id = make("code", { title: bundle }, bundle.slice(0, 12));
+  return make("span", {}, bundle in serials ? `serial ${count(serials[bundle])}, ` : null, id);
 }
 
 /** Show the box in its fleet; `fleet` is null for one that joined none. */
@@ -30,21 +30,22 @@ export function showFleet(fleet) {
   byId("fleet").hidden = fleet === null;
   if (fleet === null) return;
   say(byId("fleet-member"), [fleet.fleet, fleet.device, fleet.cohort && `cohort ${fleet.cohort}`].filter(Boolean).join(" · "));
-  part("fleet-pills", [fleet.state, fleet.reachable], () => pills(fleet));
-  say(byId("fleet-doing"), `${words(fleet.state)}: ${fleet.doing}.`);
-  part("fleet-steps", fleet.state, () => steps(fleet.state));
-  const { running, wanted, unproven, rollout, code, reason, boots, since, last_seen: lastSeen } = fleet;
-  part("fleet-facts", [running, wanted, unproven, rollout, code, reason, boots, since, lastSeen], () => factsOf(fleet));
+  const { row, running, wanted, serials, last_seen: lastSeen } = fleet;
+  part("fleet-pills", [row.state, fleet.reachable], () => pills(row.state, fleet.reachable));
+  say(byId("fleet-doing"), `${words(row.state)}: ${fleet.doing}.`);
+  part("fleet-steps", row.state, () => steps(row.state));
+  part("fleet-facts", [running, wanted, row, serials, lastSeen], () => factsOf(fleet));
   part("fleet-trial", fleet.trial, () => (fleet.trial === null ? [] : trial(fleet.trial)));
-  byId("fleet-quarantine").hidden = fleet.quarantined.length === 0;
-  say(byId("fleet-quarantine-title"), `Quarantine (${count(fleet.quarantined.length)})`);
-  part("fleet-quarantined", fleet.quarantined, () => fleet.quarantined.map((each) => make("li", {}, bundleName(each.bundle), ` ${each.reason}`)));
-  part("fleet-rows", fleet.journal, () => fleet.journal.map(journalRow));
+  const quarantined = Object.entries(row.quarantined).reverse();
+  byId("fleet-quarantine").hidden = quarantined.length === 0;
+  say(byId("fleet-quarantine-title"), `Quarantine (${count(quarantined.length)})`);
+  part("fleet-quarantined", [quarantined, serials], () => quarantined.map(([bundle, reason]) => make("li", {}, bundleName(bundle, serials), ` ${reason}`)));
+  part("fleet-rows", [fleet.journal, serials], () => fleet.journal.map((each) => journalRow(each, serials)));
 }
 
-function pills(fleet) {
-  const link = { true: ["control plane answers", "good"], false: ["control plane does not answer", "warn"] }[fleet.reachable];
-  return [pill(words(fleet.state), KINDS[fleet.state] ?? "accent"), link ? [" ", pill(...link)] : null];
+function pills(state, reachable) {
+  const link = { true: ["control plane answers", "good"], false: ["control plane does not answer", "warn"] }[reachable];
+  return [pill(words(state), KINDS[state] ?? "accent"), link ? [" ", pill(...link)] : null];
 }
 
 function steps(state) {
@@ -57,14 +58,15 @@ function steps(state) {
 }
 
 function factsOf(fleet) {
-  const running = fleet.running === null ? "its own files" : bundleName(fleet.running);
+  const { row, serials } = fleet;
+  const running = fleet.running === null ? "its own files" : bundleName(fleet.running, serials);
   return facts([
-    ["Runs", make("span", {}, running, fleet.unproven ? [" ", pill("unproven: too few requests", "warn")] : null)],
-    ["Wanted", fleet.wanted && bundleName(fleet.wanted)],
-    ["Rollout", fleet.rollout],
-    ["Last refusal", fleet.code && `${fleet.code}: ${fleet.reason}`],
-    ["Unexpected starts", fleet.boots ? `${count(fleet.boots)} in this trial` : null],
-    ["In this state since", fleet.since ? dayAndTime(fleet.since) : null],
+    ["Runs", make("span", {}, running, row.unproven ? [" ", pill("unproven: too few requests", "warn")] : null)],
+    ["Wanted", fleet.wanted && bundleName(fleet.wanted, serials)],
+    ["Rollout", row.rollout],
+    ["Last refusal", row.code && `${row.code}: ${row.reason}`],
+    ["Unexpected starts", row.boots ? `${count(row.boots)} in this trial` : null],
+    ["In this state since", row.at ? dayAndTime(row.at) : null],
     ["Control plane", fleet.reachable === null ? null : fleet.last_seen ? `answered ${dayAndTime(fleet.last_seen)}` : "has not answered yet"],
   ]);
 }
@@ -91,13 +93,13 @@ function bar(name, value, least, text) {
   return make("div", { class: "progress" }, make("span", { class: "quiet" }, name), make("span", {}, text), make("div", { class: "track", "aria-hidden": "true" }, filled));
 }
 
-function journalRow(row) {
+function journalRow(row, serials) {
   return make(
     "tr",
     {},
     make("td", {}, dayAndTime(row.at)),
     make("td", {}, words(row.state)),
-    make("td", {}, row.bundle === null ? "–" : bundleName(row.bundle)),
+    make("td", {}, row.bundle === null ? "–" : bundleName(row.bundle, serials)),
     make("td", { class: "reason" }, row.code ? `${row.code}: ${row.reason}` : "–"),
   );
 }
