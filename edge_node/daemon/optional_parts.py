@@ -158,9 +158,9 @@ def make_jobs(
     from router.serving.webhooks import WebhookSender
 
     from ..jobs.api import JobIntake, OutboxApi
-    from ..jobs.running.runner import OutboxRunner
-    from ..jobs.running.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
+    from ..jobs.runner import OutboxRunner
     from ..jobs.store import JobOutbox
+    from ..jobs.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
 
     cloud, service, clock = backends.cloud, serving.service, serving.records.clock
     store = JobOutbox(folder, config, clock)

@@ -44,8 +44,8 @@ from ..http.api import RequestReader, routing_hints
 from ..serving.service import Service
 from . import PATH
 from .record import Accepted, EdgeJob, EdgeJobView, ReplyTo, edge_job_view
-from .running.run import JobFeed
-from .running.runner import OutboxRunner
+from .run import JobFeed
+from .runner import OutboxRunner
 from .store import JobOutbox
 
 _MOST_FOLLOWERS = 64

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from .api import JobIntake, OutboxApi
     from .record import OutboxStats, OutboxWebhook
-    from .running.runner import OutboxRunner
-    from .running.webhooks import CloudCanceller, ReceiverQueue
+    from .runner import OutboxRunner
     from .store import JobOutbox
+    from .webhooks import CloudCanceller, ReceiverQueue
 
 SECRET_PATH = "/v1/webhooks/secret"
 

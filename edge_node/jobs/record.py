@@ -198,7 +198,7 @@ class OutboxStats(msgspec.Struct):
     bytes: int = 0  # of requests and results
     bulk_bytes: int = 0  # of unfinished bulk jobs
     empty: int = 0  # jobs that have ended and hold neither request nor result
-    unreadable: int = 0  # jobs that are set aside, see `tables.schema`
+    unreadable: int = 0  # jobs that are set aside, see `schema`
     accepted: int = 0
     dropped: int = 0
     ended: Counter[str] = msgspec.field(default_factory=Counter)  # by state

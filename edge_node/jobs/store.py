@@ -22,10 +22,10 @@ from ..clock import BoxTime, Clock
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
+from .acceptance import OutboxAcceptance
 from .record import Accepted, Claimed, EdgeJob, JobAnswer, JobLost, JobNotDead, JobNotEnded, Lane, ReplyTo
-from .tables.acceptance import OutboxAcceptance
-from .tables.rows import PAGE_BYTES, OutboxRows, body_of
-from .tables.schema import (
+from .rows import PAGE_BYTES, OutboxRows, body_of
+from .schema import (
     DUE,
     LATE,
     LISTED,

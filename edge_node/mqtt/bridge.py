@@ -25,7 +25,7 @@ from ..http.api import Caller, routing_hints
 from ..jobs.api import SubmittedJob
 from ..jobs.entry import JobEntry, JobParts
 from ..jobs.record import DueReply, OutboxFull, ReplyTo
-from ..jobs.running.run import JobFeed
+from ..jobs.run import JobFeed
 from ..jobs.store import JobOutbox
 from ..observability.logs import Fault
 from ..observability.metrics import Metrics

@@ -48,7 +48,7 @@ _TIMEOUT_S = 60.0
 _PERIODIC = frozenset({"_every", "_supervise", "_sweep", "watch", "_refresh"}) | frozenset(
     {"_measure_queues", "_promote_and_expire", "_renew_leases"}
 )
-_IDLE_LOOPS = ("batches/processor.py", "storage/outboxes.py", "jobs/running/webhooks.py", "serving/webhooks.py")
+_IDLE_LOOPS = ("batches/processor.py", "storage/outboxes.py", "jobs/webhooks.py", "serving/webhooks.py")
 """Ends of the files whose `run` is such a task."""
 _COMMAND = re.compile(r"/cli/|/__main__\.py|serving/commands\.py")  # below the event loop, in every stack
 _CHAT, _JOBS = "/v1/chat/completions", "/v1/jobs"

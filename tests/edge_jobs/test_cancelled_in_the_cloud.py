@@ -11,7 +11,7 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.tables.rows import Cancellation
+from edge_node.jobs.rows import Cancellation
 from router.jobs.job import LateParts
 from tests.waiting import until
 

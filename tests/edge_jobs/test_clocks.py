@@ -14,7 +14,7 @@ import pytest
 from edge_node.clock import BoxTime, Clock, ClockMark, is_synchronised, system_clock
 from edge_node.config.schema import DeviceFilesConfig, OutboxConfig
 from edge_node.files.store import DeviceFileStore
-from edge_node.jobs.running.runner import CloudGate
+from edge_node.jobs.runner import CloudGate
 from router.parts.uploads import UploadTerms
 from router.types import RoutingHints
 

@@ -15,9 +15,9 @@ import pytest
 from edge_node.clock import Clock, system_clock
 from edge_node.jobs import FILE
 from edge_node.jobs.record import JobAnswer
+from edge_node.jobs.rows import PAGE_BYTES, OutboxBodies, body_of
+from edge_node.jobs.schema import SCHEMA
 from edge_node.jobs.store import JobOutbox
-from edge_node.jobs.tables.rows import PAGE_BYTES, OutboxBodies, body_of
-from edge_node.jobs.tables.schema import SCHEMA
 from edge_node.storage.group_commit import LogErasure
 from tests.waiting import until
 

@@ -14,13 +14,13 @@ import pytest
 
 from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import OutboxConfig
+from edge_node.jobs import schema
+from edge_node.jobs.acceptance import OutboxAcceptance
 from edge_node.jobs.record import EdgeJob
-from edge_node.jobs.running.runner import OutboxRunner
+from edge_node.jobs.rows import OutboxRows
+from edge_node.jobs.runner import OutboxRunner
+from edge_node.jobs.schema import SCHEMA
 from edge_node.jobs.store import READ_BYTES, JobOutbox
-from edge_node.jobs.tables import schema
-from edge_node.jobs.tables.acceptance import OutboxAcceptance
-from edge_node.jobs.tables.rows import OutboxRows
-from edge_node.jobs.tables.schema import SCHEMA
 from edge_node.serving.generation import Generation
 from edge_node.serving.requests import RequestContext
 from edge_node.serving.service import Service

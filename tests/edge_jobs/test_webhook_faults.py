@@ -23,9 +23,9 @@ from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs import FILE
 from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead, WebhookStatus
-from edge_node.jobs.running.run import JobFeed
-from edge_node.jobs.running.webhooks import ReceiverQueue
+from edge_node.jobs.run import JobFeed
 from edge_node.jobs.store import JobOutbox
+from edge_node.jobs.webhooks import ReceiverQueue
 from router.errors import CloudFailed, JobStoreUnavailable, NotFound
 from router.jobs.job import JobEvent, LateParts
 from router.serving.webhooks import WebhookSender

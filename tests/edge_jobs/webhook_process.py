@@ -15,9 +15,9 @@ import msgspec
 from edge_node.clock import system_clock
 from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.running.run import JobFeed
-from edge_node.jobs.running.webhooks import ReceiverQueue
+from edge_node.jobs.run import JobFeed
 from edge_node.jobs.store import JobOutbox
+from edge_node.jobs.webhooks import ReceiverQueue
 from router.serving.webhooks import WebhookSender
 
 from .killed_outbox import new_job

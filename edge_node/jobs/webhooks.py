@@ -22,13 +22,13 @@ from router.errors import CausewayError, ConfigError
 from router.serving.logs import redacted
 from router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
-from ...backends.cloud.backend import CloudBackend
-from ...clock import Clock
-from ...config.schema import OutboxWebhookConfig
-from ..record import OutboxWebhook
-from ..store import JobOutbox
-from ..tables.rows import receiver_of
+from ..backends.cloud.backend import CloudBackend
+from ..clock import Clock
+from ..config.schema import OutboxWebhookConfig
+from .record import OutboxWebhook
+from .rows import receiver_of
 from .run import JobFeed
+from .store import JobOutbox
 
 log = logging.getLogger(__name__)
 

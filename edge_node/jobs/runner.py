@@ -24,17 +24,17 @@ from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, Inv
 from router.jobs.job import JobEvent, LateParts, LateTerms, late_kinds, no_room
 from router.serving.logs import redacted
 
-from ...backends.backend import CloudJobEnded, JobTerms
-from ...backends.cloud.backend import CloudBackend
-from ...clock import Clock
-from ...config.schema import OutboxConfig
-from ...serving.service import Service
-from ..record import Claimed, EdgeJob, Lane
-from ..store import JobOutbox
+from ..backends.backend import CloudJobEnded, JobTerms
+from ..backends.cloud.backend import CloudBackend
+from ..clock import Clock
+from ..config.schema import OutboxConfig
+from ..serving.service import Service
+from .record import Claimed, EdgeJob, Lane
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRevisions, JobRuns, RunFailure, RunningJobs
+from .store import JobOutbox
 
 if TYPE_CHECKING:
-    from ...serving.part_encoders import PartEncoders
+    from ..serving.part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from router.jobs.job import JobEvent, encode_job_error
 from router.jobs.submission import is_same_request
 from router.trackers import network_of, stored_share
 
-from ...config.schema import OutboxConfig
-from ..record import Accepted, EdgeJob, JobDropped, Lane, OutboxFull, ReplyTo
+from ..config.schema import OutboxConfig
+from .record import Accepted, EdgeJob, JobDropped, Lane, OutboxFull, ReplyTo
 from .rows import OutboxRows
 from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job, read_row
 

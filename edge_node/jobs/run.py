@@ -40,16 +40,16 @@ from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
-from ...backends.backend import JobTerms
-from ...clock import BoxTime, Clock
-from ...config.schema import OutboxConfig
-from ...serving.requests import RequestContext
-from ...serving.service import Service
-from ..record import Claimed, EdgeJob, JobAnswer, Lane
-from ..store import JobOutbox
+from ..backends.backend import JobTerms
+from ..clock import BoxTime, Clock
+from ..config.schema import OutboxConfig
+from ..serving.requests import RequestContext
+from ..serving.service import Service
+from .record import Claimed, EdgeJob, JobAnswer, Lane
+from .store import JobOutbox
 
 if TYPE_CHECKING:
-    from ...serving.part_encoders import PartEncoders
+    from ..serving.part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 

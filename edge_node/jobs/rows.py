@@ -22,8 +22,8 @@ from router.jobs.submission import RANK
 from router.jobs.webhooks import JobNotice
 from router.trackers import network_of
 
-from ...clock import BoxTime
-from ..record import ClientStats, DueReply, EdgeJob, OutboxStats, OutboxWebhook, ReplyTo, WebhookStatus
+from ..clock import BoxTime
+from .record import ClientStats, DueReply, EdgeJob, OutboxStats, OutboxWebhook, ReplyTo, WebhookStatus
 from .schema import (
     COUNTS,
     COUNTS_BY_OWNER,

@@ -23,8 +23,8 @@ from router.jobs.job import JobState, encode_job_error
 from router.jobs.submission import RANK
 from router.jobs.webhooks import JobNotice
 
-from ...clock import ClockMark
-from ..record import EdgeJob
+from ..clock import ClockMark
+from .record import EdgeJob
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
