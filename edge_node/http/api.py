@@ -390,18 +390,11 @@ class Api:
             heartbeat_s=self.heartbeat_s,
             id_headers=_ID_HEADERS,
         )
+        context = RequestContext(
+            request, reply, id=decision_id, arrived=arrived, traceparent=traceparent, trace=trace, memo=parsed.memo
+        )
         try:
-            await self.service.answer(
-                RequestContext(
-                    request,
-                    reply,
-                    id=decision_id,
-                    arrived=arrived,
-                    traceparent=traceparent,
-                    trace=trace,
-                    memo=parsed.memo,
-                )
-            )
+            await self.service.answer(context)
             return reply.response
         except ClientGone:
             raise

@@ -70,8 +70,8 @@ class Connection:
         client.connect_timeout = _CONNECT_S
         client.on_connect = self._on_connect
         client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        client.on_subscribe = self._on_subscribe
+        client.on_publish = self._on_acknowledged
+        client.on_subscribe = self._on_acknowledged
         client.on_disconnect = self._on_disconnect
         if state_topic:
             client.will_set(state_topic, b"offline", qos=1, retain=True)
@@ -259,17 +259,11 @@ class Connection:
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
         self._receive(_message_of(message))
 
-    def _on_publish(
-        self, _client: mqtt.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Properties
+    def _on_acknowledged(
+        self, _client: mqtt.Client, _data: Any, mid: int, reasons: ReasonCode | list[ReasonCode], _: Properties | None
     ) -> None:
-        self._settle(mid, reason)
-
-    def _on_subscribe(
-        self, _client: mqtt.Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Properties | None
-    ) -> None:
-        self._settle(mid, reasons[0])
-
-    def _settle(self, mid: int, reason: ReasonCode) -> None:
+        """A message is acknowledged with one reason, a subscription with a list of one."""
+        reason = reasons[0] if isinstance(reasons, list) else reasons
         future = self._pending.get(mid)
         if future is None or future.done():
             return

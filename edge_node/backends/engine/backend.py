@@ -94,7 +94,7 @@ class EngineBackend(Supervisor):
             options,
             model.name or model_path.stem,
             stuck_s=stuck_s,
-            backoff=backoff,
+            backoff=backoff or RestartBackoff(),
             unload_after_s=config.unload_after_s or math.inf,
         )
         self._ids = itertools.count(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from models.llama_cpp.process.parent import EngineProcess
@@ -52,6 +53,7 @@ _WATCH_S = 1.0
 _MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart that begins so soon, and is refused before a later one
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
 
@@ -62,35 +64,27 @@ class Supervisor:
         unload_after_s: a child without jobs for so many seconds is ended; the next request starts another one.
     """
 
-    def __init__(
-        self,
-        options: EngineOptions,
-        name: str,
-        *,
-        stuck_s: float = 30.0,
-        backoff: RestartBackoff | None = None,
-        unload_after_s: float = math.inf,
-    ) -> None:
-        self._options = options
-        self._name = name
-        self._stuck_s = stuck_s
-        self._backoff = backoff or RestartBackoff()
-        self._unload_after_s = unload_after_s
-        self._wanted = asyncio.Event()  # a request needs the model that was unloaded
-        self._load_s = 0.0  # how long the last load took
-        self.unloads = 0  # children that were ended for want of requests
-        self._restart_at = 0.0  # loop time, while no child runs
-        self._process: EngineProcess | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._reason = "it was not started"
-        self._started = 0.0
-        self.state: State = "idle"
-        # Attributes, not properties: each request reads them.
-        self.serving: EngineProcess | None = None  # the child while it is ready; it may have died just now
-        self.info: ModelInfo | None = None  # of the model, after it was loaded once
-        self.restarts = 0  # children that ended unexpectedly
-        self._lost = Fault(log, logging.ERROR)
+    options: EngineOptions
+    name: str
+    _: KW_ONLY
+    stuck_s: float = 30.0
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
+    unload_after_s: float = math.inf
+    unloads: int = 0  # children that were ended for want of requests
+    restarts: int = 0  # children that ended unexpectedly
+    state: State = "idle"
+    # Attributes, not properties: each request reads them.
+    serving: EngineProcess | None = None  # the child while it is ready; it may have died just now
+    info: ModelInfo | None = None  # of the model, after it was loaded once
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)  # a request needs the model that was unloaded
+    _load_s: float = 0.0  # how long the last load took
+    _restart_at: float = 0.0  # loop time, while no child runs
+    _process: EngineProcess | None = None
+    _task: asyncio.Task[None] | None = None
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _reason: str = "it was not started"
+    _started: float = 0.0
+    _lost: Fault = field(default_factory=lambda: Fault(log, logging.ERROR))
 
     @property
     def problem(self) -> str:
@@ -113,7 +107,7 @@ class Supervisor:
         if self._task is None:
             self._started = asyncio.get_running_loop().time()
             self._enter("starting", "it is being loaded")
-            self._task = asyncio.create_task(self._supervise(), name=f"engine {self._name}")
+            self._task = asyncio.create_task(self._supervise(), name=f"engine {self.name}")
 
     async def ready(self, deadline: float) -> EngineProcess:
         """Wait for the child to be ready.
@@ -130,7 +124,7 @@ class Supervisor:
             late = pause_s > min(_MAX_RESTART_WAIT_S, deadline - loop.time())
             if self.state in ("idle", "failed", "closed") or (self.state == "backing_off" and late):
                 raise EngineUnavailable(
-                    f"{self._name}: {self._reason}", phase="connect", retry_after_s=max(1.0, pause_s)
+                    f"{self.name}: {self._reason}", phase="connect", retry_after_s=max(1.0, pause_s)
                 )
             changed: asyncio.Future[None] = loop.create_future()
             self._waiters.append(changed)
@@ -143,7 +137,7 @@ class Supervisor:
                 waited_s = loop.time() - self._started
                 state = self.state.replace("_", " ")
                 raise EngineUnavailable(
-                    f"{self._name}: still {state} after {waited_s:.1f} s",
+                    f"{self.name}: still {state} after {waited_s:.1f} s",
                     phase="connect",
                     retry_after_s=max(1.0, self._load_s - waited_s),
                 )
@@ -162,19 +156,19 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         while True:
-            self._process = process = EngineProcess(self._options)
+            self._process = process = EngineProcess(self.options)
             try:
                 await self._run(process)
             except EngineUnavailable as error:
                 self._pause(None)
                 self._enter("failed", error.message)
-                self._lost.begin(f"engine {self._name} cannot be started: {error.message}")
+                self._lost.begin(f"engine {self.name} cannot be started: {error.message}")
             except Exception as error:  # the next try may succeed, and the daemon answers without an engine
                 self._pause(None)
                 self._enter("failed", f"{type(error).__name__}: {error}")
                 if not self._lost.problem:
-                    log.debug("engine %s", self._name, exc_info=True)
-                self._lost.begin(f"engine {self._name} cannot be started: {type(error).__name__}: {error}")
+                    log.debug("engine %s", self.name, exc_info=True)
+                self._lost.begin(f"engine {self.name} cannot be started: {type(error).__name__}: {error}")
             finally:
                 await asyncio.shield(process.close())
             await self._wait_for_next()
@@ -189,19 +183,19 @@ class Supervisor:
         self._load_s = ready_at - began
         self._enter("ready", "")
         if self._lost.problem:
-            self._lost.end(f"engine {self._name} is ready again")
+            self._lost.end(f"engine {self.name} is ready again")
         else:
-            log.info("engine %s is ready after %.1f s", self._name, self._load_s)
+            log.info("engine %s is ready after %.1f s", self.name, self._load_s)
         reason = await self._watch(process)
         if reason is None:
             self.unloads += 1
-            log.info("engine %s is unloaded: no requests for %g s", self._name, self._unload_after_s)
-            self._enter("unloaded", f"it is unloaded: no requests for {self._unload_after_s:g} s")
+            log.info("engine %s is unloaded: no requests for %g s", self.name, self.unload_after_s)
+            self._enter("unloaded", f"it is unloaded: no requests for {self.unload_after_s:g} s")
             return
         self.restarts += 1
         pause_s = self._pause(ready_at)
         self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
-        self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
+        self._lost.begin(f"engine {self.name}: {reason}; restarting it in {pause_s:.1f} s")
 
     async def _wait_for_next(self) -> None:
         """Wait until the next child may start: for a request of an unloaded model, else for the end of a pause."""
@@ -218,7 +212,7 @@ class Supervisor:
     def _pause(self, ready_at: float | None) -> float:
         """Set when the next child starts, after one that was ready at `ready_at`. Returns the pause, seconds."""
         now = asyncio.get_running_loop().time()
-        pause_s = self._backoff.pause_s(0.0 if ready_at is None else now - ready_at)
+        pause_s = self.backoff.pause_s(0.0 if ready_at is None else now - ready_at)
         self._restart_at = now + pause_s
         return pause_s
 
@@ -226,15 +220,15 @@ class Supervisor:
         """Wait until the child ends, by itself or because it is stuck, and return why; None: it was idle for long."""
         loop = asyncio.get_running_loop()
         while True:
-            timeout_s = min(_WATCH_S, self._stuck_s / 3, self._unload_after_s)
+            timeout_s = min(_WATCH_S, self.stuck_s / 3, self.unload_after_s)
             if (await asyncio.wait([process.ended], timeout=timeout_s))[0]:
                 return process.ended.result()
             if not process.jobs:
-                if process.idle_s >= self._unload_after_s:
+                if process.idle_s >= self.unload_after_s:
                     return None
                 continue
-            if loop.time() - process.progress_at > self._stuck_s:
-                process.kill(f"it was stuck: no step for {self._stuck_s:g} s, requests in progress: {process.jobs}")
+            if loop.time() - process.progress_at > self.stuck_s:
+                process.kill(f"it was stuck: no step for {self.stuck_s:g} s, requests in progress: {process.jobs}")
             else:
                 process.ping()
 
