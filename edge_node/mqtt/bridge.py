@@ -252,7 +252,7 @@ class MqttBridge:
         """What operators should look at."""
         link = (self._away.problem, self._refused.problem, self._denied.problem)
         intake = () if self._intake is None else self._intake.problems
-        answers = "" if self._answers is None else self._answers.problem
+        answers = "" if self._answers is None else self._answers.refused.problem
         return tuple(problem for problem in (*link, *intake, answers) if problem)
 
     async def run(self) -> None:
@@ -375,13 +375,8 @@ class AnswerPublisher:
         self._store = store
         self._feed = feed
         self._stats = stats
-        self._refused = Fault(log, logging.ERROR)
+        self.refused = Fault(log, logging.ERROR)
         self._lost = 0
-
-    @property
-    def problem(self) -> str:
-        """Why answers are not published; "" if they are."""
-        return self._refused.problem
 
     async def run(self, connection: Connection) -> None:
         """Publish until cancelled."""
@@ -406,7 +401,7 @@ class AnswerPublisher:
                 await connection.publish(error_answer(reply, ResultTooLarge(str(error))))
             await self._store.run(self._store.replies.sent, reply)
         except PublishRefused as error:
-            self._refused.begin(f"the broker refuses answers ({error}): correct what it allows this box to publish")
+            self.refused.begin(f"the broker refuses answers ({error}): correct what it allows this box to publish")
             await self._postpone(reply)
         except (BrokerError, JobStoreUnavailable):
             await anyio.sleep(_POLL_S)  # it is published again
@@ -415,7 +410,7 @@ class AnswerPublisher:
             await self._postpone(reply)
         else:
             self._stats.answers += 1
-            self._refused.end("the broker takes answers again")
+            self.refused.end("the broker takes answers again")
 
     async def _postpone(self, reply: DueReply) -> None:
         try:

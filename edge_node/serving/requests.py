@@ -426,15 +426,6 @@ class Subscriber(AnswerReader):
         super().__init__(joined=shared.was_joined)
         self.shared = shared
 
-    async def next(self, deadline: float) -> Piece | None:
-        """Return the next piece, None after the last.
-
-        Raises:
-            CausewayError: the generation failed; DeadlineExceeded may also be this subscriber's own deadline
-                (monotonic seconds).
-        """
-        return await self.shared.read(self, deadline)
-
 
 class SharedGeneration(SharedAnswer[Piece, Subscriber]):
     """A generation with its buffered answer: the `Reply` of the attempts, and the source of all subscribers."""

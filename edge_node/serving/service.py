@@ -463,9 +463,10 @@ class Service:
 
 
 async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
-    while (piece := await subscriber.next(context.deadline)) is not None:
-        if not context.committed and subscriber.shared.head is not None:
-            await context.commit(subscriber.shared.head)
+    shared = subscriber.shared
+    while (piece := await shared.read(subscriber, context.deadline)) is not None:
+        if not context.committed and shared.head is not None:
+            await context.commit(shared.head)
         if (slow := context.send(piece)) is not None:
             await slow
 

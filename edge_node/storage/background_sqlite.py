@@ -54,9 +54,6 @@ class Write(msgspec.Struct, frozen=True):
     values: Row | Callable[[], Row]
     size_bytes: int = 0  # approximate
 
-    def row(self) -> Row:
-        return self.values() if callable(self.values) else self.values
-
 
 class _Read(msgspec.Struct, frozen=True):
     statement: str
@@ -302,7 +299,9 @@ class BackgroundSqlite(SqliteThread):
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 for statement, rows in groupby(writes, key=lambda write: write.statement):
-                    database.executemany(statement, [write.row() for write in rows])
+                    database.executemany(
+                        statement, [one.values() if callable(one.values) else one.values for one in rows]
+                    )
             # Opening or reading it proves nothing: the disk may be full, or read-only.
             self._fault.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)

@@ -120,7 +120,9 @@ class GroupCommit(SqliteThread):
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the file now, and whether one was set aside since the start."""
-        return tuple(problem for problem in (self._fault.problem, self._corrupt, self._erasure.problem) if problem)
+        return tuple(
+            problem for problem in (self._fault.problem, self._corrupt, self._erasure.fault.problem) if problem
+        )
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in the thread, and return its result once it is committed. Cancelling does not undo it.
@@ -286,12 +288,7 @@ class LogErasure:
         self._monotonic = monotonic
         self._since: float | None = None  # of the first deletion that is not erased
         self._due = 0.0
-        self._fault = Fault(log, logging.WARNING, monotonic)
-
-    @property
-    def problem(self) -> str:
-        """Why deleted rows are still readable; "" if they are not, or not for long."""
-        return self._fault.problem
+        self.fault = Fault(log, logging.WARNING, monotonic)  # deleted rows are still readable
 
     def open(self) -> None:
         """The file is about to be opened."""
@@ -320,10 +317,10 @@ class LogErasure:
         problem = _truncate_log(database)
         if not problem:
             self._since = None
-            self._fault.end(f"{self._log} holds nothing that was deleted")
+            self.fault.end(f"{self._log} holds nothing that was deleted")
             return
         self._due = self._monotonic() + _RETRY_S
-        self._fault.begin(f"{self._log} holds requests and answers that were deleted ({problem}): it is tried again")
+        self.fault.begin(f"{self._log} holds requests and answers that were deleted ({problem}): it is tried again")
 
 
 def _truncate_log(database: sqlite3.Connection) -> str:

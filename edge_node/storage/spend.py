@@ -77,17 +77,13 @@ class SpendStore(SqliteStore):
     def add(self, usd: float) -> None:
         """Add the cost of an answer, US dollars."""
         self._tracker.add(usd, self._clock.unix())
-        self.current = _plus(self.current, usd)
+        known = (self.current.usd_hour, self.current.usd_today, self.current.usd_month)
+        self.current = SpendSignals(*((one or 0.0) + usd for one in known))  # adding them up anew takes longer
         self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
     def refresh(self) -> None:
         """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
         self.current = self._tracker.signals(self._clock.unix())
-
-
-def _plus(signals: SpendSignals, usd: float) -> SpendSignals:
-    """Add an amount to the sums: adding them up anew takes longer."""
-    return SpendSignals(*((known or 0.0) + usd for known in (signals.usd_hour, signals.usd_today, signals.usd_month)))
 
 
 def _row(state: SpendState) -> Row:

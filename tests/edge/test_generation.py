@@ -80,7 +80,7 @@ class Script:
 
 async def read_all(subscriber: Subscriber, deadline: float | None = None) -> str:
     text = ""
-    while (piece := await subscriber.next(deadline or soon())) is not None:
+    while (piece := await subscriber.shared.read(subscriber, deadline or soon())) is not None:
         assert isinstance(piece, Chunk)
         text += piece.text
     return text
@@ -96,10 +96,13 @@ async def test_identical_requests_share_one_generation_whenever_they_join(shared
     with shared.join(b"k", generation(), script) as (first, started):
         assert started
         script.permit(2)
-        assert (await first.next(soon()), await first.next(soon())) == (Chunk(text="0 "), Chunk(text="1 "))
+        assert (await first.shared.read(first, soon()), await first.shared.read(first, soon())) == (
+            Chunk(text="0 "),
+            Chunk(text="1 "),
+        )
         with shared.join(b"k", generation(), script) as (second, started_again):
             assert not started_again
-            assert await second.next(soon()) == Chunk(text="0 ")
+            assert await second.shared.read(second, soon()) == Chunk(text="0 ")
             script.permit(1)
             assert await read_all(first) == "2 "
             assert await read_all(second) == "1 2 "
@@ -192,7 +195,7 @@ async def test_a_large_answer_waits_for_the_slowest_subscriber_in_bounded_memory
 
     with shared.join(b"k", generation(), flood) as (fast, _), shared.join(b"k", generation(), flood) as (slow, _):
         for _ in range(6):
-            await fast.next(soon())
+            await fast.shared.read(fast, soon())
         await asyncio.sleep(0)
         assert sent * size <= BUFFER_BYTES + 2 * size
         assert not fast.shared.joinable
@@ -210,7 +213,7 @@ async def test_the_producer_continues_when_the_slowest_subscriber_leaves(shared:
 
     with shared.join(b"k", generation(), flood) as (reader, _):
         with shared.join(b"k", generation(), flood) as (stuck, _):
-            await stuck.next(soon())
+            await stuck.shared.read(stuck, soon())
             reading = asyncio.ensure_future(read_all(reader))
             await until(lambda: reader.shared.buffered_bytes > BUFFER_BYTES)
             assert not reading.done()
