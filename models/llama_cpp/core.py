@@ -81,7 +81,7 @@ class EngineCore:
         )
         self.kv_cache = KVCache(context.memory, plan.kv_tokens, options.sequences)
         self.prefix_cache = (
-            PrefixCache(context.pointer, context.memory, self.kv_cache, plan.prefix_bytes, weights.window_tokens)
+            PrefixCache(context.pointer, self.kv_cache, plan.prefix_bytes, weights.window_tokens)
             if weights.shares_prefixes
             else None
         )

@@ -102,12 +102,12 @@ class KVCache:
         self.used += tokens
 
     def remove_from(self, slot: SequenceSlot, position: int) -> None:
-        """Free the cells from `position` on: decoded ones that were never counted, or of a slot that is released."""
+        """Free the cells from `position` on, -1: all: ones that were never counted, or of a slot that is released."""
         bindings.sequence_remove(self._memory, slot.id, position, -1)
 
     def release(self, slot: SequenceSlot) -> None:
         """Free the slot and the cells that no other sequence uses."""
-        bindings.sequence_remove(self._memory, slot.id, -1, -1)
+        self.remove_from(slot, -1)
         self.used -= slot.leave_segments()
         self._free_ids.append(slot.id)
 
@@ -130,13 +130,10 @@ class PrefixCache:
     longer than the window is of use whole, and not for a prompt that leaves it earlier.
     """
 
-    def __init__(
-        self, context: bindings.Pointer, memory: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0
-    ) -> None:
+    def __init__(self, context: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0) -> None:
         """`window`: tokens that a layer sees; 0: all."""
         self._window = window
         self._context = context
-        self._memory = memory
         self._kv_cache = kv_cache
         self._limit = limit_bytes
         self.bytes = 0
@@ -174,9 +171,9 @@ class PrefixCache:
             self._context, state.ctypes.data, len(state), slot.id
         )
         if not restored:
-            bindings.sequence_remove(self._memory, slot.id, -1, -1)
+            self._kv_cache.remove_from(slot, -1)
             return 0
-        bindings.sequence_remove(self._memory, slot.id, position, -1)
+        self._kv_cache.remove_from(slot, position)
         self._kv_cache.grow(slot, tokens)
         return tokens
 
