@@ -31,7 +31,7 @@ from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, Emit, EngineOptions, EngineStats, Job, ModelInfo, OnFailure, Prompt
 from .sampler import GrammarState, ThinkingBudget, TokenSampler, is_plain_greedy
-from .scheduling.sequence import Sequence, SequencePrompt
+from .scheduling.sequence import Sequence
 from .scheduling.speculation import DraftPlanner
 
 _log = logging.getLogger(__name__)
@@ -163,25 +163,24 @@ class Engine:
         core, context = self._core, self._core.info.context_tokens
         deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
         adapter = core.adapters.find(job.adapter)
-        prompt, vectors = core.prompts.encode(job.prompt)
-        if job.embed and vectors:
+        prompt = core.prompts.encode(job.prompt)
+        if job.embed and prompt.vectors:
             raise InvalidRequest("embeddings are of text alone, without soft tokens")
-        room = context - len(prompt)
+        room = context - len(prompt.tokens)
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens, this model's context is {context}"
+                f"the prompt has {len(prompt.tokens)} tokens, this model's context is {context}"
                 + (". " if room < 0 else ": there is none left for the answer. ")
                 + SHORTEN,
                 param="messages" if job.prompt.messages else "input" if job.embed else "prompt",
             )
-        sampler = None if job.embed else self._make_sampler(job, prompt if not vectors else prompt[prompt >= 0])
+        sampler = None if job.embed else self._make_sampler(job, prompt.text)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
         # Files hold what the model as it is makes of a prompt.
         storable = job.store_prompt and adapter is None and core.prompt_store is not None
-        stored = core.prompts.system_tokens(job.prompt) if storable else 0
-        limit = max(1, min(room, wanted))
-        tokens = SequencePrompt(prompt, vectors, stored)
-        return Sequence(job, tokens, limit, sampler, core.vocabulary, deadline, adapter)
+        if storable:
+            prompt = msgspec.structs.replace(prompt, system_tokens=core.prompts.system_tokens(job.prompt))
+        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, adapter)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         sampling = self._sampling(job)

@@ -34,17 +34,25 @@ _KNOWN = 4096  # vectors whose ids are remembered
 _PARTS = 3  # of a position that `SoftRun.positions` writes
 
 
-class Vectors(msgspec.Struct, frozen=True, eq=False):
-    """Of the soft tokens of one prompt, by their ids. False if there are none."""
+class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
+    """A prompt as its sequence decodes it.
 
-    rows: Mapping[int, NDArray[np.float32]] = {}  # [embedding dimensions]
-    placed: Mapping[int, SoftRun] = {}  # runs that are not simply one vector after the other, by their first one's id
+    Attributes:
+        tokens: int32 [tokens], read-only; ids below 0 are soft tokens.
+        vectors: float32 [embedding dimensions] each, by the ids of the soft tokens; empty without them.
+        placed: Runs that are not simply one vector after the other, by the id of their first one.
+        system_tokens: How many of the first tokens may be stored as a file.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self.rows)
+    tokens: Tokens
+    vectors: Mapping[int, NDArray[np.float32]] = {}
+    placed: Mapping[int, SoftRun] = {}
+    system_tokens: int = 0
 
-
-NO_VECTORS = Vectors()
+    @property
+    def text(self) -> Tokens:
+        """The tokens without the soft ones."""
+        return self.tokens[self.tokens >= 0] if self.vectors else self.tokens
 
 
 class SoftTokenIds:
@@ -64,8 +72,10 @@ class SoftTokenIds:
         self._first_id = lru_cache(_KNOWN)(self._give_out)  # of the vectors that a marker stands for
         self._next = -1  # an id is never given out again: 2**31 of them are enough for years
 
-    def assign(self, soft: Sequence[SoftTokens]) -> tuple[dict[str, Tokens], Vectors]:
-        """Return the prompt's tokens by marker, each int32 [tokens], and the vectors of those below 0.
+    def assign(
+        self, soft: Sequence[SoftTokens]
+    ) -> tuple[dict[str, Tokens], dict[int, NDArray[np.float32]], dict[int, SoftRun]]:
+        """Return the prompt's tokens by marker, each int32 [tokens], and of a `SequencePrompt` `vectors` and `placed`.
 
         Raises:
             InvalidRequest: these are no vectors for this model.
@@ -89,7 +99,7 @@ class SoftTokenIds:
                 pieces += [np.array(run.tokens, np.int32), own[start : start + run.vectors]]
                 start += run.vectors
             ids[marker] = np.concatenate(pieces)
-        return ids, Vectors(rows, placed)
+        return ids, rows, placed
 
     def _give_out(self, _marker: str, count: int) -> int:
         first, self._next = self._next, self._next - count
@@ -226,17 +236,17 @@ class PromptEncoder:
         except PromptTooLong as error:
             return error.at_least
 
-    def encode(self, prompt: Prompt) -> tuple[Tokens, Vectors]:
-        """Return the prompt's tokens, read-only int32 [tokens], and the vectors of the soft ones among them."""
+    def encode(self, prompt: Prompt) -> SequencePrompt:
+        """Return the prompt's tokens, and the vectors of the soft ones among them."""
         if not prompt.soft:
-            return self.tokens(prompt), NO_VECTORS
-        ids, vectors = self._soft.assign(prompt.soft)
-        return self._encode(prompt, ids), vectors
+            return SequencePrompt(self.tokens(prompt))
+        ids, vectors, placed = self._soft.assign(prompt.soft)
+        return SequencePrompt(self._encode(prompt, ids), vectors, placed)
 
     def tokens(self, prompt: Prompt) -> Tokens:
         """Return the prompt's tokens, read-only int32 [tokens]."""
         if prompt.soft:  # whose vectors are too large to be kept
-            return self.encode(prompt)[0]
+            return self.encode(prompt).tokens
         with self._lock:
             if (cached := self._cache.get(prompt)) is not None:
                 self._cache.move_to_end(prompt)

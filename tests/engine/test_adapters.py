@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from models.llama_cpp.prompts import SequencePrompt
 from models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
 from models.llama_cpp.scheduling.scheduler import AdapterTurns
-from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
+from models.llama_cpp.scheduling.sequence import Sequence
 
 from .conftest import Answer, Rig
 from .test_prompt_lookup import EveryDraft

@@ -11,8 +11,9 @@ import pytest
 
 from models.llama_cpp.embedding import EmbeddingQueue
 from models.llama_cpp.native.vocabulary import Vocabulary
+from models.llama_cpp.prompts import SequencePrompt
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
+from models.llama_cpp.scheduling.sequence import Sequence
 
 from .conftest import GREEDY, Rig
 from .tiny_gguf import write_tiny_gguf

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +13,7 @@ from router.types import Confidence, FinishReason, TokenLogprob
 
 from ..native.vocabulary import Tokens, Vocabulary
 from ..native.weights import Adapter
-from ..prompts import NO_VECTORS, Places, Vectors
+from ..prompts import Places, SequencePrompt
 from ..protocol import Emission, Job
 from ..sampler import NO_TOKEN, ConfidenceMeter, LogitsRow, TokenSampler, token_logprob
 from .kv_cache import SequenceSlot
@@ -77,20 +77,6 @@ class TextStream:
         return 0
 
 
-class SequencePrompt(NamedTuple):
-    """The tokens of a prompt.
-
-    Attributes:
-        tokens: int32 [tokens]; ids below 0 are soft tokens.
-        vectors: Those of the soft tokens.
-        system_tokens: How many of the first tokens may be stored as a file.
-    """
-
-    tokens: Tokens
-    vectors: Vectors = NO_VECTORS
-    system_tokens: int = 0
-
-
 class Sequence:
     """State of one job.
 
@@ -117,13 +103,14 @@ class Sequence:
             deadline: monotonic seconds.
             adapter: that the job names; None: the model as it is.
         """
-        self._vectors = vectors = prompt.vectors
-        self.places = Places(prompt.tokens, vectors.placed)
+        self._vectors = prompt.vectors
+        self.places = Places(prompt.tokens, prompt.placed)
         self.adapter = adapter
         self.system_tokens = prompt.system_tokens
         self.job = job
         self.id = job.id
         self.prompt = self.pending_tokens = prompt.tokens
+        self.text_tokens = prompt.text
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.deadline = deadline
@@ -169,11 +156,6 @@ class Sequence:
         """Whether the confidence covers the end token: calibrations are fitted on answers with their ends."""
         return self._confidence_meter is not None and not self._confidence_meter.done
 
-    @property
-    def text_tokens(self) -> Tokens:
-        """The prompt without its soft tokens."""
-        return self.prompt[self.prompt >= 0] if self._vectors else self.prompt
-
     def text_run(self, start: int) -> int:
         """Return how many tokens to decode next are of text, from `start` to the end or the next soft token."""
         pending = self.pending_tokens
@@ -188,7 +170,7 @@ class Sequence:
 
     def vectors_of(self, start: int, end: int) -> list[NDArray[np.float32]]:
         """Return the vectors of the soft tokens from `start` to before `end`."""
-        return [self._vectors.rows[token] for token in self.pending_tokens[start:end].tolist()]
+        return [self._vectors[token] for token in self.pending_tokens[start:end].tolist()]
 
     def restart(self) -> None:
         """The sequence was preempted: everything so far has to be decoded again."""
@@ -252,16 +234,7 @@ class Sequence:
 
     def fail(self, code: str, detail: str) -> Emission:
         """End with an error."""
-        self.finished = True
-        return Emission(
-            self.id,
-            tokens=self._unreported(),
-            error=code,
-            detail=detail,
-            prompt_tokens=len(self.prompt),
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-        )
+        return msgspec.structs.replace(self._finish(None, None, ""), error=code, detail=detail)
 
     def close(self) -> None:
         """Free the native sampler."""
@@ -281,7 +254,7 @@ class Sequence:
             self._confidence_meter = None
         return confidence
 
-    def _finish(self, reason: FinishReason, confidence: Confidence | None, text: str) -> Emission:
+    def _finish(self, reason: FinishReason | None, confidence: Confidence | None, text: str) -> Emission:
         self.finished = True
         return Emission(
             self.id,
