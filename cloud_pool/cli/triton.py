@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path
-from models.llama_cpp.native.memory import probe_gpus
+from models.llama_cpp.native.resources import probe_gpus
 from models.llama_cpp.protocol import EngineOptions, adapter_files
 from models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
 from models.modalities.process.messages import PartLimits

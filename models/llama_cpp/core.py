@@ -14,9 +14,9 @@ from router.tool_calls.schema import tool_format
 
 from ..chat.template import thinking_of
 from .embedding import Embedder
-from .native import bindings, memory
+from .native import bindings, resources
 from .native.context import Context
-from .native.threads import TunersBySize, allowed_cores, choose_threads
+from .native.resources import TunersBySize, allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder, SoftTokenIds
@@ -41,17 +41,17 @@ class EngineCore:
         Raises:
             EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
         """
-        self._weights = weights = Weights(Path(options.model_path), memory.choose_layers(options))
+        self._weights = weights = Weights(Path(options.model_path), resources.choose_layers(options))
         with contextlib.ExitStack() as on_error:
             on_error.callback(weights.close)
             self.vocabulary = Vocabulary(weights.pointer, options.refuse_token or weights.refuse_token)
             self.adapters = Adapters(weights, options.adapters)
-            plan = memory.plan_memory(
+            plan = resources.plan_memory(
                 options,
                 weights.trained_context,
                 weights.kv_bytes_per_token(options.kv_type),
                 weights.size_bytes,
-                memory.free_bytes(),
+                resources.free_bytes(),
             )
             threads = choose_threads(options.threads)
             self._context = context = Context(

@@ -20,7 +20,7 @@ from causeway_train.export.quantize import quantize
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from models.llama_cpp.engine import Engine
-from models.llama_cpp.native.threads import choose_threads
+from models.llama_cpp.native.resources import choose_threads
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from router.types import Message
 

@@ -20,7 +20,7 @@ from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
-from models.llama_cpp.native.memory import Gpu, GpuReport
+from models.llama_cpp.native.resources import Gpu, GpuReport
 from router.bundle.settings import ResponseCacheConfig
 from router.policy.compiled import parse_policy
 from router.types import DeviceSignals

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.native.memory import check_weights_fit, plan_memory
-from models.llama_cpp.native.threads import cgroup_quota, choose_threads
+from models.llama_cpp.native.resources import cgroup_quota, check_weights_fit, choose_threads, plan_memory
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import EngineUnavailable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.llama_cpp.native.memory import choose_layers, fitting_layers, layer_bytes, list_gpus, probe_gpus
+from models.llama_cpp.native.resources import choose_layers, fitting_layers, layer_bytes, list_gpus, probe_gpus
 from models.llama_cpp.protocol import EngineOptions
 
 from .tiny_gguf import vocabulary

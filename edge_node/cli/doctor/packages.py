@@ -15,7 +15,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from models.llama_cpp.native.memory import GpuReport
+from models.llama_cpp.native.resources import GpuReport
 from router.child_environment import minimal_environment
 
 from ...config.schema import EngineConfig

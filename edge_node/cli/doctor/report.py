@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.llama_cpp.native.memory import has_nvidia_gpu, probe_gpus
-from models.llama_cpp.native.threads import allowed_cores
+from models.llama_cpp.native.resources import allowed_cores, has_nvidia_gpu, probe_gpus
 from router.bundle.settings import ResponseCacheConfig
 from router.policy.compiled import Policy
 from router.types import DeviceSignals

@@ -17,7 +17,7 @@ import llama_cpp.llama_cpp as native
 from router.errors import EngineUnavailable, ModelNotFound
 
 from ..protocol import AdapterFile, KVType
-from . import bindings, memory
+from . import bindings, resources
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
@@ -37,7 +37,7 @@ class Weights:
         """
         self.path = path
         self.size_bytes = _check_header(path)
-        memory.check_weights_fit(path, self.size_bytes, memory.free_bytes())
+        resources.check_weights_fit(path, self.size_bytes, resources.free_bytes())
         bindings.start_backend()
         bindings.clear_errors()
         params = native.llama_model_default_params()
@@ -80,13 +80,13 @@ class Weights:
         Raises:
             EngineUnavailable: this model's cannot be kept in this type.
         """
-        if kv_type == "q8_0" and any(width % memory.Q8_BLOCK for width in self._head_widths):
+        if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
             raise EngineUnavailable(
-                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {memory.Q8_BLOCK} values, these have "
-                f"{widths}; set it to f16"
+                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {resources.Q8_BLOCK} values, these "
+                f"have {widths}; set it to f16"
             )
-        return max(1, int(self._kv_elements * memory.KV_BYTES[kv_type]))
+        return max(1, int(self._kv_elements * resources.KV_BYTES[kv_type]))
 
     def metadata(self, key: str) -> str:
         """Return a metadata value as text, "" when the file has none."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from router.errors import InvalidRequest
 
 from ...llama_cpp.native.mtmd import VisionEncoder
-from ...llama_cpp.native.threads import allowed_cores
+from ...llama_cpp.native.resources import allowed_cores
 from ..process.child import Link
 from ..process.messages import Projected, ProjectPicture, Refusal, WorkerJob, WorkerResult, WorkerSpec
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
-from models.llama_cpp.native.threads import choose_threads
+from models.llama_cpp.native.resources import choose_threads
 from router.types import Message, Request, ResponseFormat, Tool, ToolChoice
 from tests.tool import run_tool
 
