@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.constraints.json_schema import HeldRequest, hold
+from models.constraints.grammars import HeldRequest, hold
 from router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
 from router.parts.reading import first_part
 from router.reasoning import ReasoningParser, Thinking, thinks

@@ -14,7 +14,7 @@ from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
 
 if TYPE_CHECKING:
-    from models.constraints.json_schema import HeldRequest
+    from models.constraints.grammars import HeldRequest
     from models.llama_cpp.protocol import SoftTokens
 
 

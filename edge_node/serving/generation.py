@@ -67,7 +67,7 @@ from ..config.schema import CloudConfig
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
-    from models.constraints.json_schema import HeldRequest
+    from models.constraints.grammars import HeldRequest
     from models.llama_cpp.protocol import SoftTokens
     from models.modalities.graph.graph import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText

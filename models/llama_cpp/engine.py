@@ -25,7 +25,7 @@ from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
 from ..constraints.call_grammar import call_grammar
-from ..constraints.json_schema import fault_of, framed_grammar
+from ..constraints.grammars import fault_of, framed_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN

@@ -35,7 +35,7 @@ from router.errors import InvalidGrammar, InvalidRequest
 from router.reasoning import CLOSE, OPEN, closed_thought
 from router.types import Confidence, Sampling, TokenAlternative, TokenLogprob
 
-from ..constraints.json_schema import LIMITS
+from ..constraints.grammars import LIMITS
 from .native import bindings
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Job

@@ -21,7 +21,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from models.catalog.artifact import find_artifact
-from models.constraints.json_schema import fault_of
+from models.constraints.grammars import fault_of
 from models.llama_cpp.protocol import EngineOptions, Prompt
 from router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
 from router.types import Message, Request, Sampling, Tool, ToolChoice

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from models.catalog.artifact import Answers
-from models.constraints.json_schema import hold
+from models.constraints.grammars import hold
 from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, Prompt
 from router import errors

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from models.constraints.json_schema import Fault, fault_of, framed_grammar, held_arguments
+from models.constraints.grammars import Fault, fault_of, framed_grammar, held_arguments
 from router.errors import InvalidGrammar
 from router.tool_calls.schema import answer_schema
 from router.types import Request, Tool, ToolChoice
