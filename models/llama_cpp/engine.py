@@ -24,8 +24,7 @@ from router.errors import CausewayError, ClientGone, ContextLengthExceeded, Inva
 from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
-from ..constraints.call_grammar import call_grammar
-from ..constraints.grammars import fault_of, framed_grammar
+from ..constraints.grammars import call_grammar, fault_of, framed_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN

@@ -19,7 +19,7 @@ from models.signals.quality import QualityEstimator
 llama_cpp = pytest.importorskip("llama_cpp")
 
 from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
-from models.constraints.call_grammar import ANY_CALL  # noqa: E402
+from models.constraints.grammars import ANY_CALL  # noqa: E402
 
 ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]

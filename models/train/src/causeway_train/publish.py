@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
-from models.constraints.call_grammar import ANSWER_TOKENS
+from models.constraints.grammars import ANSWER_TOKENS
 from models.publish.publish import LICENCE, card, publish_gguf
 
 from .evaluate.report import EvaluationReport

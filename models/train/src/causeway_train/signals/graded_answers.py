@@ -15,7 +15,7 @@ import numpy as np
 
 from models.calibrate.routing_curves import Array64
 from models.catalog.artifact import Artifact
-from models.constraints.call_grammar import ANSWER_TOKENS, call_grammar
+from models.constraints.grammars import ANSWER_TOKENS, call_grammar
 from router.types import Confidence
 
 from ..data.prompt_renderer import PromptRenderer
