@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -234,29 +235,20 @@ class EvaluationFailure(msgspec.Struct, frozen=True):
     message: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Expression:
     """A compiled condition. Made by `compile_expression`; immutable."""
 
-    __slots__ = ("_program", "needed", "presences", "signals", "source")
-
-    def __init__(
-        self,
-        source: str,
-        program: cel.Program,
-        signals: frozenset[str],
-        presences: frozenset[str],
-        needed: frozenset[str] = frozenset(),
-    ) -> None:
-        self.source = source
-        self.signals = signals  # named in the source, `has()` included
-        self.presences = presences  # those in `has()`
-        self.needed = needed  # the condition does not hold while one of these is absent
-        self._program = program
+    source: str
+    program: cel.Program
+    signals: frozenset[str]  # named in the source, `has()` included
+    presences: frozenset[str]  # those in `has()`
+    needed: frozenset[str] = frozenset()  # the condition does not hold while one of these is absent
 
     def evaluate(self, values: SignalValues) -> bool | EvaluationFailure:
         """Return whether the condition holds, or why it cannot be evaluated. Never raises."""
         try:
-            result = self._program.execute(values.context)
+            result = self.program.execute(values.context)
         except Exception as error:  # the binding raises KeyError, TypeError, RuntimeError and others, undocumented
             missing = ", ".join(name for name in values.absent if name in self.signals)
             return EvaluationFailure(missing, str(error).partition("\n")[0][:200])

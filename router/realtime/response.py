@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -25,11 +26,12 @@ _BEGINNING: Final = 8  # pieces of a text that tell what it is
 _CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
+@dataclass(eq=False, repr=False)
 class ResponseStream:
     """One response from `response.created` to `response.done`; every way to its end leads through `_end`.
 
-    Args:
-        response_id: of the response; the ids of its items are derived from it.
+    Attributes:
+        id: of the response; the ids of its items are derived from it.
         emit: adds an event, by its type and fields, to the session's log.
         conversation: to which the items are added; None: the response is in no conversation.
         echo: fields of the response that repeat what the client asked for.
@@ -38,26 +40,17 @@ class ResponseStream:
         spoken: its text is the transcript of `audio`.
     """
 
-    def __init__(
-        self,
-        response_id: str,
-        emit: Emit,
-        conversation: Conversation | None,
-        echo: JSONObject,
-        on_end: Callable[[], None],
-        hints: RoutingHints,
-        *,
-        spoken: bool = False,
-    ) -> None:
-        self.id = response_id
+    id: str
+    emit: Emit
+    conversation: Conversation | None
+    echo: JSONObject
+    on_end: Callable[[], None]
+    hints: RoutingHints
+    spoken: bool = False
+
+    def __post_init__(self) -> None:
         self.ended = False
         """Whether `response.done` was sent: what comes later is dropped."""
-        self._on_end = on_end
-        self._hints = hints
-        self._spoken = spoken
-        self._emit = emit
-        self._conversation = conversation
-        self._echo = echo
         self._output: list[msgspec.Raw] = []  # finished items
         self._open: _GeneratedItem | None = None
         self._finish = ""
@@ -65,12 +58,7 @@ class ResponseStream:
         self._tokens = 0
         self._usage: Usage | None = None
         self._head: JSONObject = {}
-        emit("response.created", {"response": self._response("in_progress", None)})
-
-    @property
-    def in_conversation(self) -> bool:
-        """Whether its items are added to the conversation."""
-        return self._conversation is not None
+        self.emit("response.created", {"response": self._response("in_progress", None)})
 
     @property
     def finished(self) -> bool:
@@ -101,7 +89,7 @@ class ResponseStream:
         An object of JSON is for a program, such as the call of a model that answers with calls: it is not spoken.
         """
         item = self._open
-        if item is None or item.is_call or item.is_json or not self._spoken:
+        if item is None or item.is_call or item.is_json or not self.spoken:
             return ""
         ends = [len(item.unspoken)] if rest else [found.end() for found in _SENTENCE.finditer(item.unspoken)]
         ready, item.unspoken = item.unspoken[: ends[-1]] if ends else "", item.unspoken[ends[-1] if ends else 0 :]
@@ -111,7 +99,7 @@ class ResponseStream:
         """Add the event for sound of the open message."""
         if self._open is not None and not self.ended:
             delta = base64.b64encode(pcm).decode()
-            self._emit("response.output_audio.delta", {**self._part_of(self._open), "delta": delta})
+            self.emit("response.output_audio.delta", {**self._part_of(self._open), "delta": delta})
 
     def complete(self) -> None:
         """End the answer; without a finish reason it broke."""
@@ -136,13 +124,13 @@ class ResponseStream:
         item = self._open
         if item is None or item.is_call:
             item = self._begin(None)
-            self._emit("response.content_part.added", {**self._part_of(item), "part": self._part("")})
+            self.emit("response.content_part.added", {**self._part_of(item), "part": self._part("")})
         item.pieces.append(text)
         kind = "response.output_text.delta"
-        if self._spoken:
+        if self.spoken:
             item.unspoken += text
             kind = "response.output_audio_transcript.delta"
-        self._emit(kind, {**self._part_of(item), "delta": text})
+        self.emit(kind, {**self._part_of(item), "delta": text})
 
     def _call(self, call: ToolCallDelta) -> None:
         item = self._open
@@ -151,17 +139,17 @@ class ResponseStream:
         if call.arguments:
             item.pieces.append(call.arguments)
             fields = {**self._place_of(item), "call_id": item.call_id, "delta": call.arguments}
-            self._emit("response.function_call_arguments.delta", fields)
+            self.emit("response.function_call_arguments.delta", fields)
 
     def _begin(self, call: ToolCallDelta | None) -> _GeneratedItem:
         self._close("completed")
         item = self._open = _GeneratedItem(f"item_{self.id.partition('_')[2]}_{len(self._output)}", call)
         made = make_item(item.id, item.fields(begun=True), "in_progress")
-        self._emit("response.output_item.added", {**self._output_place, "item": made.body})
-        if self._conversation is not None:
-            self._conversation.insert(made.restricted(self._hints))
-            previous = self._conversation.previous(item.id)
-            self._emit("conversation.item.added", {"previous_item_id": previous, "item": made.body})
+        self.emit("response.output_item.added", {**self._output_place, "item": made.body})
+        if self.conversation is not None:
+            self.conversation.insert(made.restricted(self.hints))
+            previous = self.conversation.previous(item.id)
+            self.emit("conversation.item.added", {"previous_item_id": previous, "item": made.body})
         return item
 
     def _close(self, status: Literal["completed", "incomplete"]) -> None:
@@ -172,22 +160,22 @@ class ResponseStream:
         text = "".join(item.pieces)
         if item.is_call:
             fields = {"call_id": item.call_id, "name": item.name, "arguments": text}
-            self._emit("response.function_call_arguments.done", {**self._place_of(item), **fields})
+            self.emit("response.function_call_arguments.done", {**self._place_of(item), **fields})
         else:
-            if self._spoken:
-                self._emit("response.output_audio.done", self._part_of(item))
-                self._emit("response.output_audio_transcript.done", {**self._part_of(item), "transcript": text})
+            if self.spoken:
+                self.emit("response.output_audio.done", self._part_of(item))
+                self.emit("response.output_audio_transcript.done", {**self._part_of(item), "transcript": text})
             else:
-                self._emit("response.output_text.done", {**self._part_of(item), "text": text})
-            self._emit("response.content_part.done", {**self._part_of(item), "part": self._part(text)})
-        is_spoken = self._spoken and not item.is_call
+                self.emit("response.output_text.done", {**self._part_of(item), "text": text})
+            self.emit("response.content_part.done", {**self._part_of(item), "part": self._part(text)})
+        is_spoken = self.spoken and not item.is_call
         made = spoken_answer(item.id, text, status) if is_spoken else make_item(item.id, item.fields(), status)
-        self._emit("response.output_item.done", {**self._output_place, "item": made.body})
+        self.emit("response.output_item.done", {**self._output_place, "item": made.body})
         self._output.append(made.body)
-        if self._conversation is not None and item.id in self._conversation:
-            self._conversation.replace(made.restricted(self._hints))
-            previous = self._conversation.previous(item.id)
-            self._emit("conversation.item.done", {"previous_item_id": previous, "item": made.body})
+        if self.conversation is not None and item.id in self.conversation:
+            self.conversation.replace(made.restricted(self.hints))
+            previous = self.conversation.previous(item.id)
+            self.emit("conversation.item.done", {"previous_item_id": previous, "item": made.body})
 
     @property
     def _output_place(self) -> JSONObject:
@@ -197,7 +185,7 @@ class ResponseStream:
         return {"response_id": self.id, "item_id": item.id, "output_index": len(self._output)}
 
     def _part(self, text: str) -> JSONObject:
-        return {"type": "audio", "transcript": text} if self._spoken else {"type": "text", "text": text}
+        return {"type": "audio", "transcript": text} if self.spoken else {"type": "text", "text": text}
 
     def _part_of(self, item: _GeneratedItem) -> JSONObject:
         return {**self._place_of(item), "content_index": 0}
@@ -213,9 +201,9 @@ class ResponseStream:
         about = {**self._head, "continue": self._resume} if self._resume else self._head
         if about:
             response["causeway"] = about
-        self._emit("response.done", {"response": response})
+        self.emit("response.done", {"response": response})
         self.ended = True
-        self._on_end()
+        self.on_end()
 
     def _response(self, status: str, details: JSONObject | None) -> JSONObject:
         return {
@@ -225,7 +213,7 @@ class ResponseStream:
             "status_details": details,
             "output": self._output,
             "usage": None,
-            **self._echo,
+            **self.echo,
         }
 
 

@@ -227,7 +227,7 @@ class RealtimeSession:
     def _turn_started(self, turn: TurnStarted) -> list[Effect]:
         self._emit("input_audio_buffer.speech_started", {"audio_start_ms": turn.at_ms, "item_id": turn.item_id})
         response, settings = self._response, self._turn_detection
-        if response is None or response.ended or not response.in_conversation:
+        if response is None or response.ended or response.conversation is None:
             return []
         if settings is None or not settings.interrupt_response:
             return []

@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
@@ -63,6 +64,7 @@ class HeadLines(Protocol[_Head]):
     def __call__(self, head: _Head, media_type: str, /) -> str: ...
 
 
+@dataclass(eq=False, repr=False)
 class HttpReplyWriter(Generic[Head]):
     """The response to one client (`ClientReply`). Afterwards `response`, or after an error `fail`, is for the server.
 
@@ -71,24 +73,17 @@ class HttpReplyWriter(Generic[Head]):
     its id in the headers `id_headers`.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        http: web.BaseRequest,
-        lines: HeadLines[Head],
-        *,
-        id: str,  # noqa: A002
-        created: int,
-        echo: ResponseEcho | None = None,
-        heartbeat_s: float = 0.0,
-        id_headers: Sequence[str] = ("x-request-id",),
-    ) -> None:
-        self._request = request
-        self._echo = echo
-        self._http = http
-        self._id = id
-        self._created = created
-        self._lines = lines
+    request: Request
+    http: web.BaseRequest
+    lines: HeadLines[Head]
+    _: KW_ONLY
+    id: str
+    created: int
+    echo: ResponseEcho | None = None
+    heartbeat_s: float = 0.0
+    id_headers: Sequence[str] = ("x-request-id",)
+
+    def __post_init__(self) -> None:
         self._head: Head | None = None
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
@@ -96,23 +91,21 @@ class HttpReplyWriter(Generic[Head]):
         self._encoder: AnswerEncoder | ResponseEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
-        self._id_headers = id_headers
-        self._look_s = heartbeat_s / 2
         self._failed = False
         self._sends = 0  # of the stream, when it was looked at last
-        if heartbeat_s and request.stream:
-            asyncio.get_running_loop().call_later(self._look_s, self._look)
+        if self.heartbeat_s and self.request.stream:
+            asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
 
     # --- for the service (ClientReply) --------------------------------------------------------------------------------
 
     async def commit(self, head: Head) -> None:
         self._head = head
-        if not self._request.stream:
+        if not self.request.stream:
             return
         self._encoder = self._new_encoder(head.model)
         self._opening = self._encoder.start()
         if self._stream is None:
-            self._stream = EventStream(self._http, self._lines(head, EVENTS))
+            self._stream = EventStream(self.http, self.lines(head, EVENTS))
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
@@ -134,18 +127,18 @@ class HttpReplyWriter(Generic[Head]):
         self._head = head
         if isinstance(answer, Embeddings):
             self._pieces = [answer]
-        elif self._echo is not None:
+        elif self.echo is not None:
             encoder = self._new_encoder(answer.model)
-            if self._request.stream:
+            if self.request.stream:
                 events = [encoder.start(), *map(encoder.chunk, answer.chunks), encoder.end()]
                 self._cached_body = b"".join(events)
             else:
                 self._cached_body = encoder.whole(answer.choices, answer.usage)
-        elif self._request.stream:
-            usage = self._request.include_usage
-            self._cached_body = answer.stream(self._answer_id, self._created, include_usage=usage)
+        elif self.request.stream:
+            usage = self.request.include_usage
+            self._cached_body = answer.stream(self._answer_id, self.created, include_usage=usage)
         else:
-            self._cached_body = answer.whole(self._answer_id, self._created)
+            self._cached_body = answer.whole(self._answer_id, self.created)
 
     async def end(self) -> None:
         assert self._head is not None
@@ -153,9 +146,9 @@ class HttpReplyWriter(Generic[Head]):
             end = b"" if self._encoder is None else self._opening + self._encoder.end()
             self._stream.end(end if self._cached_body is None else self._cached_body)
             return
-        media_type = EVENTS if self._request.stream else JSON
+        media_type = EVENTS if self.request.stream else JSON
         body = self._cached_body if self._cached_body is not None else self._encode(self._head)
-        prebuilt = PrebuiltResponse(self._http, self._lines(self._head, media_type), body)
+        prebuilt = PrebuiltResponse(self.http, self.lines(self._head, media_type), body)
         prebuilt.end()
         self._prebuilt = prebuilt
 
@@ -165,17 +158,17 @@ class HttpReplyWriter(Generic[Head]):
         if self._prebuilt is not None or self._failed or (stream is not None and stream.ended):
             return
         if stream is None:
-            transport = self._http.transport
+            transport = self.http.transport
             if transport is None or transport.is_closing():
                 return
             stream = self._stream = EventStream(
-                self._http, header_lines(STREAMED | dict.fromkeys(self._id_headers, self._id))
+                self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id))
             )
         if stream.sends == self._sends:
             with contextlib.suppress(ClientGone):  # the next event says so
                 stream.send(_COMMENT)
         self._sends = stream.sends
-        asyncio.get_running_loop().call_later(self._look_s, self._look)
+        asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
 
     # --- for the server ----------------------------------------------------------------------------------------------
 
@@ -200,17 +193,17 @@ class HttpReplyWriter(Generic[Head]):
 
     @property
     def _answer_id(self) -> str:
-        return ("resp_" if self._echo is not None else _PREFIX[self._request.kind]) + self._id
+        return ("resp_" if self.echo is not None else _PREFIX[self.request.kind]) + self.id
 
     def _new_encoder(self, model: str) -> AnswerEncoder | ResponseEncoder:
-        if self._echo is not None:
-            return ResponseEncoder(self._request, self._echo, self._answer_id, model, self._created)
-        return AnswerEncoder(self._request, self._answer_id, model, self._created)
+        if self.echo is not None:
+            return ResponseEncoder(self.request, self.echo, self._answer_id, model, self.created)
+        return AnswerEncoder(self.request, self._answer_id, model, self.created)
 
     def _encode(self, head: Head) -> bytes:
         first = self._pieces[0]
         if isinstance(first, Embeddings):
-            return encode_embeddings(self._request, first, head.model)
+            return encode_embeddings(self.request, first, head.model)
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
         return self._new_encoder(head.model).whole(*coalesce(chunks))
 

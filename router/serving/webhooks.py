@@ -19,6 +19,7 @@ import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import aiohttp
@@ -90,10 +91,11 @@ class WebhookQueue(Protocol[Webhook]):
         """Store the outcome of an attempt. `delay_s`: of one that is retried."""
 
 
+@dataclass(eq=False, repr=False)
 class WebhookSender(Generic[Webhook]):
     """Sends due webhooks. Owns an HTTP client: call `close`.
 
-    Args:
+    Attributes:
         observe: counts and traces attempts
         change: waits until a webhook may be due, at most so many seconds
         resolver: replaces DNS in tests
@@ -102,28 +104,19 @@ class WebhookSender(Generic[Webhook]):
         rng: uniform in [0, 1)
     """
 
-    def __init__(
-        self,
-        queue: WebhookQueue[Webhook],
-        config: WebhookConfig,
-        *,
-        observe: Observe[Webhook] | None = None,
-        change: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        resolver: AbstractResolver | None = None,
-        tls: ssl.SSLContext | None = None,
-        clock: Callable[[], float] | None = None,
-        rng: Callable[[], float] = random.random,
-    ) -> None:
+    queue: WebhookQueue[Webhook]
+    config: WebhookConfig
+    _: KW_ONLY
+    observe: Observe[Webhook] | None = None
+    change: Callable[[float], Awaitable[object]] = asyncio.sleep
+    resolver: AbstractResolver | None = None
+    tls: ssl.SSLContext | None = None
+    clock: Callable[[], float] | None = None
+    rng: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
         """Raises ConfigError for an invalid `allowed_networks`."""
-        self._allowed = allowed_networks(config.allowed_networks)
-        self._queue = queue
-        self._config = config
-        self._observe = observe
-        self._change = change
-        self._resolver = resolver
-        self._tls: ssl.SSLContext | bool = True if tls is None else tls
-        self._clock = clock
-        self._rng = rng
+        self._allowed = allowed_networks(self.config.allowed_networks)
         self._in_flight: list[Webhook] = []
         self._fault = ""
         self._released = asyncio.Event()
@@ -158,7 +151,7 @@ class WebhookSender(Generic[Webhook]):
     async def _wait(self) -> None:
         """Until a slot is free, or a webhook may be due."""
         released = asyncio.ensure_future(self._released.wait())
-        changed = asyncio.ensure_future(self._change(self._queue.idle_s))
+        changed = asyncio.ensure_future(self.change(self.queue.idle_s))
         try:
             await asyncio.wait((released, changed), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -173,8 +166,8 @@ class WebhookSender(Generic[Webhook]):
         return len(due)
 
     async def _claim(self) -> Sequence[Webhook]:
-        free = self._config.concurrency - len(self._in_flight)
-        return await self._queue.claim(free, self._in_flight) if free > 0 else ()
+        free = self.config.concurrency - len(self._in_flight)
+        return await self.queue.claim(free, self._in_flight) if free > 0 else ()
 
     def _begin(self, due: Sequence[Webhook], tasks: TaskGroup) -> None:
         for webhook in due:
@@ -189,20 +182,20 @@ class WebhookSender(Generic[Webhook]):
 
     async def _deliver(self, webhook: Webhook) -> None:
         try:
-            secrets = await self._queue.signing_secrets(webhook.owner)
-            end_attempt = None if self._observe is None else self._observe(webhook)
+            secrets = await self.queue.signing_secrets(webhook.owner)
+            end_attempt = None if self.observe is None else self.observe(webhook)
             try:
                 outcome, status = await self._post(webhook, secrets)
             except Exception as error:  # of one webhook, which the others survive
                 _log.error("%s: not delivered, by an unexpected fault: %s", webhook.id, redacted(error))
                 outcome, status = "retried", 0
             delay_s: float | None = 0.0
-            if outcome == "retried" or (outcome == "unreachable" and self._queue.counts_unreachable):
-                delay_s = webhook_retry_delay_s(webhook.attempts + 1, self._rng())
+            if outcome == "retried" or (outcome == "unreachable" and self.queue.counts_unreachable):
+                delay_s = webhook_retry_delay_s(webhook.attempts + 1, self.rng())
                 outcome = "failed" if delay_s is None else "retried"
             if end_attempt is not None:
                 end_attempt(outcome, status)
-            await self._queue.finish(webhook, outcome, delay_s or 0.0)
+            await self.queue.finish(webhook, outcome, delay_s or 0.0)
         except JobStoreUnavailable as error:
             _log.warning("%s: the delivery will be repeated: %s", webhook.id, error.message)
             await anyio.sleep(_REPEAT_S)
@@ -212,8 +205,8 @@ class WebhookSender(Generic[Webhook]):
 
     async def _post(self, webhook: Webhook, secrets: tuple[str, ...]) -> tuple[DeliveryOutcome, int]:
         """Return the outcome and the receiver's status; 0 if there was none."""
-        body, described = webhook_payload(webhook, self._config.format_of(webhook.owner))
-        signed_at = webhook.claimed / 1000.0 if self._clock is None else self._clock()
+        body, described = webhook_payload(webhook, self.config.format_of(webhook.owner))
+        signed_at = webhook.claimed / 1000.0 if self.clock is None else self.clock()
         signed = signed_headers(webhook.message_id, body, secrets, signed_at)
         try:
             async with self._session().post(
@@ -233,14 +226,14 @@ class WebhookSender(Generic[Webhook]):
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:
-            timeout_s = self._config.timeout_s
+            timeout_s = self.config.timeout_s
             connector = aiohttp.TCPConnector(
-                resolver=self._resolver,
+                resolver=self.resolver,
                 use_dns_cache=False,
                 force_close=True,
-                limit=self._config.concurrency,
+                limit=self.config.concurrency,
                 socket_factory=_guarded_socket_factory(self._allowed),
-                ssl=self._tls,
+                ssl=True if self.tls is None else self.tls,
             )
             self._client = aiohttp.ClientSession(
                 connector=connector,

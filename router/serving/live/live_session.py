@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import anyio
@@ -199,10 +200,11 @@ class SessionRequests(Protocol[Client]):
         return
 
 
+@dataclass(eq=False, repr=False)
 class LiveSession(Generic[Client]):
     """Couples a session with its connection and its running response.
 
-    Args:
+    Attributes:
         session: the state, and the events for the client.
         requests: its requests.
         tasks: the parent of its tasks, which outlive a connection.
@@ -210,25 +212,19 @@ class LiveSession(Generic[Client]):
         now: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        session: RealtimeSession,
-        requests: SessionRequests[Client],
-        tasks: anyio.abc.TaskGroup,
-        answering: Callable[[LiveSession[Client]], AbstractContextManager[None]],
-        now: Callable[[], float],
-    ) -> None:
-        self.session = session
-        self.requests = requests
-        self.changed_at = now()
+    session: RealtimeSession
+    requests: SessionRequests[Client]
+    tasks: anyio.abc.TaskGroup
+    answering: Callable[[LiveSession[Client]], AbstractContextManager[None]]
+    now: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.changed_at = self.now()
         """When the client last did something, an answer ended, or the connection was cut; monotonic seconds."""
-        self._tasks = tasks
-        self._answering = answering
         self._transcriptions: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()
         self._partial_runs = False
-        self._now = now
         self._socket: RealtimeSocket | None = None
         self._running: anyio.CancelScope | None = None
         self._pumping = False
@@ -267,12 +263,12 @@ class LiveSession(Generic[Client]):
         if self._socket is not socket:
             return False
         self._socket = None
-        self.changed_at = self._now()
+        self.changed_at = self.now()
         return True
 
     async def receive(self, frame: bytes) -> None:
         """Take one event of the client; waits while it reads too little."""
-        self.changed_at = self._now()
+        self.changed_at = self.now()
         effect = self.session.receive(frame)
         if isinstance(effect, DetectSpeech):
             await self._look_for_speech(effect)
@@ -280,20 +276,20 @@ class LiveSession(Generic[Client]):
             self._do(effect)
         if not self._partial_runs and (partial := self.session.partial()) is not None:
             self._partial_runs = True
-            self._tasks.start_soon(self._send_partial, partial)
+            self.tasks.start_soon(self._send_partial, partial)
         await self.flush()
 
     def _do(self, effect: Effect) -> None:
         if isinstance(effect, StartResponse):
             self._running = anyio.CancelScope()
-            self._tasks.start_soon(self._run, effect, self._running)
+            self.tasks.start_soon(self._run, effect, self._running)
         elif isinstance(effect, CancelResponse):
             self.stop()
         elif isinstance(effect, TranscribeSound):
             scope = anyio.CancelScope()
             self._transcriptions.add(scope)
             self._understood.clear()
-            self._tasks.start_soon(self._understand, effect, scope)
+            self.tasks.start_soon(self._understand, effect, scope)
 
     async def flush(self) -> None:
         """Send new events; waits while the client is far behind, or away with many events unsent."""
@@ -312,7 +308,7 @@ class LiveSession(Generic[Client]):
             self._has_room.set()
         if log.unsent_bytes and not self._pumping:
             self._pumping = True
-            self._tasks.start_soon(self._pump, socket)
+            self.tasks.start_soon(self._pump, socket)
 
     async def _pump(self, socket: RealtimeSocket) -> None:
         """Wait for a peer that is behind, and send on. One that reads nothing is disconnected."""
@@ -386,7 +382,7 @@ class LiveSession(Generic[Client]):
             self._socket = None
 
     async def _run(self, start: StartResponse, scope: anyio.CancelScope) -> None:
-        with self._answering(self):
+        with self.answering(self):
             try:
                 with scope:
                     try:
@@ -400,7 +396,7 @@ class LiveSession(Generic[Client]):
                 if self._running is scope:
                     self._running = None
                 if self.connected:
-                    self.changed_at = self._now()
+                    self.changed_at = self.now()
 
 
 Head = TypeVar("Head")
@@ -408,41 +404,36 @@ Speak = Callable[[str], Awaitable[bytes]]
 _PIECE_BYTES = 9600  # a fifth of a second
 
 
+@dataclass(eq=False, repr=False)
 class SessionReply(Generic[Head]):
     """Passes one answer on to a response of a session.
 
-    Args:
+    Attributes:
+        response: the response.
         flush: sends the session's new events; waits while the client is far behind.
         describe: returns what `response.done` says of an answer, as the ``x-causeway-*`` headers do over HTTP.
         speak: returns the sound of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
-    def __init__(
-        self,
-        response: ResponseStream,
-        flush: Callable[[], Awaitable[None]],
-        describe: Callable[[Head], dict[str, object]],
-        speak: Speak | None = None,
-    ) -> None:
-        self._response = response
-        self._flush = flush
-        self._describe = describe
-        self._speak = speak
+    response: ResponseStream
+    flush: Callable[[], Awaitable[None]]
+    describe: Callable[[Head], dict[str, object]]
+    speak: Speak | None = None
 
     async def commit(self, head: Head) -> None:
-        self._response.commit(self._describe(head))
+        self.response.commit(self.describe(head))
 
     async def send(self, piece: Piece) -> None:
         if isinstance(piece, Chunk):
             if piece.tool_calls:
                 await self._say(rest=True)
-            self._response.chunk(piece)
+            self.response.chunk(piece)
             await self._say()
-            await self._flush()
+            await self.flush()
 
     @property
     def finished(self) -> bool:
-        return self._response.finished
+        return self.response.finished
 
     async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None:
         await self.commit(head)
@@ -451,14 +442,14 @@ class SessionReply(Generic[Head]):
 
     async def end(self) -> None:
         await self._say(rest=True)
-        self._response.complete()
-        await self._flush()
+        self.response.complete()
+        await self.flush()
 
     async def _say(self, *, rest: bool = False) -> None:
         """Send the sound of whole sentences, or of the rest of the message."""
-        if self._speak is None or not (text := self._response.ready_to_speak(rest=rest)):
+        if self.speak is None or not (text := self.response.ready_to_speak(rest=rest)):
             return
-        sound = await self._speak(text)
+        sound = await self.speak(text)
         for at in range(0, len(sound), _PIECE_BYTES):
-            self._response.audio(sound[at : at + _PIECE_BYTES])
-            await self._flush()
+            self.response.audio(sound[at : at + _PIECE_BYTES])
+            await self.flush()
