@@ -15,7 +15,7 @@ from router.api.operations import DeletedFile, FileView, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
-from router.openai.request_body import BOM
+from router.openai.request_body import load, validate
 from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.logs import REQUEST
 from router.serving.request import check_upload, read_upload, send_continue
@@ -231,7 +231,7 @@ class BatchApi:
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.caller)
-        batch_request, headers = _parse(body), read_headers(request.headers.items())
+        batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(ENDPOINTS)}", param="endpoint")
@@ -282,14 +282,3 @@ class BatchApi:
     async def _cancel(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         await self._batches.cancel(await self._batches.get(name, principal.owner))
         return json_response(batch_view(await self._batches.get(name, principal.owner)))
-
-
-def _parse(body: bytes) -> BatchRequest:
-    """Raises InvalidRequest."""
-    try:
-        return msgspec.json.decode(body.removeprefix(BOM), type=BatchRequest)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise InvalidRequest(reason, param=path.rstrip("`") or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The body is not a JSON object.") from None

@@ -41,24 +41,15 @@ from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 _TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
 _WRONG_DATA = ("WRONGTYPE", "is not an integer", "is not a valid float", "would overflow", "arithmetic on", "with nil")
 _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
+"""The addresses of clients, without a password, which messages about their faults name."""
 _CHECK_AGAIN_S: Final = 30.0  # the setting can be changed while Redis runs, and another Redis may take its place
 _ANSWER_S: Final = 5.0
 _log = logging.getLogger("causeway.cloud.redis")
 
 
-def remember_address(client: redis.asyncio.Redis, address: str) -> None:
-    """Note the address that messages about a client's faults name. `address`: without a password."""
-    _addresses[client] = address
-
-
-def address_of(client: redis.asyncio.Redis) -> str:
-    """Return a client's address without a password; "" if it is not known."""
-    return _addresses.get(client, "")
-
-
 def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
     """Describe what a call of `client` raised, as `redis_fault`."""
-    return redis_fault(error, "" if client is None else address_of(client))
+    return redis_fault(error, "" if client is None else _addresses.get(client, ""))
 
 
 def redis_fault(error: Exception, address: str) -> str:
@@ -116,7 +107,7 @@ async def eviction_fault(client: redis.asyncio.Redis) -> str:
     Raises:
         RedisError: Redis does not answer
     """
-    name = f"Redis at {address_of(client)}" if address_of(client) else "Redis"
+    name = f"Redis at {_addresses[client]}" if client in _addresses else "Redis"
     try:
         nodes = await _memory(client)
     except NoPermissionError:
@@ -275,7 +266,7 @@ def open_redis(
             client = _open_server(target, where, options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"not a Redis URL: {error}", where=where) from error
-    remember_address(client, shown_address(address))
+    _addresses[client] = shown_address(address)
     if options.raw and target.topology == "cluster":
         client.set_response_callback("XREAD", _raw)  # the client itself needs the other callbacks
     elif options.raw:

@@ -53,21 +53,10 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published about a message; Redis keeps it until the broker has it."""
+    """What is published about a message; Redis keeps it as msgpack until the broker has it."""
 
     kind: OutcomeKind
     message: OutgoingMessage
-
-    def encoded(self) -> bytes:
-        return msgspec.msgpack.encode(self)
-
-
-_DECODER: Final = msgspec.msgpack.Decoder(StreamOutcome)
-
-
-def decode_outcome(stored: bytes) -> StreamOutcome:
-    """Return an outcome from Redis."""
-    return _DECODER.decode(stored)
 
 
 class _DeadLetterData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

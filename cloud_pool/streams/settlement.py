@@ -26,7 +26,7 @@ from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner
 from .effects import EffectStore, KnownEffect
 from .metrics import StreamMetrics
-from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, decode_outcome
+from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome
 
 _EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _RETRY_S = 0.2
@@ -179,7 +179,7 @@ class MessageSettler:
             if outcome is None:
                 (known,) = await insist(lambda: self._effects.claim([message.effect]))
         if known is not None and known.state == "recorded":  # (2)
-            outcome = decode_outcome(known.outcome)
+            outcome = msgspec.msgpack.decode(known.outcome, type=StreamOutcome)
             work.position, repeated = known.position, True
             self._metrics.recovered.inc()
         if work.before is not None:  # (3)
@@ -232,7 +232,7 @@ class MessageSettler:
 
     async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
         await self._take_position(work, outcome)
-        stored, effect = outcome.encoded(), work.message.effect
+        stored, effect = msgspec.msgpack.encode(outcome), work.message.effect
         recorded = await insist(lambda: self._effects.record(effect, work.run, stored, work.position, bill))
         return outcome if recorded else None
 

@@ -32,7 +32,7 @@ from router.openai.answer import error_event
 from router.parts.uploads import FILE_MARK
 from router.serving.logs import REQUEST
 from router.serving.request import Handler, allowed_methods, served_method
-from router.serving.responses import STALLED_S, body_response, json_response
+from router.serving.responses import STALLED_S, STREAMED, body_response, json_response
 from router.trackers import FairShare
 
 from ...accounts.audit import AuditLog, AuditRecord
@@ -379,9 +379,7 @@ class JobApi:
     async def _stream_events(
         self, request: web.BaseRequest, job: str, owner: str, last: Position
     ) -> web.StreamResponse:
-        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        headers["x-request-id"] = REQUEST.get()
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(headers=STREAMED | {"x-request-id": REQUEST.get()})
         if not await begin_response(response, request):
             return response
         try:
