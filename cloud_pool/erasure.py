@@ -27,7 +27,7 @@ from .accounts.identity.key_set import Jwks, parse_keys, public_jwk
 from .accounts.tenants.usage import READS, SUBMISSIONS
 from .storage.batch_store import output_file_id
 from .storage.record import user_digest
-from .storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_int, as_list, as_text
+from .storage.redis_client import JobStoreRefused, RedisClient, as_fields, as_int, as_list, as_text
 from .storage.stores import JobStores
 
 
@@ -231,7 +231,7 @@ class DeadLetters(_JobKeys):
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         for entry in as_list(await self.stores.database.command("XRANGE", self.stores.database.key("dead"), "-", "+")):
             entry_id, fields = as_list(entry)
-            if subject.owns(as_text(_field(fields, "owner"))):
+            if subject.owns(as_text(as_fields(fields).get("owner"))):
                 yield as_text(entry_id)
 
     async def erase(self, name: str) -> bool:
@@ -330,11 +330,6 @@ def gateway_kinds(
     """Return the kinds of the gateways' Redis, and those of the shared cache's; None: the cache is left."""
     usage = TenantUsage(shared, "usage")
     return (usage,) if cache is None else (usage, CachedAnswers(cache, "cached_answers", cache_prefix))
-
-
-def _field(flat: Reply, name: str) -> Reply:
-    pairs = as_list(flat)
-    return dict(zip(map(as_text, pairs[::2]), pairs[1::2], strict=True)).get(name)
 
 
 _PASSES: Final = 3

@@ -26,7 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
-from router.serving.folders import write_atomically
+from router.serving.folders import file_version, write_atomically
 
 from .record import tenant_of
 
@@ -71,7 +71,7 @@ class ContentCipher:
         self._path = Path(path) if path else None
         self._clock = clock
         self._looked_at = clock()
-        self._version = _version(self._path)
+        self._version = None if self._path is None else file_version(self._path)
         self._keys = () if self._path is None else read_keys(self._path)
         self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
 
@@ -130,7 +130,7 @@ class ContentCipher:
         if self._path is None or 0.0 <= now - self._looked_at < after_s:
             return
         self._looked_at = now
-        version = _version(self._path)
+        version = file_version(self._path)
         if version == self._version:
             return
         self._version = version
@@ -196,15 +196,6 @@ def _parse(line: str, where: str) -> ContentKey:
 def _bound(head: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
     """Return what the tag covers beside the value: a value in another place does not open."""
     return head + b"\0".join(part.encode() for part in (kind, tenant_of(owner), *name))
-
-
-def _version(path: Path | None) -> tuple[int, int, int]:
-    """What changes with the file. A file that is gone has a version of its own."""
-    try:
-        found = None if path is None else path.stat()
-    except OSError:
-        found = None
-    return (0, 0, 0) if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 NO_CIPHER: Final = ContentCipher()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Coroutine
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from anyio import to_thread
 
 from router.errors import BodyTooLarge, CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.folders import sync
+from router.serving.folders import sync, write_atomically
 
 from .config import FilesConfig, S3Config
 from .redis_client import RedisClient, as_bytes
@@ -120,19 +119,8 @@ class PathContent:
 
         def write() -> None:
             (self._root / _MARKER).stat()
-            folder = self._root / file
-            folder.mkdir(exist_ok=True)
-            draft = folder / f".{part}.{secrets.token_hex(4)}"
-            try:
-                with draft.open("wb") as handle:
-                    handle.write(data)
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                draft.replace(folder / part)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
-            sync(folder)
+            write_atomically(self._root / file / part, data, 0o600)
+            sync(self._root / file)
             sync(self._root)
 
         await _in_thread(write)

@@ -16,7 +16,7 @@ import msgspec
 
 from router.errors import PolicyError
 from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
-from router.serving.folders import write_atomically
+from router.serving.folders import file_version, write_atomically
 
 from ..clock import Clock
 
@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 DEFAULT_POLICY = Path(__file__).parents[2] / "policies" / "default.yaml"
 LAST_GOOD = "policy.last-good.yaml"
 _MAX_BYTES = 256 * 1024 + 1  # one more than the parser accepts, so that the parser reports the error
-
-FileVersion = tuple[int, int, int]  # inode, size, modification time in ns
 
 
 class PolicyReport(msgspec.Struct, frozen=True):
@@ -80,7 +78,7 @@ class PolicyStore:
     on_load: Callable[[bool], None] = lambda _: None
     model_temperature: ModelTemperature = lambda _: None
     model_adapters: ModelAdapters = lambda _: None
-    _file_version: FileVersion | None = None
+    _file_version: tuple[int, int, int] | None = None
     _active: Policy | None = None
     _report: PolicyReport | None = None
 
@@ -144,21 +142,19 @@ class PolicyStore:
         """
         loaded = await asyncio.to_thread(self._read, path)
         self.path = path
-        self._file_version = await asyncio.to_thread(_file_version_of, path)
+        self._file_version = await asyncio.to_thread(file_version, path)
         self._activate(loaded)
         await asyncio.to_thread(self._persist, loaded.text)
 
     async def poll(self) -> None:
         """Reload if the file has changed since it was last read."""
-        if await asyncio.to_thread(_file_version_of, self.path) != self._file_version:
+        if await asyncio.to_thread(file_version, self.path) != self._file_version:
             await self.reload()
 
     def _read(self, path: Path) -> _Loaded:
         """Read and parse a policy. Raises PolicyError, also for a missing file."""
         if path == self.path:
-            self._file_version = _file_version_of(
-                path
-            )  # before reading, so that the next poll sees a change in between
+            self._file_version = file_version(path)  # before reading, so that the next poll sees a change in between
         try:
             with path.open("rb") as file:
                 text = file.read(_MAX_BYTES).decode()
@@ -210,11 +206,3 @@ class PolicyStore:
         except OSError as error:
             self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
             log.error("%s", self.persist_problem)
-
-
-def _file_version_of(path: Path) -> FileVersion | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return (stat.st_ino, stat.st_size, stat.st_mtime_ns)

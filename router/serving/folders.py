@@ -75,6 +75,15 @@ def _close_file(name: str, folder: int) -> None:
         os.close(file)
 
 
+def file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file, also where a rename puts another one in its place; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file by rename, so that readers see the old content or the new one.
 

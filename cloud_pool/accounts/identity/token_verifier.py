@@ -22,6 +22,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
+from router.serving.folders import file_version
 
 from ...core.principal import ClaimName, Grants, Principal
 from .config import IdentityConfig
@@ -118,7 +119,7 @@ class KeySet:
     def __init__(self, path: Path | None, fleet: FleetTrust | None = None) -> None:
         self._path = path
         self._fleet = fleet
-        self._stamp = self._read_stamp()
+        self._stamp = None if self._path is None else file_version(self._path)
         self._keys = {} if path is None else parse_keys(read_jwks(path), str(path))
         self._checked_at = float("-inf")
         self._changes = 0
@@ -149,7 +150,7 @@ class KeySet:
         if self._path is None or now - self._checked_at < CHECK_EVERY_S:
             return
         self._checked_at = now
-        stamp = self._read_stamp()
+        stamp = file_version(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -160,16 +161,6 @@ class KeySet:
             return
         self.last_error = ""
         self._changes += 1
-
-    def _read_stamp(self) -> tuple[int, int, int]:
-        """Return the file's identity. A rename changes the inode, even if time and size stay the same."""
-        if self._path is None:
-            return (0, 0, 0)
-        try:
-            status = self._path.stat()
-        except OSError:
-            return (0, 0, 0)
-        return (status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 class TokenVerifier:
