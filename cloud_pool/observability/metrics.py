@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -89,6 +90,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+@dataclass(eq=False)
 class EventLoopLag:
     """The time that this process lost because the machine or itself was busy, which stays 0 unless `watch` runs.
 
@@ -97,27 +99,22 @@ class EventLoopLag:
     can do.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    ) -> None:
-        self._clock = clock
-        self._sleep = sleep
-        self._lost_s = 0.0
-        self._due = math.inf
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    _lost_s: float = 0.0
+    _due: float = math.inf
 
     def lost_s(self) -> float:
         """Return the seconds lost since the start, including a lag in progress."""
-        return self._lost_s + max(0.0, self._clock() - self._due)
+        return self._lost_s + max(0.0, self.clock() - self._due)
 
     async def watch(self) -> None:
         """Measure until cancelled."""
         try:
             while True:
-                self._due = self._clock() + INTERVAL_S
-                await self._sleep(INTERVAL_S)
+                self._due = self.clock() + INTERVAL_S
+                await self.sleep(INTERVAL_S)
                 self._lost_s = self.lost_s()
         finally:
             self._due = math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -105,18 +106,13 @@ class LineOutcome(msgspec.Struct, frozen=True):
     result: bytes = b""
 
 
+@dataclass(eq=False)
 class BatchStore:
     """Batches. Every method raises JobStoreUnavailable while Redis does not answer."""
 
-    def __init__(
-        self,
-        database: RedisClient,
-        config: BatchConfig,
-        cipher: ContentCipher = NO_CIPHER,
-    ) -> None:
-        self._db = database
-        self._config = config
-        self._cipher = cipher
+    db: RedisClient
+    config: BatchConfig
+    cipher: ContentCipher = NO_CIPHER
 
     async def create(
         self,
@@ -148,7 +144,7 @@ class BatchStore:
             IdempotencyConflict: the name belongs to a batch with another digest
             QuotaExceeded: the tenant has too many batches, or too many files for the output of another one
         """
-        config = self._config
+        config = self.config
         window_ms, ttl = int(config.completion_window_s * 1000), int(config.file_ttl_s * 1000)
         quotas = (config.max_open_batches, config.max_batches, config.max_files)
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
@@ -156,13 +152,13 @@ class BatchStore:
         in_window = ("window", window) if window else ()
         fields = (*plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
         arguments = (name, owner, file, digest, window_ms, ttl, *quotas, *fields)
-        verdict = as_text(await self._db.run("batch_create", self._db.time, *arguments))
+        verdict = as_text(await self.db.run("batch_create", self.db.time, *arguments))
         if verdict not in ("created", "known"):
             raise self._refusal(verdict, file)
         return await self.get(name, owner)
 
     def _refusal(self, verdict: str, file: str) -> CausewayError:
-        config = self._config
+        config = self.config
         if verdict == "conflict":
             return IdempotencyConflict("The Idempotency-Key was used for another batch. Send that again, or a new key.")
         if verdict == "open":
@@ -190,19 +186,19 @@ class BatchStore:
 
     async def lookup(self, name: str) -> Batch | None:
         """Return a batch of any owner. Raises RecordUnreadable."""
-        return _parse(name, await self._db.command(*self._record(name)))
+        return _parse(name, await self.db.command(*self._record(name)))
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
         """Return batches of `owner`, newest first, from behind the batch `after`; an unknown one begins at the newest.
 
         Unreadable records are left out.
         """
-        key = self._db.key("batches", owner)
-        rank = await self._db.command("ZREVRANK", key, after) if after else None
-        return await list_newest(self._db, key, 0 if rank is None else as_int(rank) + 1, limit, self._record, _parse)
+        key = self.db.key("batches", owner)
+        rank = await self.db.command("ZREVRANK", key, after) if after else None
+        return await list_newest(self.db, key, 0 if rank is None else as_int(rank) + 1, limit, self._record, _parse)
 
     def _record(self, name: str) -> tuple[str, ...]:
-        return "HGETALL", self._db.key("batch", name)
+        return "HGETALL", self.db.key("batch", name)
 
     async def cancel(self, batch: Batch) -> None:
         """Begin to cancel a batch. Raises JobAlreadyEnded."""
@@ -213,12 +209,12 @@ class BatchStore:
 
     async def claim(self, lease_s: float) -> Batch | None:
         """Return a batch that is due for a step; no other worker gets it for `lease_s`. Raises RecordUnreadable."""
-        name = as_text(await self._db.run("batch_claim", self._db.time, int(lease_s * 1000)))
+        name = as_text(await self.db.run("batch_claim", self.db.time, int(lease_s * 1000)))
         return await self.lookup(name) if name else None
 
     async def schedule_step(self, name: str, delay_s: float) -> None:
         """Make a batch due in `delay_s`."""
-        await self._db.run("batch_schedule", self._db.time, name, int(delay_s * 1000))
+        await self.db.run("batch_schedule", self.db.time, name, int(delay_s * 1000))
 
     async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
         """Move a batch to a state and set `fields` (name, value, ...).
@@ -226,9 +222,9 @@ class BatchStore:
         Returns True also if it is there already, and False if the table has no such transition.
         """
         sources = source_states(to)
-        ttl = int(self._config.file_ttl_s * 1000)
-        arguments = (self._db.time, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
-        return as_int(await self._db.run("batch_transition", *arguments)) > 0
+        ttl = int(self.config.file_ttl_s * 1000)
+        arguments = (self.db.time, name, to, int(is_final(to)), ttl, len(sources), *sources, *fields)
+        return as_int(await self.db.run("batch_transition", *arguments)) > 0
 
     async def refuse_line(self, batch: Batch, line: int, offset: int, custom_id: str, error: bytes) -> bool:
         """Record a line as failed that never becomes a job. Returns False if the batch has moved on.
@@ -238,10 +234,8 @@ class BatchStore:
             offset: of the next line in the input file, bytes
             error: JSON
         """
-        job, ttl = batch_job_id(batch.id, line), int(self._config.file_ttl_s * 1000)
-        reply = await self._db.run(
-            "batch_refuse_line", self._db.time, batch.id, line, offset, job, custom_id, error, ttl
-        )
+        job, ttl = batch_job_id(batch.id, line), int(self.config.file_ttl_s * 1000)
+        reply = await self.db.run("batch_refuse_line", self.db.time, batch.id, line, offset, job, custom_id, error, ttl)
         return as_int(reply) > 0
 
     async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
@@ -252,13 +246,13 @@ class BatchStore:
         Raises ContentKeyMissing.
         """
         jobs = [batch_job_id(name, line) for line in lines]
-        rows = as_list(await self._db.run("batch_line_outcomes", enough_bytes, *jobs))
+        rows = as_list(await self.db.run("batch_line_outcomes", enough_bytes, *jobs))
         return [self._line_outcome(as_list(row), owner, job) for row, job in zip(rows, jobs, strict=False)]
 
     def _line_outcome(self, row: list[Reply], owner: str, job: str) -> LineOutcome:
         custom_id, state, error, stored = row
         try:
-            result = self._cipher.open(as_bytes(stored), "result", owner, job)
+            result = self.cipher.open(as_bytes(stored), "result", owner, job)
         except RecordUnreadable as fault:
             return LineOutcome(as_text(custom_id), JobState.FAILED, encode_job_error(fault))
         return LineOutcome(as_text(custom_id), JobState(as_text(state)) if state else None, as_bytes(error), result)
@@ -282,10 +276,10 @@ class BatchStore:
             never_ran_until: they never became jobs: offset of the next line in the input file, bytes
         """
         lines = (batch.collected, last, int(never_ran_until is not None), never_ran_until or 0, int(expired))
-        lease = int((self._config.completion_window_s + self._config.file_ttl_s) * 1000)
+        lease = int((self.config.completion_window_s + self.config.file_ttl_s) * 1000)
         written = (value for kind, part in parts for value in (kind, part.name, part.bytes))
         arguments = (batch.id, *lines, store, lease, batch_job_id(batch.id, 0)[:-1], *written)
-        return as_int(await self._db.run("batch_collect", self._db.time, *arguments)) > 0
+        return as_int(await self.db.run("batch_collect", self.db.time, *arguments)) > 0
 
 
 def output_file_id(batch: str, part: ResultPart) -> str:

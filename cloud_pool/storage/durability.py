@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import anyio
@@ -45,37 +46,20 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+@dataclass(eq=False)
 class DurabilityCheck:
-    """Checks Redis's settings and the layout of its keys, unless it did so in the last 30 s.
+    """Checks Redis's settings and the layout of its keys, unless it did so in the last 30 s."""
 
-    Args:
-        mode: `require` refuses jobs, `warn` logs the problems and accepts jobs
-        cipher: must have all keys that other processes use
-        max_record_age_ms: no record lives longer, so that no older key is in use
-        timeout_s: of a check
-        rng: uniform in [0, 1)
-    """
-
-    def __init__(
-        self,
-        database: RedisClient,
-        mode: Literal["require", "warn"],
-        cipher: ContentCipher = NO_CIPHER,
-        max_record_age_ms: int = 0,
-        *,
-        timeout_s: float = 5.0,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-        rng: Callable[[], float] = random.random,
-    ) -> None:
-        self._database = database
-        self._mode = mode
-        self._cipher = cipher
-        self._max_record_age_ms = max_record_age_ms
-        self._timeout_s = timeout_s
-        self._sleep = sleep
-        self._rng = rng
-        self._valid_until = float("-inf")
-        self._warned = ""
+    database: RedisClient
+    mode: Literal["require", "warn"]  # `require` refuses jobs, `warn` logs the problems and accepts jobs
+    cipher: ContentCipher = NO_CIPHER  # must have all keys that other processes use
+    max_record_age_ms: int = 0  # no record lives longer, so that no older key is in use
+    _: KW_ONLY
+    timeout_s: float = 5.0  # of a check
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    _valid_until: float = float("-inf")
+    _warned: str = ""
 
     async def ensure(self, *, again: bool = False) -> None:
         """Raise unless jobs may be accepted. `again`: whatever the last check found, and however recent it is.
@@ -91,21 +75,21 @@ class DurabilityCheck:
             return
         self._valid_until = float("-inf")
         try:
-            with anyio.fail_after(self._timeout_s):
+            with anyio.fail_after(self.timeout_s):
                 await self._check()
         except TimeoutError:
-            message = f"the job store does not answer in {self._timeout_s:g} s"
+            message = f"the job store does not answer in {self.timeout_s:g} s"
             raise JobStoreUnavailable(message, retry_after_s=2.0) from None
         self._valid_until = time.monotonic() + _CHECK_AGAIN_S
 
     async def _check(self) -> None:
         await self._refuse_cluster()
-        await self._database.ensure_layout()
+        await self.database.ensure_layout()
         await self._ensure_keys()
         problems = await self._problems()
         if problems:
             message = f"this Redis could lose an accepted job: {'; '.join(problems)}"
-            if self._mode == "require":
+            if self.mode == "require":
                 raise JobStoreNotDurable(f"{message}. To accept that, set jobs.durability: warn.", retry_after_s=30.0)
             if message != self._warned:
                 _log.warning(message)
@@ -123,19 +107,19 @@ class DurabilityCheck:
                 await self.ensure()
                 break
             except (JobStoreNotDurable, JobStoreLayoutMismatch, JobStoreIsCluster, ContentKeyMissing) as error:
-                raise ConfigError(self._database.explain(error), where="redis") from error
+                raise ConfigError(self.database.explain(error), where="redis") from error
             except JobStoreUnavailable as error:
                 failures += 1
-                delay_s = job_retry_delay_s(failures, self._rng() / 2.0, base_s=_FIRST_DELAY_S, max_s=_MAX_DELAY_S)
-                _log.warning("waiting for Redis: %s Next attempt in %.1f s.", self._database.explain(error), delay_s)
-            await self._sleep(delay_s)
+                delay_s = job_retry_delay_s(failures, self.rng() / 2.0, base_s=_FIRST_DELAY_S, max_s=_MAX_DELAY_S)
+                _log.warning("waiting for Redis: %s Next attempt in %.1f s.", self.database.explain(error), delay_s)
+            await self.sleep(delay_s)
         if failures:
             _log.info("Redis answers")
 
     async def _refuse_cluster(self) -> None:
         """Raises JobStoreIsCluster. The URL of one node does not say that it belongs to a cluster."""
         try:
-            info = as_text(await self._database.command("INFO", "cluster"))
+            info = as_text(await self.database.command("INFO", "cluster"))
         except JobStoreRefused:
             return  # This user may not ask; then the operator has to know.
         if "cluster_enabled:1" in info:
@@ -143,19 +127,19 @@ class DurabilityCheck:
 
     async def _ensure_keys(self) -> None:
         """Announce the key that seals here. Raises ContentKeyMissing if others seal with one that is unknown here."""
-        announced, now = self._database.key("content_keys"), await self._database.now_ms()
-        if key := self._cipher.sealing_key:
+        announced, now = self.database.key("content_keys"), await self.database.now_ms()
+        if key := self.cipher.sealing_key:
             with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same
-                await self._database.command("ZADD", announced, now, key)
-                await self._database.command("ZREMRANGEBYSCORE", announced, "-inf", now - self._max_record_age_ms)
-        used = as_list(await self._database.command("ZRANGEBYSCORE", announced, now - self._max_record_age_ms, "+inf"))
-        if missing := [key for key in map(as_text, used) if not self._cipher.knows(key)]:
+                await self.database.command("ZADD", announced, now, key)
+                await self.database.command("ZREMRANGEBYSCORE", announced, "-inf", now - self.max_record_age_ms)
+        used = as_list(await self.database.command("ZRANGEBYSCORE", announced, now - self.max_record_age_ms, "+inf"))
+        if missing := [key for key in map(as_text, used) if not self.cipher.knows(key)]:
             raise key_missing(*missing)
 
     async def _problems(self) -> tuple[str, ...]:
         """Return the problems. A Redis that hides its settings counts as not durable."""
         try:
-            settings = as_fields(await self._database.command("CONFIG", "GET", *_REQUIRED, "maxmemory"))
+            settings = as_fields(await self.database.command("CONFIG", "GET", *_REQUIRED, "maxmemory"))
         except JobStoreRefused as error:
             return (f"its settings are hidden: {error.message}",)
         return durability_problems({name: value.decode() for name, value in settings.items()})

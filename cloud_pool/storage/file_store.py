@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Literal
 
 import anyio
@@ -68,25 +69,19 @@ class FileUsage(msgspec.Struct, frozen=True):
     store_bytes: int
 
 
+@dataclass(eq=False)
 class FileStore:
     """Files. Every method raises JobStoreUnavailable while Redis or the content store does not answer."""
 
-    def __init__(
-        self,
-        database: RedisClient,
-        config: BatchConfig,
-        contents: ContentStores,
-        cipher: ContentCipher = NO_CIPHER,
-    ) -> None:
-        self._db = database
-        self._config = config
-        self._contents = contents
-        self._cipher = cipher
+    db: RedisClient
+    config: BatchConfig
+    contents: ContentStores
+    cipher: ContentCipher = NO_CIPHER
 
     @property
     def store_name(self) -> StoreName:
         """The content store of new files."""
-        return self._contents.current.name
+        return self.contents.current.name
 
     @property
     def in_redis(self) -> bool:
@@ -96,7 +91,7 @@ class FileStore:
     @property
     def max_file_bytes(self) -> int:
         """The size of the largest file that can be uploaded."""
-        config = self._config
+        config = self.config
         bounds = (config.max_redis_file_bytes, config.max_redis_bytes) if self.in_redis else (config.max_bytes,)
         return min(config.max_file_bytes, *bounds)
 
@@ -133,11 +128,11 @@ class FileStore:
 
     async def _is_over(self, file: StoredFile) -> bool:
         """Whether a file that its upload gave a time has expired, which `delete_due` may see later."""
-        return file.purpose in PART_PURPOSES and file.expires <= await self._db.now_ms()
+        return file.purpose in PART_PURPOSES and file.expires <= await self.db.now_ms()
 
     async def lookup(self, name: str) -> StoredFile | None:
         """Return a file of any owner and in any state."""
-        fields = as_fields(await self._db.command("HGETALL", self._db.key("file", name)))
+        fields = as_fields(await self.db.command("HGETALL", self.db.key("file", name)))
         return _stored_file(fields) if fields else None
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
@@ -145,7 +140,7 @@ class FileStore:
 
         One command, whose cost is that of the files it returns, and of those of another `purpose` before them.
         """
-        rows = as_list(await self._db.run("file_page", self._db.time, owner, after, limit, purpose))
+        rows = as_list(await self.db.run("file_page", self.db.time, owner, after, limit, purpose))
         return [_stored_file(as_fields(row)) for row in rows]
 
     async def delete(self, file: StoredFile) -> None:
@@ -157,7 +152,7 @@ class FileStore:
         file = await self.lookup(name)
         if file is None:
             return False
-        await self._db.run("file_retire", self._db.time, name, _DELETE_LEASE_MS)
+        await self.db.run("file_retire", self.db.time, name, _DELETE_LEASE_MS)
         await self._delete_content(name, file.store)
         return True
 
@@ -165,15 +160,15 @@ class FileStore:
 
     async def parts(self, name: str) -> list[FilePart]:
         """Return the parts of a file in order."""
-        rows = as_list(await self._db.command("LRANGE", self._db.key("file", name, "parts"), 0, -1))
+        rows = as_list(await self.db.command("LRANGE", self.db.key("file", name, "parts"), 0, -1))
         split = (as_text(row).rpartition(":") for row in rows)
         return [FilePart(part, int(size)) for part, _, size in split]
 
     async def read_part(self, file: StoredFile, part: FilePart) -> bytes:
         """Return the bytes of a part. Raises FileContentLost."""
-        stored = await self._contents.named(file.store).get(file.id, part.name)
+        stored = await self.contents.named(file.store).get(file.id, part.name)
         try:
-            return self._cipher.open(stored, "file", file.owner, file.id, part.name)
+            return self.cipher.open(stored, "file", file.owner, file.id, part.name)
         except RecordUnreadable as error:
             raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}.") from error
 
@@ -184,20 +179,20 @@ class FileStore:
 
     async def write_part(self, name: str, owner: str, part: str, data: bytes) -> None:
         """Write a part that no reader sees before it is listed."""
-        await self._contents.current.put(name, part, self._cipher.seal(data, "file", owner, name, part))
+        await self.contents.current.put(name, part, self.cipher.seal(data, "file", owner, name, part))
 
     # --- records ---------------------------------------------------------------------------------------------------
 
     async def reserve(self, name: str, owner: str, size: int, *, begin: bool) -> None:
         """Charge the tenant with `size` bytes for a file that is being written. Raises as `write` does."""
-        config = self._config
+        config = self.config
         if size > self.max_file_bytes:
             raise self._too_large()
         max_bytes = config.max_redis_bytes if self.in_redis else config.max_bytes
         max_total = config.max_redis_total_bytes if self.in_redis else 0
         lease, store = _WRITER_LEASE_MS, self.store_name
         quotas = (config.max_files, max_bytes, max_total)
-        reply = await self._db.run("file_reserve", self._db.time, name, owner, store, size, int(begin), lease, *quotas)
+        reply = await self.db.run("file_reserve", self.db.time, name, owner, store, size, int(begin), lease, *quotas)
         verdict, count = as_list(reply)
         key = "max_redis_bytes" if self.in_redis else "max_bytes"
         used = as_int(count)
@@ -230,24 +225,24 @@ class FileStore:
         tags: tuple[str, ...] = (),
     ) -> bool:
         """Make a written file visible, for `file_ttl_s` or less. Returns False if its writer was taken for dead."""
-        ttl, size = int((ttl_s or self._config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
+        ttl, size = int((ttl_s or self.config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
         fields = (filename, purpose, size, ",".join(tags))
-        return as_int(await self._db.run("file_ready", self._db.time, name, ttl, *fields, *rows)) > 0
+        return as_int(await self.db.run("file_ready", self.db.time, name, ttl, *fields, *rows)) > 0
 
     async def usage(self, owner: str) -> FileUsage:
         """Return what the tenant of `owner` and the content store hold."""
-        reply = await self._db.run("file_usage", owner, self.store_name)
+        reply = await self.db.run("file_usage", owner, self.store_name)
         return FileUsage(*(as_int(number) for number in as_list(reply)))
 
     async def stored_bytes(self) -> dict[str, int]:
         """Return the bytes that tenants are charged with, by content store."""
-        fields = as_fields(await self._db.command("HGETALL", self._db.key("content_bytes")))
+        fields = as_fields(await self.db.command("HGETALL", self.db.key("content_bytes")))
         return {store: int(count) for store, count in fields.items()}
 
     async def delete_due(self) -> int:
         """Delete the content of some files that are due, and return how many these were."""
-        rows = as_list(await self._db.run("files_due", self._db.time, _DELETE_LEASE_MS, _DUE_LIMIT))
+        rows = as_list(await self.db.run("files_due", self.db.time, _DELETE_LEASE_MS, _DUE_LIMIT))
         for row in rows:
             name, store = (as_text(value) for value in as_list(row))
             try:
@@ -257,18 +252,18 @@ class FileStore:
         return len(rows)
 
     async def _retire(self, name: str, store: str) -> None:
-        if as_int(await self._db.run("file_retire", self._db.time, name, _DELETE_LEASE_MS)):
+        if as_int(await self.db.run("file_retire", self.db.time, name, _DELETE_LEASE_MS)):
             with suppress(JobStoreUnavailable):  # `delete_due` repeats it
                 await self._delete_content(name, store)
 
     async def _delete_content(self, name: str, store: str) -> None:
-        await self._contents.named(store).delete(name)
-        await self._db.run("file_forget", name)
+        await self.contents.named(store).delete(name)
+        await self.db.run("file_forget", name)
 
     def _too_large(self) -> FileTooLarge:
         """Name the bound that is the lowest, and what to do about it."""
         bound = self.max_file_bytes
-        if self.in_redis and bound < self._config.max_file_bytes:
+        if self.in_redis and bound < self.config.max_file_bytes:
             return FileTooLarge(
                 f"The file has more than {bound} bytes, the most that is kept in Redis "
                 "(jobs.batches.max_redis_file_bytes and max_redis_bytes). Split it; for larger files the operator sets "

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 import anyio
 import msgspec
@@ -54,34 +55,19 @@ class MessageCallers(msgspec.Struct, frozen=True):
     limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
 
 
+@dataclass(eq=False)
 class MessageRunner:
-    """Runs messages until they have an answer, or will have none.
+    """Runs messages until they have an answer, or will have none."""
 
-    Args:
-        clock: unix time, s
-        rng: uniform in [0, 1)
-    """
-
-    def __init__(
-        self,
-        config: StreamsConfig,
-        jobs: JobsConfig,
-        parser: SubmissionParser,
-        runner: JobRunner,
-        callers: MessageCallers,
-        metrics: StreamMetrics,
-        *,
-        clock: Callable[[], float] = time.time,
-        rng: Callable[[], float] = random.random,
-    ) -> None:
-        self._config = config
-        self._jobs = jobs
-        self._parser = parser
-        self._runner = runner
-        self._callers = callers
-        self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
+    config: StreamsConfig
+    jobs: JobsConfig
+    parser: SubmissionParser
+    runner: JobRunner
+    callers: MessageCallers
+    metrics: StreamMetrics
+    _: KW_ONLY
+    clock: Callable[[], float] = time.time  # unix time, s
+    rng: Callable[[], float] = random.random  # uniform in [0, 1)
 
     async def run(
         self, message: StreamMessage, authorization: str, attempts: int, report: ReportFailure, max_bytes: int
@@ -97,7 +83,7 @@ class MessageRunner:
             attempts: so far, with this delivery
             max_bytes: of the answer
         """
-        ends = message.expires_at(self._config.max_age_s)
+        ends = message.expires_at(self.config.max_age_s)
         postponed = 0
         if message.event is None or message.fault is not None:
             fault = message.fault or InvalidRequest("The message cannot be read.")
@@ -105,22 +91,22 @@ class MessageRunner:
         while True:
             receipt = RunReceipt()
             result: JobResult | CausewayError = DeadlineExceeded("the message has expired")
-            if self._clock() < ends:
+            if self.clock() < ends:
                 result = await self._run_once(message, authorization, attempts, ends, receipt, max_bytes)
-            ended = EndedRun(result=result, attempts=attempts, receipt=receipt, expired=self._clock() >= ends)
+            ended = EndedRun(result=result, attempts=attempts, receipt=receipt, expired=self.clock() >= ends)
             if isinstance(result, JobResult):
                 return ended
             action = classify_failure(result, late=ended.expired)
             counts = action == "retried"
-            if action not in ("retried", "postponed") or (counts and attempts >= self._config.max_attempts):
+            if action not in ("retried", "postponed") or (counts and attempts >= self.config.max_attempts):
                 return ended
-            self._metrics.count_retry(counted=counts)
+            self.metrics.count_retry(counted=counts)
             attempts, postponed = attempts + counts, postponed + (not counts)
             if counts:
                 await report(receipt.bill)
             receipt.close(accepted=counts)
-            delay_s = self._jobs.retry_delay_s(result, attempts if counts else postponed, self._rng())
-            await anyio.sleep(max(0.0, min(delay_s, ends - self._clock())))
+            delay_s = self.jobs.retry_delay_s(result, attempts if counts else postponed, self.rng())
+            await anyio.sleep(max(0.0, min(delay_s, ends - self.clock())))
 
     async def _run_once(
         self,
@@ -137,7 +123,7 @@ class MessageRunner:
             job = self._submit(event, authorization)
         except CausewayError as error:
             return error
-        now = int(self._clock() * 1000)
+        now = int(self.clock() * 1000)
         record = JobRecord(
             id=f"msg_{message.effect}",
             owner=job.owner,
@@ -157,17 +143,17 @@ class MessageRunner:
         )
         return await execute(
             record,
-            self._runner,
-            self._jobs,
-            left_s=ends - self._clock(),
+            self.runner,
+            self.jobs,
+            left_s=ends - self.clock(),
             receipt=receipt,
             max_bytes=max_bytes,
         )
 
     def _submit(self, event: CloudEvent, authorization: str) -> NewJob:
         """Check a message as a job is checked. Raises CausewayError."""
-        if len(event.data) > self._jobs.max_body_bytes:
-            raise InvalidRequest(f"`data` is larger than {self._jobs.max_body_bytes} bytes", param="data")
+        if len(event.data) > self.jobs.max_body_bytes:
+            raise InvalidRequest(f"`data` is larger than {self.jobs.max_body_bytes} bytes", param="data")
         principal = self._principal(authorization)
         principal.require("jobs")
         submission = JobSubmission(
@@ -177,12 +163,12 @@ class MessageRunner:
             tags=read_tags(event.causewaytags, "causewaytags"),
         )
         _refuse_job_fields(submission.body)
-        return self._parser.parse(submission, int(self._clock() * 1000), self._callers.limits(principal))
+        return self.parser.parse(submission, int(self.clock() * 1000), self.callers.limits(principal))
 
     def _principal(self, authorization: str) -> Principal:
-        if authorization or self._config.tenant is None:
-            return self._callers.identify(authorization)
-        return Principal(self._config.tenant, _DEVICE, frozenset({"jobs"}), Grants(priority=self._config.priority))
+        if authorization or self.config.tenant is None:
+            return self.callers.identify(authorization)
+        return Principal(self.config.tenant, _DEVICE, frozenset({"jobs"}), Grants(priority=self.config.priority))
 
 
 def _refuse_job_fields(body: bytes) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,35 +34,19 @@ _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.streams")
 
 
+@dataclass(eq=False)
 class StreamPipeline:
-    """Works from one topic to another.
+    """Works from one topic to another."""
 
-    Args:
-        topic: name of the source's topic, which tells messages without an id apart
-        drain_s: on SIGTERM
-        measure_s: between two looks at the lag
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        ports: StreamPorts,
-        settler: MessageSettler,
-        config: StreamsConfig,
-        metrics: StreamMetrics,
-        *,
-        drain_s: float,
-        measure_s: float = 2.0,
-    ) -> None:
-        self._topic = topic
-        self._source = ports.source
-        self._settler = settler
-        self._effects = ports.effects
-        self._config = config
-        self._metrics = metrics
-        self._drain_s = drain_s
-        self._measure_s = measure_s
-        self._works = WorkTable()
+    topic: str  # name of the source's topic, which tells messages without an id apart
+    ports: StreamPorts
+    settler: MessageSettler
+    config: StreamsConfig
+    metrics: StreamMetrics
+    _: KW_ONLY
+    drain_s: float  # on SIGTERM
+    measure_s: float = 2.0  # between two looks at the lag
+    _works: WorkTable = field(default_factory=WorkTable)
 
     async def run(self, stop: StopSignal) -> None:
         """Work until `stop` and until the pipeline has drained."""
@@ -74,8 +59,8 @@ class StreamPipeline:
 
             outer.start_soon(watch)
             while not stopping.is_set():
-                if self._source.needs_lease and not await self._hold():
-                    with anyio.move_on_after(self._config.lease_s / 3):
+                if self.ports.source.needs_lease and not await self._hold():
+                    with anyio.move_on_after(self.config.lease_s / 3):
                         await stopping.wait()
                     continue
                 await self._work(stopping)
@@ -85,25 +70,25 @@ class StreamPipeline:
 
     async def _hold(self) -> bool:
         with contextlib.suppress(JobStoreUnavailable):
-            return await self._effects.hold(self._config.lease_s)
+            return await self.ports.effects.hold(self.config.lease_s)
         return False
 
     async def _renew(self, lost: anyio.Event) -> None:
         """Renew the lease. `lost` is set when another process may have it."""
         while True:
-            await anyio.sleep(self._config.lease_s / 3)
+            await anyio.sleep(self.config.lease_s / 3)
             # Without Redis no other process can take the lease, and this one can record nothing.
             with contextlib.suppress(JobStoreUnavailable):
-                if not await self._effects.hold(self._config.lease_s):
+                if not await self.ports.effects.hold(self.config.lease_s):
                     break
         lost.set()
 
     async def _work(self, stopping: anyio.Event) -> None:
         """Receive and work until `stopping`, or until the lease is lost."""
         lost = anyio.Event()
-        await self._source.forget()
+        await self.ports.source.forget()
         async with anyio.create_task_group() as works, anyio.create_task_group() as upkeep:
-            if self._source.needs_lease:
+            if self.ports.source.needs_lease:
                 upkeep.start_soon(self._renew, lost)
             upkeep.start_soon(self._stop_lost_lanes)
             upkeep.start_soon(self._keep)
@@ -112,7 +97,7 @@ class StreamPipeline:
                 intake.start_soon(self._measure)
                 intake.start_soon(_cancel_after, stopping, intake)
                 intake.start_soon(_cancel_after, lost, intake)
-            self._metrics.stand_by()
+            self.metrics.stand_by()
             if not lost.is_set():
                 await self._drain(lost)
             works.cancel_scope.cancel()
@@ -123,14 +108,14 @@ class StreamPipeline:
 
     async def _drain(self, lost: anyio.Event) -> None:
         """(5)"""
-        with anyio.move_on_after(self._drain_s):
+        with anyio.move_on_after(self.drain_s):
             while self._works and not lost.is_set():
                 await self._works.change()
         unfinished = self._works.all()
         with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S), contextlib.suppress(JobStoreUnavailable):
             await self._uncount(unfinished)
-            if self._source.needs_lease:
-                await self._effects.hold(0.0)
+            if self.ports.source.needs_lease:
+                await self.ports.effects.hold(0.0)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
@@ -138,11 +123,11 @@ class StreamPipeline:
         fault = ""
         while not lost.is_set():
             try:
-                while len(self._works) >= self._config.in_flight:
+                while len(self._works) >= self.config.in_flight:
                     await self._works.change()
-                free = self._config.in_flight - len(self._works)
-                most = min(self._config.batch, free)
-                received = await self._source.receive(most, _WAIT_S, self._config.batch_wait_s)
+                free = self.config.in_flight - len(self._works)
+                most = min(self.config.batch, free)
+                received = await self.ports.source.receive(most, _WAIT_S, self.config.batch_wait_s)
                 if fault:
                     _log.info("messages are received again")
                     fault = ""
@@ -157,13 +142,13 @@ class StreamPipeline:
 
     async def _begin(self, received: Sequence[IncomingMessage], works: TaskGroup, lost: anyio.Event) -> None:
         begun = [
-            self._works.enter(read_message(incoming, self._topic), incoming)
+            self._works.enter(read_message(incoming, self.topic), incoming)
             for incoming in received
             if not self._works.deliver(incoming)  # (3)
         ]
         unknown = [work for work in begun if work.twin is None]
         try:
-            known = await self._effects.claim([work.message.effect for work in unknown]) if unknown else []  # (2)
+            known = await self.ports.effects.claim([work.message.effect for work in unknown]) if unknown else []  # (2)
         except LeaseLost:
             lost.set()
             return
@@ -171,7 +156,7 @@ class StreamPipeline:
             _log.warning("messages wait: %s", error.message)
             for work in reversed(begun):
                 self._works.leave(work)
-            await self._source.forget()  # They come again, in order.
+            await self.ports.source.forget()  # They come again, in order.
             await pause()
             return
         effects = {work.message.effect: effect for work, effect in zip(unknown, known, strict=True)}
@@ -182,7 +167,7 @@ class StreamPipeline:
     async def _process(self, work: MessageWork, known: KnownEffect | None, lost: anyio.Event) -> None:
         with work.scope:
             try:
-                await self._settler.settle(work, known)
+                await self.settler.settle(work, known)
             except LeaseLost:
                 lost.set()
                 return
@@ -194,7 +179,7 @@ class StreamPipeline:
     async def _stop_lost_lanes(self) -> None:
         """(4)"""
         while True:
-            lanes = await self._source.lost_lanes()
+            lanes = await self.ports.source.lost_lanes()
             lost = [work for work in self._works.all() if work.incoming.lane in lanes]
             for work in lost:
                 work.scope.cancel()
@@ -206,25 +191,25 @@ class StreamPipeline:
         """Take back the attempts of messages that another process will run. Raises JobStoreUnavailable."""
         for work in works:
             if work.twin is None and not work.published:
-                await self._effects.count(work.message.effect, -1)
+                await self.ports.effects.count(work.message.effect, -1)
 
     async def _keep(self) -> None:
         """Tell the broker what is being worked on."""
         while True:
-            await anyio.sleep(self._config.lease_s / 3)
+            await anyio.sleep(self.config.lease_s / 3)
             with contextlib.suppress(BrokerUnavailable):
-                await self._source.keep([work.incoming for work in self._works.all()])
+                await self.ports.source.keep([work.incoming for work in self._works.all()])
 
     async def _measure(self) -> None:
         while True:
             now = time.time()
             oldest = min((work.incoming.published_at for work in self._works.all()), default=now)
-            self._metrics.set_work(len(self._works), now - oldest)
+            self.metrics.set_work(len(self._works), now - oldest)
             try:
-                self._metrics.receives(await self._source.lag())
+                self.metrics.receives(await self.ports.source.lag())
             except BrokerUnavailable:
-                self._metrics.waits_for_broker()
-            await anyio.sleep(self._measure_s)
+                self.metrics.waits_for_broker()
+            await anyio.sleep(self.measure_s)
 
 
 async def _cancel_after(event: anyio.Event, tasks: TaskGroup) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 import anyio
 import msgspec
@@ -33,36 +34,23 @@ class _ReplayedMessage(msgspec.Struct, frozen=True):
     outcome: msgspec.Raw  # a CloudEvent
 
 
+@dataclass(eq=False)
 class MessageReplay:
-    """Answers messages of one topic.
+    """Answers messages of one topic."""
 
-    Args:
-        name: of the replay, for ids in the topic of audits
-        topic: as the pipeline knows it
-        audit: gets the outcomes; None: `show` gets a line about each
-    """
+    name: str  # of the replay, for ids in the topic of audits
+    topic: str  # as the pipeline knows it
+    history: MessageHistory
+    runner: MessageRunner
+    writer: OutcomeWriter
+    audit: MessageSink | None  # gets the outcomes; None: `show` gets a line about each
+    show: Callable[[str], None]
+    _: KW_ONLY
+    in_flight: int
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def __init__(
-        self,
-        name: str,
-        topic: str,
-        history: MessageHistory,
-        runner: MessageRunner,
-        writer: OutcomeWriter,
-        audit: MessageSink | None,
-        show: Callable[[str], None],
-        *,
-        in_flight: int,
-    ) -> None:
-        self._name = name
-        self._topic = topic
-        self._history = history
-        self._runner = runner
-        self._writer = writer
-        self._audit = audit
-        self._slots = anyio.Semaphore(in_flight)
-        self._show = show
-        self.counts = Counter[str]()
+    def __post_init__(self) -> None:
+        self._slots = anyio.Semaphore(self.in_flight)
         """Of outcomes, by kind."""
 
     async def run(self, wanted: MessageRange) -> None:
@@ -70,7 +58,7 @@ class MessageReplay:
         faults: list[CausewayError] = []
         async with anyio.create_task_group() as tasks:
             try:
-                async for incoming in self._history.read(wanted):
+                async for incoming in self.history.read(wanted):
                     await self._slots.acquire()
                     tasks.start_soon(self._answer, incoming)
             except CausewayError as error:
@@ -80,13 +68,13 @@ class MessageReplay:
 
     async def _answer(self, incoming: IncomingMessage) -> None:
         try:
-            outcome = await self._outcome(read_message(incoming, self._topic), incoming)
+            outcome = await self._outcome(read_message(incoming, self.topic), incoming)
             self.counts[outcome.kind] += 1
-            if self._audit is None:
+            if self.audit is None:
                 line = _ReplayedMessage(incoming.position, incoming.published_at, msgspec.Raw(outcome.message.body))
-                self._show(msgspec.json.encode(line).decode())
+                self.show(msgspec.json.encode(line).decode())
             else:
-                await self._publish(self._audit, outcome, incoming)
+                await self._publish(self.audit, outcome, incoming)
         finally:
             self._slots.release()
 
@@ -94,24 +82,24 @@ class MessageReplay:
         if message.event is not None:
             lasting = msgspec.structs.replace(message.event, expirytime=None, time=None)
             message = msgspec.structs.replace(message, event=lasting, format="json")
-        max_bytes = _MAX_BYTES if self._audit is None else self._audit.max_bytes
+        max_bytes = _MAX_BYTES if self.audit is None else self.audit.max_bytes
         authorization = incoming.headers.get(AUTHORIZATION, "")
-        ended = await self._runner.run(message, authorization, 1, _report_nothing, max_bytes)
+        ended = await self.runner.run(message, authorization, 1, _report_nothing, max_bytes)
         ended.receipt.close(accepted=False)
         now = time.time()
         if isinstance(ended.result, JobResult):
-            return self._writer.answered(message, ended.result.body, now)
-        return self._writer.dead(message, incoming, ended.result, ended.attempts, now, max_bytes)
+            return self.writer.answered(message, ended.result.body, now)
+        return self.writer.dead(message, incoming, ended.result, ended.attempts, now, max_bytes)
 
     async def _publish(self, audit: MessageSink, outcome: StreamOutcome, incoming: IncomingMessage) -> None:
-        message = msgspec.structs.replace(outcome.message, id=f"{self._name}.{incoming.position}")
-        position = await insist(lambda: audit.position(self._name))
+        message = msgspec.structs.replace(outcome.message, id=f"{self.name}.{incoming.position}")
+        position = await insist(lambda: audit.position(self.name))
         tries = 0
 
         async def publish() -> None:
             nonlocal tries
             tries += 1
-            await audit.publish(message, self._name, position, repeated=tries > 1)
+            await audit.publish(message, self.name, position, repeated=tries > 1)
 
         await insist(publish)
 

@@ -13,6 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -56,28 +57,22 @@ async def insist(step: Callable[[], Awaitable[T]]) -> T:
             await pause()
 
 
+@dataclass(eq=False)
 class MessageWork:
     """A message that this process works on.
 
     `before`: the message of the same key that publishes first. `twin`: a message with the same id: it was sent twice.
     """
 
-    def __init__(
-        self,
-        message: StreamMessage,
-        incoming: IncomingMessage,
-        before: MessageWork | None = None,
-        twin: MessageWork | None = None,
-    ) -> None:
-        self.message = message
-        self.incoming = incoming  # the latest delivery
-        self.before = before
-        self.twin = twin
-        self.run = secrets.token_hex(8)  # tells a repeated record from another process's
-        self.position = ""  # in the topic of outcomes, before the outcome
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
-        self.published = False
+    message: StreamMessage
+    incoming: IncomingMessage  # the latest delivery
+    before: MessageWork | None = None
+    twin: MessageWork | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(8))  # tells a repeated record from another process's
+    position: str = ""  # in the topic of outcomes, before the outcome
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    published: bool = False
 
 
 class WorkTable:
@@ -144,29 +139,19 @@ class StreamPorts(msgspec.Struct, frozen=True):
     effects: EffectStore
 
 
+@dataclass(eq=False)
 class MessageSettler:
-    """Settles messages.
+    """Settles messages."""
 
-    Args:
-        max_attempts: deliveries and failed runs
-    """
+    ports: StreamPorts
+    runner: MessageRunner
+    writer: OutcomeWriter
+    metrics: StreamMetrics
+    _: KW_ONLY
+    max_attempts: int  # deliveries and failed runs
 
-    def __init__(
-        self,
-        ports: StreamPorts,
-        runner: MessageRunner,
-        writer: OutcomeWriter,
-        metrics: StreamMetrics,
-        *,
-        max_attempts: int,
-    ) -> None:
-        self._source = ports.source
-        self._sinks = {"answered": ports.sink, "expired": ports.sink, "dead": ports.dead}
-        self._effects = ports.effects
-        self._runner = runner
-        self._writer = writer
-        self._metrics = metrics
-        self._max_attempts = max_attempts
+    def __post_init__(self) -> None:
+        self._sinks = {"answered": self.ports.sink, "expired": self.ports.sink, "dead": self.ports.dead}
 
     async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
         """`known` None: the outcome is that of the twin. Raises LeaseLost."""
@@ -177,38 +162,38 @@ class MessageSettler:
         if known is not None and not known.state:  # (1)
             outcome = await self.make_outcome(work, known.attempts)
             if outcome is None:
-                (known,) = await insist(lambda: self._effects.claim([message.effect]))
+                (known,) = await insist(lambda: self.ports.effects.claim([message.effect]))
         if known is not None and known.state == "recorded":  # (2)
             outcome = msgspec.msgpack.decode(known.outcome, type=StreamOutcome)
             work.position, repeated = known.position, True
-            self._metrics.recovered.inc()
+            self.metrics.recovered.inc()
         if work.before is not None:  # (3)
             await work.before.ended.wait()
             work.before = None  # lets the chain go
         if outcome is not None:
             await self._publish(work, outcome, repeated)
             work.published = True
-            await insist(lambda: self._effects.published([message.effect]))  # (4)
+            await insist(lambda: self.ports.effects.published([message.effect]))  # (4)
         work.published = True
-        await insist(lambda: self._source.acknowledge(work.incoming))
+        await insist(lambda: self.ports.source.acknowledge(work.incoming))
         if outcome is None:
-            self._metrics.count("duplicate")
+            self.metrics.count("duplicate")
         else:
-            self._metrics.count(outcome.kind, time.time() - work.incoming.published_at)
+            self.metrics.count(outcome.kind, time.time() - work.incoming.published_at)
 
     async def make_outcome(self, work: MessageWork, attempts: int) -> StreamOutcome | None:
         """Run a message and record its outcome. None: another process has recorded one first."""
         message = work.message
-        if attempts > self._max_attempts:
+        if attempts > self.max_attempts:
             error = DeliveredTooOften("The message was delivered too often: it may end the process that runs it.")
             return await self._record(work, self._dead(work, error, attempts - 1), None)
 
         async def report(bill: RunBill | None) -> None:
-            await insist(lambda: self._effects.count(message.effect, 1, bill))
+            await insist(lambda: self.ports.effects.count(message.effect, 1, bill))
 
         max_bytes = self._sinks["answered"].max_bytes - _EVENT_BYTES
         authorization = work.incoming.headers.get(AUTHORIZATION, "")
-        ended = await self._runner.run(message, authorization, attempts, report, max_bytes)
+        ended = await self.runner.run(message, authorization, attempts, report, max_bytes)
         accepted = False
         try:
             outcome = await self._record(work, self._outcome_of(work, ended), ended.receipt.bill)
@@ -220,20 +205,20 @@ class MessageSettler:
     def _outcome_of(self, work: MessageWork, ended: EndedRun) -> StreamOutcome:
         now, result = time.time(), ended.result
         if isinstance(result, JobResult):
-            return self._writer.answered(work.message, result.body, now)
+            return self.writer.answered(work.message, result.body, now)
         if ended.expired:
-            return self._writer.expired(work.message, result, now)
+            return self.writer.expired(work.message, result, now)
         return self._dead(work, result, ended.attempts)
 
     def _dead(self, work: MessageWork, error: CausewayError, attempts: int) -> StreamOutcome:
         _log.warning("a dead letter, from position %s: %s", work.incoming.position, error.code)
         max_bytes = self._sinks["dead"].max_bytes
-        return self._writer.dead(work.message, work.incoming, error, attempts, time.time(), max_bytes)
+        return self.writer.dead(work.message, work.incoming, error, attempts, time.time(), max_bytes)
 
     async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
         await self._take_position(work, outcome)
         stored, effect = msgspec.msgpack.encode(outcome), work.message.effect
-        recorded = await insist(lambda: self._effects.record(effect, work.run, stored, work.position, bill))
+        recorded = await insist(lambda: self.ports.effects.record(effect, work.run, stored, work.position, bill))
         return outcome if recorded else None
 
     async def _take_position(self, work: MessageWork, outcome: StreamOutcome) -> None:
@@ -254,5 +239,5 @@ class MessageSettler:
                 repeated, told = True, error.message
                 await pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
-                outcome = self._writer.dead(work.message, work.incoming, error, 0, time.time(), max_bytes=0)
+                outcome = self.writer.dead(work.message, work.incoming, error, 0, time.time(), max_bytes=0)
                 await self._take_position(work, outcome)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 import anyio
@@ -70,6 +71,7 @@ def read_last_id(header: str) -> Position:
     return Position(match[1], int(match[2] or 0), int(match[3] or 0))
 
 
+@dataclass(eq=False)
 class EventReader:
     """Reads the events of one job after a position.
 
@@ -78,26 +80,18 @@ class EventReader:
         with_text: also read the text, which makes the job's worker store it, and the revisions; else until the answer
     """
 
-    def __init__(
-        self,
-        database: RedisClient,
-        jobs: JobStore,
-        job: str,
-        owner: str,
-        last: Position = _START,
-        *,
-        check: Callable[[], object] = lambda: None,
-        with_text: bool = True,
-    ) -> None:
-        self._db = database
-        self._jobs = jobs
-        self._job = job
-        self._owner = owner
-        self._check = check
-        self._with_text = with_text
-        self._at = last
-        self._read_text = f"{self._at.run}-{self._at.characters}"  # last entry that was read
-        self._followed_at = float("-inf")
+    db: RedisClient
+    jobs: JobStore
+    job: str
+    owner: str
+    last: Position = _START  # what the client has by now
+    _: KW_ONLY
+    check: Callable[[], object] = lambda: None
+    with_text: bool = True
+    _followed_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._read_text = f"{self.last.run}-{self.last.characters}"  # last entry that was read
 
     async def read(self) -> AsyncGenerator[bytes, None]:
         """Yield SSE bytes until the event that ends the job, or until its events have expired.
@@ -107,7 +101,7 @@ class EventReader:
         silent, has_ended = 0, await self._is_over()
         while not has_ended:
             states, texts = await self._wait()
-            self._check()
+            self.check()
             name = ""
             for event in self._deltas(texts):
                 yield event
@@ -126,41 +120,41 @@ class EventReader:
 
     async def _wait(self) -> tuple[list[Reply], list[Reply]]:
         """Return new entries of the states and of the text, after at most 2 s."""
-        keys, last = [self._db.key("events", self._job)], [self._at.state]
-        if self._with_text:
-            keys.append(self._db.key("text", self._job))
+        keys, last = [self.db.key("events", self.job)], [self.last.state]
+        if self.with_text:
+            keys.append(self.db.key("text", self.job))
             last.append(self._read_text)
             if anyio.current_time() - self._followed_at >= _FOLLOW_EVERY_S:
                 with suppress(JobStoreRefused):  # a full Redis: the states come without the text on its way
-                    await self._jobs.texts.follow(self._job)
+                    await self.jobs.texts.follow(self.job)
                 self._followed_at = anyio.current_time()
         command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
-        rows = [as_list(row) for row in as_list(await self._db.command(*command, *keys, *last))]
+        rows = [as_list(row) for row in as_list(await self.db.command(*command, *keys, *last))]
         found = {as_text(key): as_list(entries) for key, entries in rows}
-        states, texts = found.get(keys[0], []), found.get(keys[-1], []) if self._with_text else []
+        states, texts = found.get(keys[0], []), found.get(keys[-1], []) if self.with_text else []
         if texts:
             self._read_text = as_text(as_list(texts[-1])[0])
         return states, texts
 
     async def _is_over(self) -> bool:
         """Whether no event will come after the last one."""
-        if self._with_text and await self._jobs.may_be_revised(self._job):  # first: what ends that adds an event
+        if self.with_text and await self.jobs.may_be_revised(self.job):  # first: what ends that adds an event
             return False
-        newest = as_list(await self._db.command("XREVRANGE", self._db.key("events", self._job), "+", "-", "COUNT", 1))
+        newest = as_list(await self.db.command("XREVRANGE", self.db.key("events", self.job), "+", "-", "COUNT", 1))
         if not newest:
             return True
         entry_id, fields = as_list(newest[0])
-        is_known = _order(as_text(entry_id)) <= _order(self._at.state)
+        is_known = _order(as_text(entry_id)) <= _order(self.last.state)
         return is_known and as_fields(fields)["event"].decode() in _LAST_EVENTS
 
     async def _state(self, entry_id: str, name: str, fields: dict[str, bytes]) -> AsyncGenerator[bytes, None]:
         raw = msgspec.Raw(fields["data"]) if fields["data"] else None
-        text, revision = await self._answer() if name in _OF_AN_ANSWER and self._with_text else ("", 0)
+        text, revision = await self._answer() if name in _OF_AN_ANSWER and self.with_text else ("", 0)
         if name == JobState.SUCCEEDED and not revision and (delta := self._delta(0, text)):
             yield delta
         run = int(fields.get("run") or 0)
-        self._at = (
-            Position(entry_id, run, 0) if run > self._at.run else msgspec.structs.replace(self._at, state=entry_id)
+        self.last = (
+            Position(entry_id, run, 0) if run > self.last.run else msgspec.structs.replace(self.last, state=entry_id)
         )
         if name == "progress":
             yield self._encode(_EventData(name, progress=raw))
@@ -171,26 +165,26 @@ class EventReader:
 
     async def _answer(self) -> tuple[str, int]:
         """Return the text of the answer, and which revision it is; a later one, if it was replaced meanwhile."""
-        text = answer_text(await self._jobs.read_result(self._job, self._owner))
-        return text, await self._jobs.revision(self._job)
+        text = answer_text(await self.jobs.read_result(self.job, self.owner))
+        return text, await self.jobs.revision(self.job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
         """Encode what the client lacks of the text of its run."""
         for entry in texts:
-            part = self._jobs.texts.read(self._owner, self._job, entry)
-            if part.fence == self._at.run and (delta := self._delta(part.start, part.text)):
+            part = self.jobs.texts.read(self.owner, self.job, entry)
+            if part.fence == self.last.run and (delta := self._delta(part.start, part.text)):
                 yield delta
 
     def _delta(self, start: int, text: str) -> bytes:
         """Encode what the client lacks of a text that begins at `start`; b"" if it lacks nothing, or more than that."""
-        known = self._at.characters - start
+        known = self.last.characters - start
         if not 0 <= known < len(text):
             return b""
-        self._at = msgspec.structs.replace(self._at, characters=start + len(text))
-        return self._encode(_EventData("delta", self._at.run, text[known:]))
+        self.last = msgspec.structs.replace(self.last, characters=start + len(text))
+        return self._encode(_EventData("delta", self.last.run, text[known:]))
 
     def _encode(self, data: _EventData) -> bytes:
-        return f"id: {self._at.event_id}\nevent: {data.event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+        return f"id: {self.last.event_id}\nevent: {data.event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
 def _revision_of(data: bytes) -> int:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from itertools import cycle, islice
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -232,23 +233,14 @@ class JobLease:
         self.release_on_exit = False
 
 
+@dataclass(eq=False)
 class RunReports:
-    """Reports runs.
+    """Reports runs."""
 
-    Args:
-        rng: uniform in [0, 1)
-    """
-
-    def __init__(
-        self,
-        store: JobStore,
-        config: JobsConfig,
-        *,
-        rng: Callable[[], float] = random.random,
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._rng = rng
+    store: JobStore
+    config: JobsConfig
+    _: KW_ONLY
+    rng: Callable[[], float] = random.random  # uniform in [0, 1)
 
     async def report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
         """Report a run. Returns the outcome."""
@@ -267,30 +259,30 @@ class RunReports:
                     return await report()
             except errors.JobStoreUnavailable as error:
                 _log.warning("%s: the report waits for Redis: %s", job, error.message)
-                await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
+                await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
     def delay_s(self, error: CausewayError, attempts: int) -> float:
         """Return the time until a run that failed is repeated."""
-        return self._config.retry_delay_s(error, attempts, self._rng())
+        return self.config.retry_delay_s(error, attempts, self.rng())
 
     async def _report_once(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
         """Can be repeated. Raises JobStoreUnavailable."""
         record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
-            sealed = self._store.seal_result(record, result.body)
-            accepted = await self._store.succeed(
+            sealed = self.store.seal_result(record, result.body)
+            accepted = await self.store.succeed(
                 job, fence, sealed, result.cache, bill=bill, late=result.late, late_error=result.late_error
             )
             return "succeeded" if accepted else "superseded"
         action = classify_failure(result, late=time.monotonic() >= lease.deadline)
         if action in _FINAL_EVENTS:
-            accepted = await self._store.fail(job, fence, result, _FINAL_EVENTS[action], bill=bill)
+            accepted = await self.store.fail(job, fence, result, _FINAL_EVENTS[action], bill=bill)
         else:
             counts = action == "retried"
             delay_s = self.delay_s(result, record.attempts if counts else record.postponed + 1)
             park = isinstance(result, errors.RateLimited) and result.retry_after_s is not None
-            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
+            accepted = await self.store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
         return action if accepted else "superseded"
 
 

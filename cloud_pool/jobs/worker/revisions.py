@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -45,44 +46,32 @@ _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.worker")
 
 
+@dataclass(eq=False)
 class LateLease:
     """An answer that this worker may revise. `deadline`: of the job, monotonic s."""
 
-    def __init__(self, record: JobRecord, reading: LateReading, deadline: float) -> None:
-        self.record = record
-        self.reading = reading
-        self.deadline = deadline
-        self.receipt = RunReceipt()  # of the last run
-        self.scope = anyio.CancelScope()
-        self.release_on_exit = False
-        self.is_reporting = False  # the reply to a report says whether the lease is lost
+    record: JobRecord
+    reading: LateReading
+    deadline: float
+    receipt: RunReceipt = field(default_factory=RunReceipt)  # of the last run
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    release_on_exit: bool = False
+    is_reporting: bool = False  # the reply to a report says whether the lease is lost
 
 
+@dataclass(eq=False)
 class Revisions:
-    """The answers that one worker may revise.
+    """The answers that one worker may revise."""
 
-    Args:
-        slots: by tier
-    """
-
-    def __init__(
-        self,
-        store: JobStore,
-        runner: JobRunner,
-        slots: Mapping[str, WorkerSlots],
-        reports: RunReports,
-        config: JobsConfig,
-        metrics: JobMetrics,
-    ) -> None:
-        self._store = store
-        self._runner = runner
-        self._slots = slots
-        self._reports = reports
-        self._config = config
-        self._metrics = metrics
-        self._leases: dict[str, LateLease] = {}
-        self._rooms: set[str] = set()  # jobs that wait for late parts, or will when their run is reported
-        self._stopping = False
+    store: JobStore
+    runner: JobRunner
+    slots: Mapping[str, WorkerSlots]  # by tier
+    reports: RunReports
+    config: JobsConfig
+    metrics: JobMetrics
+    _leases: dict[str, LateLease] = field(default_factory=dict)
+    _rooms: set[str] = field(default_factory=set)  # jobs that wait for late parts, or will when their run is reported
+    _stopping: bool = False
 
     @property
     def fences(self) -> dict[str, int]:
@@ -116,7 +105,7 @@ class Revisions:
         if not record.revise:
             return None
         by = min(time.monotonic() + record.revise / 1000.0, deadline)
-        return self._runner.read_late(job_run_of(record, by), by)
+        return self.runner.read_late(job_run_of(record, by), by)
 
     def mark(self, job: str, result: JobResult, reading: LateReading) -> JobResult:
         """Say in an answer which parts may revise it, and keep room for that."""
@@ -156,14 +145,14 @@ class Revisions:
         while not self._stopping:
             with suppress(JobStoreUnavailable):
                 await self._claim(tasks)
-            await anyio.sleep(self._config.reclaim_interval_s)
+            await anyio.sleep(self.config.reclaim_interval_s)
 
     async def _claim(self, tasks: TaskGroup) -> None:
         # Shielded: what a claim that is cut off has taken would wait until its lease ends.
         with anyio.CancelScope(shield=True):
-            found = await self._store.late.claim(self._slots, MOST_LATE - len(self._rooms))
-            self._metrics.count_revisions("too_late", found.too_late)
-            self._metrics.count_revisions("failed", found.lost)
+            found = await self.store.late.claim(self.slots, MOST_LATE - len(self._rooms))
+            self.metrics.count_revisions("too_late", found.too_late)
+            self.metrics.count_revisions("failed", found.lost)
             for answer in found.answers:
                 await self._resume(answer, tasks)
 
@@ -171,17 +160,17 @@ class Revisions:
         record, now = answer.record, time.monotonic()
         deadline = now + answer.left_s + (record.deadline - record.late_until) / 1000.0
         try:
-            record = self._store.read_request(record)
+            record = self.store.read_request(record)
             by = now + answer.left_s
-            reading = self._runner.read_late(job_run_of(record, by), by)
+            reading = self.runner.read_late(job_run_of(record, by), by)
             if reading is None:
                 raise RevisionDropped("no tier reads such parts any more")
         except ContentKeyMissing as error:
             _log.error("%s is left to another worker: %s", record.id, error.message)
             return
         except CausewayError as error:
-            if await self._store.late.drop(record.id, record.fence, error):
-                self._metrics.count_revisions(outcome_of(error))
+            if await self.store.late.drop(record.id, record.fence, error):
+                self.metrics.count_revisions(outcome_of(error))
             return
         if (older := self._leases.get(record.id)) is not None:
             older.scope.cancel()  # this worker's own lease had run out
@@ -208,18 +197,18 @@ class Revisions:
 
     async def _end_early(self, lease: LateLease) -> None:
         if not lease.release_on_exit:
-            self._metrics.count_revisions("superseded")
+            self.metrics.count_revisions("superseded")
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S), suppress(JobStoreUnavailable):
-            await self._store.release(lease.record.id, lease.record.fence)
+            await self.store.release(lease.record.id, lease.record.fence)
 
     async def _revise_all(self, lease: LateLease) -> None:
         error = await revise_each(lease.record.late_kinds, lease.reading.read, partial(self._revise, lease))
         if error is None:
             return
         record, bill = lease.record, lease.receipt.bill
-        dropped = await self._report(lease, partial(self._store.late.drop, record.id, record.fence, error, bill=bill))
-        self._metrics.count_revisions(outcome_of(error) if dropped else "superseded")
+        dropped = await self._report(lease, partial(self.store.late.drop, record.id, record.fence, error, bill=bill))
+        self.metrics.count_revisions(outcome_of(error) if dropped else "superseded")
         _log.info("%s: its answer is not revised: %s", record.id, error.code)
 
     async def _revise(self, lease: LateLease, kinds: Sequence[Modality]) -> bool:
@@ -229,18 +218,18 @@ class Revisions:
         lease.reading.leave_out(left)
         result = await self._answer(lease)
         check_revised(lease.reading.records, kinds)
-        sealed, bill = self._store.seal_result(record, result.body), lease.receipt.bill
-        revise = partial(self._store.late.revise, record.id, record.fence, sealed, result.cache, left=left, bill=bill)
+        sealed, bill = self.store.seal_result(record, result.body), lease.receipt.bill
+        revise = partial(self.store.late.revise, record.id, record.fence, sealed, result.cache, left=left, bill=bill)
         revised = await self._report(lease, revise)
         lease.receipt = RunReceipt()
         lease.record = msgspec.structs.replace(record, fence=record.fence + 1, late=",".join(left))
-        self._metrics.count_revisions("made" if revised else "superseded")
+        self.metrics.count_revisions("made" if revised else "superseded")
         return revised
 
     async def _report(self, lease: LateLease, report: Callable[[], Awaitable[bool]]) -> bool:
         lease.is_reporting = True
         try:
-            accepted = await self._reports.until_stored(lease.record.id, report)
+            accepted = await self.reports.until_stored(lease.record.id, report)
         finally:
             lease.is_reporting = False
         lease.receipt.close(accepted=accepted)
@@ -254,11 +243,11 @@ class Revisions:
                 raise result
             lease.receipt.close(accepted=False)
             attempt += 1
-            await anyio.sleep(self._reports.delay_s(result, attempt))
+            await anyio.sleep(self.reports.delay_s(result, attempt))
         return result
 
     async def _execute(self, lease: LateLease) -> JobResult | CausewayError:
-        slots = self._slots[lease.record.tier]
+        slots = self.slots[lease.record.tier]
         with anyio.move_on_after(lease.deadline - time.monotonic()):
             await slots.wait_for_slot()
         left_s = lease.deadline - time.monotonic()
@@ -268,7 +257,7 @@ class Revisions:
         slots.acquire()
         try:
             return await execute(
-                lease.record, self._runner, self._config, left_s=left_s, receipt=lease.receipt, late=lease.reading
+                lease.record, self.runner, self.config, left_s=left_s, receipt=lease.receipt, late=lease.reading
             )
         finally:
             slots.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -117,6 +118,7 @@ class JobBackend(JobTiers, Protocol):
         """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
 
 
+@dataclass(eq=False)
 class ServiceBackend:
     """Runs jobs on the same cache and service as interactive requests.
 
@@ -126,41 +128,33 @@ class ServiceBackend:
         parts: reads sounds, pictures and files; None: no tier does
     """
 
-    def __init__(
-        self,
-        caching_service: CachingService,
-        embed: Embed,
-        tiers: Mapping[str, Tier],
-        pools: Mapping[str, Pool],
-        parts: RequestParts | None = None,
-    ) -> None:
-        self._caching_service = caching_service
-        self._embed = embed
-        self._tiers = tiers
-        self._pools = pools
-        self._parts = parts
+    caching_service: CachingService
+    embed: Embed
+    tiers: Mapping[str, Tier]
+    pools: Mapping[str, Pool]
+    parts: RequestParts | None = None
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Raises ModelNotFound."""
         context = self._context(job_run)
         if context.request.kind == "embedding":
             return Billing(lambda _: None, ""), self._vectors(context)
-        return self._caching_service.reply(context)
+        return self.caching_service.reply(context)
 
     async def _vectors(self, context: RequestContext) -> AsyncGenerator[JobPiece, None]:
-        for piece in await self._embed(context):
+        for piece in await self.embed(context):
             yield piece
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
         """Raises ModelNotFound."""
-        if self._parts is None or not has_parts(job_run.request, self._parts.kinds):
+        if self.parts is None or not has_parts(job_run.request, self.parts.kinds):
             return None
-        return self._parts.read_late(self._context(job_run), by)
+        return self.parts.read_late(self._context(job_run), by)
 
     def _context(self, job_run: JobRun) -> RequestContext:
         """Raises ModelNotFound."""
         record = job_run.record
-        tier = self._tiers.get(record.tier)
+        tier = self.tiers.get(record.tier)
         if tier is None:
             raise ModelNotFound(f"The tier {record.tier!r} does not exist any more.", param="model")
         return RequestContext(
@@ -182,13 +176,14 @@ class ServiceBackend:
 
     def max_tokens(self, tier: str) -> int:
         """Return the tier's own limit; 0 for a tier that does not exist any more."""
-        return self._tiers[tier].max_tokens if tier in self._tiers else 0
+        return self.tiers[tier].max_tokens if tier in self.tiers else 0
 
     async def ready(self, tier: str) -> bool:
         """Whether an endpoint of the tier answers."""
-        return "" in (await self._pools[self._tiers[tier].name].check()).values()
+        return "" in (await self.pools[self.tiers[tier].name].check()).values()
 
 
+@dataclass(eq=False)
 class MeteredRunner:
     """A JobRunner over a backend.
 
@@ -201,21 +196,12 @@ class MeteredRunner:
     report: it costs its prompt and what was generated until it stopped.
     """
 
-    def __init__(
-        self,
-        backend: JobBackend,
-        ledger: Ledger,
-        trace: JobTrace | None = None,
-        revocations: RevocationList | None = None,
-        *,
-        route: str = "job",
-    ) -> None:
-        """`route`: in usage and audit records."""
-        self._backend = backend
-        self._revocations = revocations
-        self._ledger = ledger
-        self._trace = trace
-        self._route = route
+    backend: JobBackend
+    ledger: Ledger
+    trace: JobTrace | None = None
+    revocations: RevocationList | None = None
+    _: KW_ONLY
+    route: str = "job"  # in usage and audit records
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Raises CausewayError."""
@@ -225,16 +211,16 @@ class MeteredRunner:
         refused = False
         try:
             self._check_token(record)
-            limits = self._ledger.limits(principal)
+            limits = self.ledger.limits(principal)
             limits.check_request(job_run.request)
             request = limits.bounded(job_run.request)
             try:
-                await self._ledger.admit(
+                await self.ledger.admit(
                     entry,
                     principal,
                     request,
                     job_run.body_bytes,
-                    max_tokens=self._backend.max_tokens(record.tier),
+                    max_tokens=self.backend.max_tokens(record.tier),
                     lifetime_s=max(0.0, job_run.deadline - time.monotonic()),
                     fence=record.fence,
                 )
@@ -251,46 +237,46 @@ class MeteredRunner:
             raise
         finally:
             if not refused:
-                charge = _discounted(self._ledger.charge(entry), job_run.price_share)
+                charge = _discounted(self.ledger.charge(entry), job_run.price_share)
                 job_run.receipt.issue(
                     None if charge is None else _bill(charge),
-                    lambda end: self._ledger.close_run(entry, charge, end),
+                    lambda end: self.ledger.close_run(entry, charge, end),
                 )
 
     def _check_token(self, record: JobRecord) -> None:
         """Raises TokenRevoked or IdentityUnavailable."""
-        if self._revocations is None or not record.token_id:
+        if self.revocations is None or not record.token_id:
             return
         try:
-            self._revocations.check(record.owner, record.token_id, record.token_issued)
+            self.revocations.check(record.owner, record.token_id, record.token_issued)
         except AuthenticationFailed as error:
             raise TokenRevoked(f"The job did not run: {error.message}.") from None
 
     async def ready(self, tier: str) -> bool:
-        return await self._backend.ready(tier)
+        return await self.backend.ready(tier)
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
-        return self._backend.read_late(job_run, by)
+        return self.backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:
         entry = self._open(job.id, _principal(job.owner), job.tier)
         entry.outcome = DeadlineExceeded.code
         entry.billable = False
-        self._ledger.close(entry)
+        self.ledger.close(entry)
 
     def _open(self, job: str, principal: Principal, tier: str) -> LedgerEntry:
-        entry = self._ledger.open(self._route, {})
+        entry = self.ledger.open(self.route, {})
         entry.id, entry.principal, entry.tier = job, principal, tier
         return entry
 
     def _begin_trace(self, job_run: JobRun) -> Trace | None:
-        if self._trace is None:
+        if self.trace is None:
             return None
         record = job_run.record
-        return self._trace.process(job_run.request, record.id, record.tier, record.traceparent, record.attempts)
+        return self.trace.process(job_run.request, record.id, record.tier, record.traceparent, record.attempts)
 
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        billing, answer = self._backend.reply(job_run)
+        billing, answer = self.backend.reply(job_run)
         usage, outcome = Usage(), ClientGone.code
         try:
             async with aclosing(answer) as pieces:

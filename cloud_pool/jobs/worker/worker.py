@@ -16,6 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -152,43 +153,31 @@ class TextPublisher:
             text.set_stored(stored)
 
 
+@dataclass(eq=False)
 class Worker:
-    """Runs jobs.
+    """Runs jobs."""
 
-    Args:
-        slots: by tier
-        rng: uniform in [0, 1)
-    """
+    store: JobStore
+    runner: JobRunner
+    slots: Mapping[str, WorkerSlots]  # by tier
+    config: JobsConfig
+    metrics: JobMetrics
+    _: KW_ONLY
+    trace: JobTrace | None = None
+    rng: Callable[[], float] = random.random  # uniform in [0, 1)
+    _leases: dict[str, JobLease] = field(default_factory=dict)
+    _idle: anyio.Event = field(default_factory=anyio.Event)
 
-    def __init__(
-        self,
-        store: JobStore,
-        runner: JobRunner,
-        slots: Mapping[str, WorkerSlots],
-        config: JobsConfig,
-        metrics: JobMetrics,
-        *,
-        trace: JobTrace | None = None,
-        rng: Callable[[], float] = random.random,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.name = f"worker-{secrets.token_hex(6)}"  # as in the records of its jobs
-        self._store = store
-        self._runner = runner
-        self._reports = RunReports(store, config, rng=rng)
-        self._texts = TextPublisher(store)
-        self._slots = slots
-        self._revisions = Revisions(store, runner, self._slots, self._reports, config, metrics)
-        self._config = config
-        self._metrics = metrics
-        self._trace = trace
-        self._rng = rng
-        self._leases: dict[str, JobLease] = {}
-        self._idle = anyio.Event()
+        self._reports = RunReports(self.store, self.config, rng=self.rng)
+        self._texts = TextPublisher(self.store)
+        self._revisions = Revisions(self.store, self.runner, self.slots, self._reports, self.config, self.metrics)
 
     async def run(self, stop: StopSignal) -> None:
         """Run jobs until `stop`, then until all have ended or returned to their queue."""
         with contextlib.suppress(JobStoreUnavailable):
-            await self._store.unblock_all()
+            await self.store.unblock_all()
         async with anyio.create_task_group() as runs, anyio.create_task_group() as upkeep:
             upkeep.start_soon(keep_running, "the renewal of leases", self._renew_leases)
             upkeep.start_soon(keep_running, "the upkeep of queues", self._promote_and_expire)
@@ -196,7 +185,7 @@ class Worker:
             upkeep.start_soon(keep_running, "the sender of texts", self._texts.run)
             upkeep.start_soon(self._revisions.watch, runs)
             async with anyio.create_task_group() as claims:
-                for slots in self._slots.values():
+                for slots in self.slots.values():
                     claims.start_soon(keep_running, "the claiming of jobs", partial(self._claim, slots, runs))
                 await stop.wait()
                 claims.cancel_scope.cancel()
@@ -222,13 +211,13 @@ class Worker:
                     store_unavailable = False
                     _log.info("jobs of %s are claimed again", slots.tier)
                 if not more:
-                    await self._store.wait(slots.tier)
+                    await self.store.wait(slots.tier)
             except JobStoreUnavailable as error:
                 if not store_unavailable:
                     store_unavailable = True
                     _log.warning("no jobs of %s are claimed: %s", slots.tier, error.message)
                 leases_current = False
-                await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
+                await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
     async def _claim_once(self, slots: WorkerSlots, runs: TaskGroup) -> bool:
         """Claim and start jobs. Returns whether more may be queued."""
@@ -238,13 +227,13 @@ class Worker:
         # Shielded: jobs of a claim that is cut off would stay unclaimed until their lease ends.
         with anyio.CancelScope(shield=True):
             priorities = slots.preferred(min(slots.free, _MAX_CLAIM))
-            claimed = await self._store.claim(self.name, slots.tier, priorities)
+            claimed = await self.store.claim(self.name, slots.tier, priorities)
             for record in claimed.records:
                 self._begin(slots, record, runs)
-                if self._trace is not None:
-                    self._trace.received(record.id, record.tier, record.traceparent, claimed_at)
+                if self.trace is not None:
+                    self.trace.received(record.id, record.tier, record.traceparent, claimed_at)
             for _ in claimed.unreadable:
-                self._metrics.runs.labels(slots.tier, "quarantined").inc()
+                self.metrics.runs.labels(slots.tier, "quarantined").inc()
             self._record_expired(claimed.expired)
         slots.set_wants_more(claimed.more)
         return claimed.more
@@ -259,9 +248,9 @@ class Worker:
 
     async def _wait_until_available(self, slots: WorkerSlots) -> None:
         while slots.tier_unavailable:
-            slots.tier_unavailable = not await self._runner.ready(slots.tier)
+            slots.tier_unavailable = not await self.runner.ready(slots.tier)
             if slots.tier_unavailable:
-                await anyio.sleep(_UNAVAILABLE_POLL_S * (1.0 + self._rng()))
+                await anyio.sleep(_UNAVAILABLE_POLL_S * (1.0 + self.rng()))
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +263,7 @@ class Worker:
             if lease.release_on_exit:
                 await self._release(lease.record)
             else:
-                self._metrics.runs.labels(slots.tier, "superseded").inc()
+                self.metrics.runs.labels(slots.tier, "superseded").inc()
         finally:
             if self._leases.get(lease.record.id) is lease:
                 del self._leases[lease.record.id]
@@ -293,13 +282,13 @@ class Worker:
             if outcome == "superseded" and await self._was_cancelled(lease.record):
                 receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
-        self._metrics.runs.labels(lease.record.tier, outcome).inc()
+        self.metrics.runs.labels(lease.record.tier, outcome).inc()
         _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
 
     async def _was_cancelled(self, record: JobRecord) -> bool:
         """Whether its owner has cancelled the job during this very run."""
         with anyio.move_on_after(_RELEASE_S, shield=True), contextlib.suppress(CausewayError):
-            found = await self._store.get(record.id, record.owner)
+            found = await self.store.get(record.id, record.owner)
             return found.state is JobState.CANCELLED and found.fence == record.fence
         return False
 
@@ -311,16 +300,16 @@ class Worker:
 
         async def report_progress(progress: bytes) -> None:
             with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
-                await self._store.publish_progress(record.id, record.fence, progress)
+                await self.store.publish_progress(record.id, record.fence, progress)
 
         result: JobResult | CausewayError
         try:
-            record = lease.record = self._store.read_request(record)
+            record = lease.record = self.store.read_request(record)
             lease.reading = self._revisions.open(record, lease.deadline)
             result = await execute(
                 record,
-                self._runner,
-                self._config,
+                self.runner,
+                self.config,
                 left_s=lease.deadline - time.monotonic(),
                 receipt=receipt,
                 report_progress=report_progress,
@@ -340,7 +329,7 @@ class Worker:
         if isinstance(result, JobResult) and outcome == "succeeded":
             lease.late = result.late
             if result.late_error is not None:
-                self._metrics.count_revisions(outcome_of(result.late_error))
+                self.metrics.count_revisions(outcome_of(result.late_error))
         return outcome
 
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
@@ -348,8 +337,8 @@ class Worker:
     async def _renew_leases(self) -> None:
         renewed_at = time.monotonic()
         while True:
-            await anyio.sleep(self._config.lease_check_s)
-            renew = time.monotonic() - renewed_at >= self._config.lease_s / 3.0
+            await anyio.sleep(self.config.lease_check_s)
+            renew = time.monotonic() - renewed_at >= self.config.lease_s / 3.0
             with contextlib.suppress(JobStoreUnavailable):
                 await self._check_leases(renew=renew)
                 renewed_at = time.monotonic() if renew else renewed_at
@@ -357,7 +346,7 @@ class Worker:
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
         fences = {lease.record.id: lease.record.fence for lease in self._leases.values()} | self._revisions.fences
-        found = await self._store.renew_leases(fences.items(), renew=renew)
+        found = await self.store.renew_leases(fences.items(), renew=renew)
         for job in found.lost:
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
@@ -369,7 +358,7 @@ class Worker:
         while True:
             changed = 0
             try:
-                due = await self._store.promote_and_expire()
+                due = await self.store.promote_and_expire()
                 self._record_expired(due.expired)
                 changed = due.changed
             except JobStoreRefused as error:  # one damaged record; it is out of the way by the next time
@@ -377,22 +366,22 @@ class Worker:
             except JobStoreUnavailable:  # claims say so
                 pass
             if not changed:
-                await anyio.sleep(self._config.reclaim_interval_s)
+                await anyio.sleep(self.config.reclaim_interval_s)
 
     def _record_expired(self, expired: tuple[ExpiredJob, ...]) -> None:
         for job in expired:
-            self._runner.record_expired(job)
-            self._metrics.runs.labels(job.tier, "expired").inc()
+            self.runner.record_expired(job)
+            self.metrics.runs.labels(job.tier, "expired").inc()
 
     async def _measure_queues(self) -> None:
         while True:
             with contextlib.suppress(JobStoreUnavailable):
-                depths = await self._store.depths()
-                self._metrics.set_depths(depths, depths.now_ms)
+                depths = await self.store.depths()
+                self.metrics.set_depths(depths, depths.now_ms)
             await anyio.sleep(_GAUGES_S)
 
     async def _drain(self) -> None:
-        with anyio.move_on_after(self._config.drain_s):
+        with anyio.move_on_after(self.config.drain_s):
             while self._leases:
                 self._idle = anyio.Event()
                 await self._idle.wait()
@@ -403,7 +392,7 @@ class Worker:
     async def _release(self, record: JobRecord) -> None:
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S):
-                await self._store.release(record.id, record.fence)
-            self._metrics.runs.labels(record.tier, "released").inc()
+                await self.store.release(record.id, record.fence)
+            self.metrics.runs.labels(record.tier, "released").inc()
         except JobStoreUnavailable as error:
             _log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)
