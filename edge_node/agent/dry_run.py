@@ -6,7 +6,7 @@ It reads files and changes nothing. Models are described for the engine, with th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,7 @@ from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, Po
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay import replay
 from router.errors import PolicyError
-from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
+from router.policy.compiled import Policy, parse_policy, with_adapters
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 
@@ -62,15 +62,7 @@ def examine(request: BundleRequest) -> BundleReport:
         check_projector(file)
     described = {model.name: model for model in models}
 
-    def temperature(name: str) -> float | None:
-        manifest = described.get(name) or known_model(name, dirs)
-        if manifest is None:
-            return None
-        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
-
-    policy = check_policy(
-        Path(request.policy), temperature, lambda name: _adapters(described.get(name) or known_model(name, dirs))
-    )
+    policy = check_policy(Path(request.policy), lambda name: described.get(name) or known_model(name, dirs))
     for file in request.models:
         check_signals(file, described[file.model.name], policy, dirs)
     cases = check_cases(policy, [Path(case) for case in request.cases])
@@ -80,9 +72,7 @@ def examine(request: BundleRequest) -> BundleReport:
         return report
     running: Policy | None
     try:
-        running = check_policy(
-            Path(request.running_policy), temperature, lambda name: _adapters(known_model(name, dirs))
-        )
+        running = check_policy(Path(request.running_policy), lambda name: known_model(name, dirs))
     except PolicyUnusable:
         running = None  # compare with what was recorded
     replayed = replay(records, policy, running)
@@ -97,11 +87,20 @@ def examine(request: BundleRequest) -> BundleReport:
     )
 
 
-def check_policy(path: Path, model_temperature: ModelTemperature, model_adapters: ModelAdapters) -> Policy:
-    """Raises PolicyUnusable."""
+def check_policy(path: Path, find: Callable[[str], Manifest | None]) -> Policy:
+    """Return a policy for the models that `find` knows by name. Raises PolicyUnusable."""
+
+    def temperature(model: str) -> float | None:
+        if (found := find(model)) is None:
+            return None
+        return OPENAI_TEMPERATURE if found.temperature is None else found.temperature
+
+    def adapters(model: str) -> tuple[str, ...] | None:
+        return None if (found := find(model)) is None else tuple(found.adapters)
+
     try:
-        policy = parse_policy(path.read_text(encoding="utf-8"), "policy of the bundle", model_temperature)
-        return with_adapters(policy, model_adapters)
+        policy = parse_policy(path.read_text(encoding="utf-8"), "policy of the bundle", temperature)
+        return with_adapters(policy, adapters)
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyUnusable(f"the policy cannot be read: {error}") from error
     except PolicyError as error:
@@ -134,10 +133,6 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
         return list(deque(read_stored(state_dir, since=since).records, maxlen=_REPLAYED_RECORDS))
     except OSError:
         return []
-
-
-def _adapters(manifest: Manifest | None) -> tuple[str, ...] | None:
-    return None if manifest is None else tuple(manifest.adapters)
 
 
 def check_fit(file: ModelFile, total_bytes: int) -> None:

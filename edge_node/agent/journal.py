@@ -202,7 +202,7 @@ class Journal:
             OSError: It is not on the disk, for example because that is full.
         """
         try:
-            if self._is_large():
+            if self._path.exists() and self._path.stat().st_size > _COMPACT_BYTES:
                 self._disk.replace_synced(self._path, b"".join(map(_encode, (*self._rows[1 - KEPT_ROWS :], row))))
             else:
                 self._disk.append_synced(self._path, b"\n" * self._damaged + _encode(row))
@@ -211,12 +211,6 @@ class Journal:
             raise
         self._damaged = False
         self._rows = [*self._rows[1 - KEPT_ROWS :], row]
-
-    def _is_large(self) -> bool:
-        try:
-            return self._path.stat().st_size > _COMPACT_BYTES
-        except OSError:
-            return False
 
 
 def quarantine(quarantined: Mapping[str, str], bundle: str, reason: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -185,8 +184,7 @@ class BundleStore:
         self._disk.publish(partial, self.blob(blob))
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(self._folder).free
 
     # --- bundles -----------------------------------------------------------------------------------------------------
 

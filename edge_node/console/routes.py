@@ -32,8 +32,6 @@ from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
 
 if TYPE_CHECKING:  # most boxes are in no fleet and load none of its code
-    from router.bundle.protocol import BoxState
-
     from ..agent.agent import Agent
     from ..agent.journal import JournalRow
     from ..agent.trial import TrialProgress
@@ -89,16 +87,6 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), headers=headers)
 
 
-class JournalEntry(msgspec.Struct, frozen=True):
-    """A step of the agent. `code` and `reason`: of the refusal or the failed trial that led to it, "" for none."""
-
-    at: float
-    state: BoxState
-    bundle: str | None
-    code: str
-    reason: str
-
-
 class FleetState(msgspec.Struct, frozen=True):
     """The body's part `fleet` of `/console/state`. Times are Unix seconds.
 
@@ -112,7 +100,7 @@ class FleetState(msgspec.Struct, frozen=True):
         wanted: The bundle that the plan assigns, if another one.
         serials: The number in its cohort of each bundle whose manifest this daemon has read.
         trial: How far the trial is; None: none is in progress.
-        journal: The newest first.
+        journal: The rows before, the newest first, without what only the newest tells.
     """
 
     fleet: str
@@ -126,7 +114,7 @@ class FleetState(msgspec.Struct, frozen=True):
     wanted: str | None
     serials: dict[str, int]
     trial: TrialProgress | None
-    journal: tuple[JournalEntry, ...]
+    journal: tuple[JournalRow, ...]
 
 
 class ConsoleState(msgspec.Struct, frozen=True):
@@ -193,6 +181,6 @@ def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
         serials=agent.serials,
         trial=agent.trial,
         journal=tuple(
-            JournalEntry(one.at, one.state, one.bundle, one.code, one.reason) for one in reversed(agent.rows[-_ROWS:])
+            msgspec.structs.replace(one, quarantined={}, before=None) for one in reversed(agent.rows[-_ROWS:])
         ),
     )
