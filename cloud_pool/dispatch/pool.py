@@ -92,60 +92,40 @@ class Lease:
             self._pool.on_close(self)
 
 
-class Pool:
+class Pool(msgspec.Struct):
     """One tier's endpoints. Endpoints are probed and readmitted while `watch` runs."""
 
-    def __init__(
-        self,
-        endpoints: TierEndpoints,
-        client: Callable[[str], TritonClient],
-        *,
-        settings: LoadBalancingConfig = LoadBalancingConfig(),  # noqa: B008  (frozen)
-        zone: str = "",
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-        ejected: Callable[[str, str], None] = lambda tier, code: None,
-    ) -> None:
-        """Create the pool.
+    configured: TierEndpoints
+    client: Callable[[str], TritonClient]  # of an address
+    settings: LoadBalancingConfig = LoadBalancingConfig()
+    zone: str = ""  # the gateway's own, "" for none
+    clock: Callable[[], float] = time.monotonic  # s
+    chance: Callable[[], float] = random.random  # draws from [0, 1)
+    ejected: Callable[[str, str], None] = lambda tier, code: None  # gets the tier and error code of each ejection
+    state: PoolState = PoolState()
+    to_probe: list[str] = []
+    wake: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
-        Args:
-            client: Returns the Triton client of an address.
-            zone: The gateway's own zone, "" for none.
-            chance: Draws from [0, 1).
-            ejected: Called with the tier and the error code of each ejection.
-        """
-        self.tier = endpoints.tier
-        self.model = endpoints.model
-        self._client = client
-        self._settings = settings
-        self._load_balancing = endpoints.load_balancing
-        self._only_embeds = endpoints.only_embeds
-        self._zone = zone
-        self._clock = clock
-        self._chance = chance
-        self._ejected = ejected
-        self._to_probe: list[str] = []
-        self._wake = anyio.Event()
-        self._state = PoolState()
-        self.set_endpoints({one.address: one.zone for one in endpoints.addresses if not one.is_dns})
+    def __post_init__(self) -> None:
+        self.set_endpoints({one.address: one.zone for one in self.configured.addresses if not one.is_dns})
 
     @property
     def healthy(self) -> int:
         """Number of active endpoints."""
-        return self._state.healthy
+        return self.state.healthy
 
     @property
     def capacity(self) -> PoolCapacity:
-        return capacity_of(self._state)
+        return capacity_of(self.state)
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        return self._state.endpoints
+        return self.state.endpoints
 
     def set_endpoints(self, zones: Mapping[str, str]) -> None:
         """Replace the addresses, each with its zone. Endpoints that are left out drain."""
-        self._set_state(health.with_endpoints(self._state, zones, self._clock()))
-        self._wake.set()
+        self._set_state(health.with_endpoints(self.state, zones, self.clock()))
+        self.wake.set()
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
@@ -160,19 +140,19 @@ class Pool:
         Raises:
             CloudUnreachable, EngineUnavailable: No endpoint can take the call; `retry_after_s` says when to retry.
         """
-        now = self._clock()
+        now = self.clock()
         chosen = choose(
-            self._state,
-            self._settings,
+            self.state,
+            self.settings,
             now=now,
-            draw=self._chance(),
-            key=key if self._load_balancing == "prefix_affinity" else b"",
+            draw=self.chance(),
+            key=key if self.configured.load_balancing == "prefix_affinity" else b"",
             excluding=excluding,
-            zone=self._zone,
+            zone=self.zone,
         )
         if chosen is None:
             raise self._no_endpoint_error()
-        self._state = self._state.replace(
+        self.state = self.state.replace(
             msgspec.structs.replace(
                 chosen,
                 open_since=(*chosen.open_since, now),
@@ -180,58 +160,56 @@ class Pool:
                 waiting_tokens=chosen.waiting_tokens + tokens,
             )
         )
-        return Lease(self, chosen.address, self._client(chosen.address), now, tokens)
+        return Lease(self, chosen.address, self.client(chosen.address), now, tokens)
 
     def on_first_token(self, lease: Lease, seconds: float) -> None:
-        one = self._state.get(lease.endpoint)
+        one = self.state.get(lease.endpoint)
         if one is not None:
-            state = self._state.replace(_waits_no_more(one, lease))
+            state = self.state.replace(_waits_no_more(one, lease))
             state = prefill_measured(state, lease.endpoint, lease.tokens, seconds)
-            now = self._clock()
-            self._state = first_token_measured(state, lease.endpoint, seconds, now, self._settings)
+            now = self.clock()
+            self.state = first_token_measured(state, lease.endpoint, seconds, now, self.settings)
 
     def on_success(self, lease: Lease) -> None:
-        self._state = health.call_succeeded(self._state, lease.endpoint)
+        self.state = health.call_succeeded(self.state, lease.endpoint)
 
     def on_error(self, lease: Lease, error: CausewayError) -> None:
-        now, silent_s = self._clock(), self._silent_s(lease)
+        now, silent_s = self.clock(), self._silent_s(lease)
         if health.fault_kind_of(error) == "timeout":
             self._record_wait(lease)
-        self._apply(health.call_failed(self._state, lease.endpoint, error, now, self._settings, silent_s=silent_s))
+        self._apply(health.call_failed(self.state, lease.endpoint, error, now, self.settings, silent_s=silent_s))
 
     def on_close(self, lease: Lease) -> None:
         if not (lease.has_first_token or lease.has_outcome):
             self._record_wait(lease)
             silent_s = self._silent_s(lease)
-            self._apply(health.call_abandoned(self._state, lease.endpoint, self._settings, silent_s=silent_s))
-        one = self._state.get(lease.endpoint)
+            self._apply(health.call_abandoned(self.state, lease.endpoint, self.settings, silent_s=silent_s))
+        one = self.state.get(lease.endpoint)
         if one is not None:
             one = one if lease.has_first_token else _waits_no_more(one, lease)
             one = msgspec.structs.replace(one, open_since=without(one.open_since, lease.began_at))
-            self._set_state(health.without_drained(self._state.replace(one)))
+            self._set_state(health.without_drained(self.state.replace(one)))
 
     def _record_wait(self, lease: Lease) -> None:
         """Record the time waited without a first token; otherwise a slow endpoint would look faster than it is."""
         if not lease.has_first_token:
-            now = self._clock()
+            now = self.clock()
             waited_s = now - lease.began_at
-            self._state = wait_abandoned(self._state, lease.endpoint, waited_s, now, self._settings)
+            self.state = wait_abandoned(self.state, lease.endpoint, waited_s, now, self.settings)
 
     def _silent_s(self, lease: Lease) -> float:
         """How long the lease's endpoint has sent nothing to any call; at most the lease's age."""
-        return self._clock() - max(lease.began_at, lease.triton.last_received_at(self.model))
+        return self.clock() - max(lease.began_at, lease.triton.last_received_at(self.configured.model))
 
     def _no_endpoint_error(self) -> CausewayError:
         # An endpoint whose last error is anything but silence was reached.
-        reached = any(one.last_error and one.last_error not in _UNREACHED for one in self._state.members)
+        reached = any(one.last_error and one.last_error not in _UNREACHED for one in self.state.members)
         error_class = EngineUnavailable if reached else CloudUnreachable
         # The longer endpoints are away, the later they are expected; but once one is back, callers should not be far.
-        pauses = [
-            ejection_s(one.failed_probes, self._settings) for one in self._state.members if one.phase == "ejected"
-        ]
+        pauses = [ejection_s(one.failed_probes, self.settings) for one in self.state.members if one.phase == "ejected"]
         retry_after_s = min(max(RETRY_S, min(pauses, default=RETRY_S)), _MAX_RETRY_S)
         return error_class(
-            f"no endpoint of {self.tier} can take the request", phase="connect", retry_after_s=retry_after_s
+            f"no endpoint of {self.configured.tier} can take the request", phase="connect", retry_after_s=retry_after_s
         )
 
     # --- health ------------------------------------------------------------------------------------------------------
@@ -242,9 +220,9 @@ class Pool:
             while True:
                 self._start_probes(tasks)
                 self._end_hanging_calls()
-                self._wake = anyio.Event()
+                self.wake = anyio.Event()
                 with anyio.move_on_after(_TICK_S):
-                    await self._wake.wait()
+                    await self.wake.wait()
 
     async def check(self) -> Mapping[str, str]:
         """Probe each listed endpoint, all at once.
@@ -256,78 +234,80 @@ class Pool:
 
         async def probe(address: str) -> None:
             try:
-                await self._client(address).probe(self.model, embed=self._only_embeds)
+                await self.client(address).probe(self.configured.model, embed=self.configured.only_embeds)
                 codes[address] = ""
             except CausewayError as error:
                 codes[address] = "" if self._is_busy(address, error) else error.code
 
         async with anyio.create_task_group() as tasks:
-            for one in self._state.members:
+            for one in self.state.members:
                 tasks.start_soon(probe, one.address)
         return {address: codes[address] for address in sorted(codes)}
 
     def _is_busy(self, address: str, error: CausewayError) -> bool:
-        one = self._state.get(address)
+        one = self.state.get(address)
         works = one is not None and one.phase == "active" and bool(one.open_since)
         return works and health.fault_kind_of(error) == "timeout"
 
     def _start_probes(self, tasks: TaskGroup) -> None:
-        self._apply(health.due_probes(self._state, self._clock(), self._settings, self._last_received_at))
-        due, self._to_probe = self._to_probe, []
+        self._apply(health.due_probes(self.state, self.clock(), self.settings, self._last_received_at))
+        due, self.to_probe = self.to_probe, []
         for address in due:
             tasks.start_soon(self._probe, address)
 
     def _end_hanging_calls(self) -> None:
-        now = self._clock()
+        now = self.clock()
         unreachable = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
         broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
         for error, begun in ((unreachable, False), (broken, True)):
-            for address in health.hung(self._state, now, self._settings, self._last_received_at, begun=begun):
-                self._client(address).fail_calls(self.model, error, begun=begun)
+            for address in health.hung(self.state, now, self.settings, self._last_received_at, begun=begun):
+                self.client(address).fail_calls(self.configured.model, error, begun=begun)
 
     async def _probe(self, address: str) -> None:
-        began, triton = self._clock(), self._client(address)
+        began, triton = self.clock(), self.client(address)
         error: CausewayError | None = None
         try:
-            await triton.probe(self.model, self._settings.probe_timeout_s, embed=self._only_embeds)
+            await triton.probe(self.configured.model, self.settings.probe_timeout_s, embed=self.configured.only_embeds)
         except CausewayError as raised:
             error = raised
         finally:
-            self._state = health.probe_abandoned(self._state, address)
-        result = health.probe_result_of(error, triton.last_received_at(self.model) >= began)
-        if result == "silent" and health.may_be_cut_off(self._state, address):
+            self.state = health.probe_abandoned(self.state, address)
+        result = health.probe_result_of(error, triton.last_received_at(self.configured.model) >= began)
+        if result == "silent" and health.may_be_cut_off(self.state, address):
             triton.renew()
         code = "" if error is None else error.code
-        now = self._clock()
+        now = self.clock()
         self._set_state(
-            health.probe_finished(self._state, address, result, code, now, self._settings, took_s=now - began)
+            health.probe_finished(self.state, address, result, code, now, self.settings, took_s=now - began)
         )
 
     def _last_received_at(self, address: str) -> float:
-        return self._client(address).last_received_at(self.model)
+        return self.client(address).last_received_at(self.configured.model)
 
     def _apply(self, changed: health.Changed) -> None:
         state, to_probe = changed
         self._set_state(state)
         if to_probe:
-            self._to_probe.extend(to_probe)
-            self._wake.set()
+            self.to_probe.extend(to_probe)
+            self.wake.set()
 
     def _set_state(self, state: PoolState) -> None:
         """Set the state, log phase changes and count ejections."""
-        before = {one.address: one for one in self._state.endpoints}
-        self._state = state
+        before = {one.address: one for one in self.state.endpoints}
+        self.state = state
         for one in state.endpoints:
             old = before.pop(one.address, None)
             if old is not None and old.phase == one.phase:
                 continue
             if one.phase == "ejected" and one.last_error:
-                self._ejected(self.tier, one.last_error)
-                _log.warning("%s: Triton at %s is ejected: %s", self.tier, one.address, one.last_error)
+                self.ejected(self.configured.tier, one.last_error)
+                _log.warning("%s: Triton at %s is ejected: %s", self.configured.tier, one.address, one.last_error)
             elif old is not None:
-                _log.info("%s: Triton at %s goes from %s to %s", self.tier, one.address, old.phase, one.phase)
+                _log.info(
+                    "%s: Triton at %s goes from %s to %s", self.configured.tier, one.address, old.phase, one.phase
+                )
         for address in before:
-            _log.info("%s: Triton at %s is removed", self.tier, address)
+            _log.info("%s: Triton at %s is removed", self.configured.tier, address)
 
 
 def _waits_no_more(one: Endpoint, lease: Lease) -> Endpoint:

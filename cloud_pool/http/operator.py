@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
@@ -35,46 +36,27 @@ _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
 
 
-class OperatorRoutes:
-    """The handlers. What is None does not exist at this process: 404.
+class OperatorRoutes(msgspec.Struct, frozen=True):
+    """The handlers. What is None does not exist at this process: 404."""
 
-    Args:
-        free_probes: whether GET of /metrics and /readyz needs no token.
-        jobs_refused: why no job is accepted now; "" if jobs are.
-        reload: reads the endpoints again; raises ConfigError.
-        server: accepts no more requests from POST /drain on.
-        more: handlers of further paths; None: no such path.
-    """
+    authenticator: Authenticator
+    metrics: Metrics
+    free_probes: bool  # whether GET of /metrics and /readyz needs no token
+    readiness: Readiness | None = None
+    jobs_refused: Callable[[], str] = lambda: ""  # why no job is accepted now; "" if jobs are
+    reload: Callable[[], None] | None = None  # reads the endpoints again; raises ConfigError
+    server: Server | None = None  # accepts no more requests from POST /drain on
+    more: Callable[[web.BaseRequest], Handler | None] = lambda _: None  # of further paths; None: no such path
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        metrics: Metrics,
-        *,
-        free_probes: bool,
-        readiness: Readiness | None = None,
-        jobs_refused: Callable[[], str] = lambda: "",
-        reload: Callable[[], None] | None = None,
-        server: Server | None = None,
-        more: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
-    ) -> None:
-        self._authenticator = authenticator
-        self._free = _PROBES if free_probes else frozenset()
-        self._metrics = metrics
-        self._readiness = readiness
-        self._jobs_refused = jobs_refused
-        self._reload = reload
-        self._server = server
-        self._more = more
+    @property
+    def _routes(self) -> Mapping[str, tuple[str, _Handler]]:
         known: tuple[tuple[str, str, _Handler, object], ...] = (
-            ("/metrics", hdrs.METH_GET, self._get_metrics, metrics),
-            ("/readyz", hdrs.METH_GET, self._get_readiness, readiness),
-            ("/reload", hdrs.METH_POST, self._post_reload, reload),
-            ("/drain", hdrs.METH_POST, self._post_drain, server),
+            ("/metrics", hdrs.METH_GET, self._get_metrics, self.metrics),
+            ("/readyz", hdrs.METH_GET, self._get_readiness, self.readiness),
+            ("/reload", hdrs.METH_POST, self._post_reload, self.reload),
+            ("/drain", hdrs.METH_POST, self._post_drain, self.server),
         )
-        self._routes: Mapping[str, tuple[str, _Handler]] = {
-            path: (method, handler) for path, method, handler, part in known if part is not None
-        }
+        return {path: (method, handler) for path, method, handler, part in known if part is not None}
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object."""
@@ -90,11 +72,11 @@ class OperatorRoutes:
         """Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
         sent = served_method(http.method, http.headers)
-        if handler is not None and (sent, http.path) in self._free:
+        if handler is not None and self.free_probes and (sent, http.path) in _PROBES:
             return handler
-        caller = self._authenticator.identify(http)
+        caller = self.authenticator.identify(http)
         caller.require("admin")
-        if handler is None and (found := self._more(http)) is not None:
+        if handler is None and (found := self.more(http)) is not None:
             if sent != hdrs.METH_GET:
                 _log.warning("%s %s by %s", http.method, http.path, caller.owner)
             return partial(found, http)
@@ -108,13 +90,13 @@ class OperatorRoutes:
         return handler
 
     async def _get_metrics(self) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+        return web.Response(body=self.metrics.text(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
     async def _get_readiness(self) -> web.Response:
-        assert self._readiness is not None
-        draining = self._server is not None and self._server.draining
-        checked = {} if draining else await self._readiness.check()
-        ready = not draining and await self._readiness.ready()
+        assert self.readiness is not None
+        draining = self.server is not None and self.server.draining
+        checked = {} if draining else await self.readiness.check()
+        ready = not draining and await self.readiness.ready()
         tiers = {
             name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
             for name, tier in checked.items()
@@ -123,20 +105,20 @@ class OperatorRoutes:
             "ready": ready,
             "draining": draining,
             "tiers": tiers,
-            "jobs_refused": self._jobs_refused(),
-            "problems": self._readiness.problems(),
+            "jobs_refused": self.jobs_refused(),
+            "problems": self.readiness.problems(),
         }
         return json_response(found, 200 if ready else 503)
 
     async def _post_reload(self) -> web.Response:
-        assert self._reload is not None
+        assert self.reload is not None
         try:
-            self._reload()
+            self.reload()
         except ConfigError as error:
             raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
         return json_response({"reloaded": True})
 
     async def _post_drain(self) -> web.Response:
-        assert self._server is not None
-        self._server.begin_draining()
+        assert self.server is not None
+        self.server.begin_draining()
         return json_response({"draining": True})

@@ -55,47 +55,30 @@ class JobRoutes(Protocol):
         ...
 
 
-class Server:
-    """The request handler.
+class Server(msgspec.Struct):
+    """The request handler."""
 
-    Args:
-        admission: authenticates clients.
-        generations: routes that generate.
-        info: models and health.
-        bodies: bounds the bodies in memory.
-        sessions: live sessions.
-        transcription: understands sounds; None: no tier does.
-        jobs: the routes of jobs; None: this gateway has none.
-        on_drain: called when draining begins.
-    """
+    admission: RequestAdmission
+    generations: GenerationRoutes
+    info: InfoRoutes
+    bodies: BodyMemory  # bounds the bodies in memory
+    sessions: Sessions[Any]
+    transcription: Handler | None = None  # None: no tier understands sounds
+    jobs: JobRoutes | None = None  # None: this gateway has none
+    on_drain: Callable[[], object] | None = None  # called when draining begins
+    document: bytes = b""  # of OpenAPI, once it was asked for
+    routes: Mapping[str, tuple[str, Handler]] = {}
 
-    def __init__(
-        self,
-        admission: RequestAdmission,
-        generations: GenerationRoutes,
-        info: InfoRoutes,
-        bodies: BodyMemory,
-        sessions: Sessions[Any],
-        *,
-        transcription: Handler | None = None,
-        jobs: JobRoutes | None = None,
-        on_drain: Callable[[], object] | None = None,
-    ) -> None:
-        self._admission = admission
-        self._info = info
-        self._bodies = bodies
-        self.sessions = sessions
-        self._jobs = jobs
-        self._document = b""
-        self._on_drain = on_drain
-        self._routes: Mapping[str, tuple[str, Handler]] = {
+    def __post_init__(self) -> None:
+        generations, info = self.generations, self.info
+        self.routes = {
             "/v1/chat/completions": (hdrs.METH_POST, generations.chat),
             "/v1/completions": (hdrs.METH_POST, generations.completion),
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
-            "/v1/audio/transcriptions": (hdrs.METH_POST, transcription or self._no_transcription),
+            "/v1/audio/transcriptions": (hdrs.METH_POST, self.transcription or self._no_transcription),
             "/v1/models": (hdrs.METH_GET, self._models),
-            "/v1/realtime": (hdrs.METH_GET, sessions.connect),
+            "/v1/realtime": (hdrs.METH_GET, self.sessions.connect),
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
@@ -105,27 +88,27 @@ class Server:
     @property
     def paths(self) -> Mapping[str, str]:
         """The methods of each path, with `{id}` for what the path names."""
-        plain = {path: method for path, (method, _) in self._routes.items()}
-        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **({} if self._jobs is None else self._jobs.paths)}
+        plain = {path: method for path, (method, _) in self.routes.items()}
+        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **({} if self.jobs is None else self.jobs.paths)}
 
     @property
     def draining(self) -> bool:
-        return self._info.draining
+        return self.info.draining
 
     def begin_draining(self) -> None:
         """Accept no new requests, and end live sessions after their answers; /readyz reports it."""
-        self._info.draining = self._admission.draining = True
+        self.info.draining = self.admission.draining = True
         self.sessions.drain()
-        if self._on_drain is not None:
-            self._on_drain()
+        if self.on_drain is not None:
+            self.on_drain()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
-            if self._jobs is not None and "Prefer" in http.headers:
-                response = await self._jobs.respond_async(http)
+            if self.jobs is not None and "Prefer" in http.headers:
+                response = await self.jobs.respond_async(http)
                 if response is not None:
                     return _with_id(response, request_id)
             return _with_id(await self._handler(http)(http), request_id)
@@ -135,14 +118,14 @@ class Server:
             _log.error("a request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The gateway failed."), {"x-request-id": request_id})
         finally:
-            self._bodies.release(http)
+            self.bodies.release(http)
 
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
-        method, handler = self._routes.get(http.path, ("", None))
+        method, handler = self.routes.get(http.path, ("", None))
         if handler is None and http.path.startswith(MODELS):
             method, handler = hdrs.METH_GET, self._model
-        if handler is None and self._jobs is not None and (job := self._jobs.handler(http)) is not None:
+        if handler is None and self.jobs is not None and (job := self.jobs.handler(http)) is not None:
             return job
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.{self._advice(http.path)}")
@@ -160,19 +143,19 @@ class Server:
         return f" Did you mean {near}?" if near else ""
 
     async def _no_transcription(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._admission.principal(http)
+        self.admission.principal(http)
         raise UnsupportedFeature(NO_SOUND)
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
-        return self._info.models(self._admission.allowed(self._admission.principal(http)))
+        return self.info.models(self.admission.allowed(self.admission.principal(http)))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
-        return self._info.model(http.path, self._admission.allowed(self._admission.principal(http)))
+        return self.info.model(http.path, self.admission.allowed(self.admission.principal(http)))
 
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
-        if not self._document:
-            self._document = await to_thread.run_sync(self._info.document, self.paths)
-        return body_response(self._document)
+        if not self.document:
+            self.document = await to_thread.run_sync(self.info.document, self.paths)
+        return body_response(self.document)
 
 
 def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
