@@ -27,6 +27,7 @@ from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 from router.serving.process import tune_garbage_collector
+from router.trackers import FairShare
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -692,7 +693,7 @@ def build_grpc(
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'causeway[grpc]'", where="grpc.port") from error
     timeout_s = config.server.read_timeout_s
-    calls = GenerateCalls(admission, runner, bodies, max_calls=config.grpc.max_calls, read_timeout_s=timeout_s)
+    calls = GenerateCalls(admission, runner, bodies, FairShare(config.grpc.max_calls), timeout_s)
     return GrpcServer(config.grpc, config.server, calls, readiness.ready)
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from grpc import aio
 
 from router.errors import ClientGone, StreamBroken
@@ -139,63 +140,58 @@ def _logprob(token: TokenLogprob | TokenAlternative) -> Any:
     return TokenLogprobs(token=token.token, logprob=token.logprob, bytes=raw, top=top)
 
 
-class Outbox:
-    """Owns the writes of one call.
+class Outbox(msgspec.Struct):
+    """Owns the writes of one call."""
 
-    Args:
-        call: gRPC's context of the call.
-        stalled_s: a client that takes no message for so long counts as gone.
-    """
-
-    def __init__(self, call: Any, stalled_s: float) -> None:
-        self._call = call
-        self._stalled_s = stalled_s
-        self._waiting: deque[Any] = deque()
-        self._added, self._taken = asyncio.Event(), asyncio.Event()
-        self._closed = False
-        self._broken = False
+    call: Any  # gRPC's context of it
+    stalled_s: float  # a client that takes no message for so long counts as gone
+    waiting: deque[Any] = msgspec.field(default_factory=deque)
+    added: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    taken: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    closed: bool = False
+    broken: bool = False
 
     async def run(self) -> None:
         """Write what is put; return after `close`, when all is written or the client has left."""
         try:
             while True:
-                while self._waiting:
-                    await self._call.write(self._waiting[0])
-                    self._waiting.popleft()
-                    self._taken.set()
-                if self._closed:
+                while self.waiting:
+                    await self.call.write(self.waiting[0])
+                    self.waiting.popleft()
+                    self.taken.set()
+                if self.closed:
                     return
-                self._added.clear()
-                await self._added.wait()
+                self.added.clear()
+                await self.added.wait()
         except aio.BaseError:
-            self._broken = True
-            self._taken.set()
+            self.broken = True
+            self.taken.set()
 
     async def put(self, message: Any) -> None:
         """Add a message; waits while the client is behind. Raises ClientGone."""
         # The first one may be under way.
-        if len(self._waiting) < 2 or not _joined(self._waiting[-1], message):
-            self._waiting.append(message)
-        self._added.set()
-        await self._until(lambda: len(self._waiting) < _MOST_WAITING)
+        if len(self.waiting) < 2 or not _joined(self.waiting[-1], message):
+            self.waiting.append(message)
+        self.added.set()
+        await self._until(lambda: len(self.waiting) < _MOST_WAITING)
 
     async def flush(self) -> None:
         """Wait until gRPC has taken every message. Raises ClientGone."""
-        await self._until(lambda: not self._waiting)
+        await self._until(lambda: not self.waiting)
 
     def close(self) -> None:
         """Let `run` end after what was put."""
-        self._closed = True
-        self._added.set()
+        self.closed = True
+        self.added.set()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds() or self._broken:
-            if self._broken:
+        while not holds() or self.broken:
+            if self.broken:
                 raise ClientGone("the client has left")
-            self._taken.clear()
+            self.taken.clear()
             try:
-                async with asyncio.timeout(self._stalled_s):
-                    await self._taken.wait()
+                async with asyncio.timeout(self.stalled_s):
+                    await self.taken.wait()
             except TimeoutError:
                 raise ClientGone("the client reads nothing any more") from None
 

@@ -53,45 +53,27 @@ _BY_HTTP_STATUS = {
 }
 
 
-class GenerateCalls:
-    """The handler of `Generate`.
+class GenerateCalls(msgspec.Struct):
+    """The handler of `Generate`."""
 
-    Args:
-        admission: authenticates callers and admits requests.
-        runner: answers them.
-        bodies: bounds the input in memory.
-        max_calls: calls in progress of all tenants; each has its share of them.
-        read_timeout_s: for the whole input of a call.
-        stalled_s: a client that reads nothing for so long counts as gone.
-    """
+    admission: RequestAdmission
+    runner: RequestRunner
+    bodies: BodyMemory  # bounds the input in memory
+    shares: FairShare  # of the calls in progress: each tenant has its own
+    read_timeout_s: float  # for the whole input of a call
+    stalled_s: float = STALLED_S  # a client that reads nothing for so long counts as gone
+    active: int = 0  # calls in progress
+    idle: asyncio.Event = msgspec.field(default_factory=asyncio.Event)  # set while there are none
 
-    def __init__(
-        self,
-        admission: RequestAdmission,
-        runner: RequestRunner,
-        bodies: BodyMemory,
-        *,
-        max_calls: int,
-        read_timeout_s: float,
-        stalled_s: float = STALLED_S,
-    ) -> None:
-        self._admission = admission
-        self._runner = runner
-        self._bodies = bodies
-        self._shares = FairShare(max_calls)
-        self._read_timeout_s = read_timeout_s
-        self._stalled_s = stalled_s
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.active = 0
-        """Calls in progress."""
+    def __post_init__(self) -> None:
+        self.idle.set()
 
     async def generate(self, chunks: AsyncIterable[Any], call: Any) -> None:
         """Handle one call. Every error becomes a status with the message of HTTP's error body."""
         headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
         request_id = read_request_id(headers)
         REQUEST.set(request_id)
-        outbox = Outbox(call, self._stalled_s)
+        outbox = Outbox(call, self.stalled_s)
         async with anyio.create_task_group() as writes:
             writes.start_soon(outbox.run)
             failed = await self._failure(headers, request_id, chunks, call, outbox)
@@ -102,14 +84,14 @@ class GenerateCalls:
     async def drain(self, timeout_s: float) -> None:
         """Return when no call is in progress any more, or after `timeout_s`."""
         with anyio.move_on_after(timeout_s):
-            await self._idle.wait()
+            await self.idle.wait()
 
     async def _failure(
         self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
     ) -> CausewayError | None:
         """Answer the call, or return what is wrong."""
         self.active += 1
-        self._idle.clear()
+        self.idle.clear()
         try:
             await self._answer(headers, request_id, chunks, call, outbox)
         except CausewayError as error:
@@ -118,55 +100,55 @@ class GenerateCalls:
             _log.error("a call failed unexpectedly: %s", redacted(failure))
             return CausewayError("The gateway failed.")
         finally:
-            self._bodies.release(call)
-            self._shares.release(id(call))
+            self.bodies.release(call)
+            self.shares.release(id(call))
             self.active -= 1
             if not self.active:
-                self._idle.set()
+                self.idle.set()
         return None
 
     async def _answer(
         self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
     ) -> None:
-        arrived_at = self._runner.clock()
-        with self._runner.ledger_entry("generate", request_id, headers) as entry:
+        arrived_at = self.runner.clock()
+        with self.runner.ledger_entry("generate", request_id, headers) as entry:
             context = await self._admit(headers, chunks, call, arrived_at, entry)
-            await self._runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
+            await self.runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
 
     async def _admit(
         self, headers: dict[str, str], chunks: AsyncIterable[Any], call: Any, arrived_at: float, entry: LedgerEntry
     ) -> RequestContext:
-        principal = self._admission.caller(headers.get("authorization", ""), entry)  # (1)
-        if not self._shares.hold(id(call), principal.caller):
+        principal = self.admission.caller(headers.get("authorization", ""), entry)  # (1)
+        if not self.shares.hold(id(call), principal.caller):
             raise QueueFull(
-                f"Your tenant has {self._shares.held_by(principal.caller)} calls in progress, its share of "
-                f"{self._shares.capacity} (grpc.max_calls).",
+                f"Your tenant has {self.shares.held_by(principal.caller)} calls in progress, its share of "
+                f"{self.shares.capacity} (grpc.max_calls).",
                 retry_after_s=_RETRY_S,
             )
         inbound = _with_deadline(read_headers(_lines(call), entry.id), call.time_remaining())
         collected = await self._collect(chunks, principal, call)
         body, parse = collected.body()
-        body = await self._admission.with_files(body, principal, call)
+        body = await self.admission.with_files(body, principal, call)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
-        return await self._admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
+        return await self.admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 
     async def _collect(self, chunks: AsyncIterable[Any], principal: Principal, call: Any) -> RequestInput:
         """(2) Raises InvalidRequest, BodyTooLarge, RequestTimeout, RateLimited or Shed."""
-        collected, size, most = RequestInput(), 0, self._admission.max_body_bytes(principal)
+        collected, size, most = RequestInput(), 0, self.admission.max_body_bytes(principal)
         try:
-            async with asyncio.timeout(self._read_timeout_s):
+            async with asyncio.timeout(self.read_timeout_s):
                 async for chunk in chunks:
                     size += chunk.ByteSize() + _CHUNK_BYTES
                     if size > most:
                         raise BodyTooLarge(f"The input is larger than {most} bytes. Send a smaller one.")
                     if size > FREE_BYTES:
-                        self._bodies.hold(call, principal.caller, size)
+                        self.bodies.hold(call, principal.caller, size)
                     collected.add(chunk)
                 # (3) A cancelled call looks like the end of its input first: its cancellation arrives here.
                 await asyncio.sleep(0)
         except TimeoutError:
             raise RequestTimeout(
-                f"The input did not end within {self._read_timeout_s:g} s. Close your side of the stream after the "
+                f"The input did not end within {self.read_timeout_s:g} s. Close your side of the stream after the "
                 "last InputChunk."
             ) from None
         except DecodeError:

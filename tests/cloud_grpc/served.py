@@ -16,6 +16,7 @@ from cloud_pool.grpc_api.calls import GenerateCalls
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
 from cloud_pool.grpc_api.server import GrpcServer
 from cloud_pool.http.config import GrpcConfig, ServerConfig
+from router.trackers import FairShare
 from tests.accounts.identity.gateway import Gateway, running
 
 Metadata = Iterable[tuple[str, str]]
@@ -117,7 +118,7 @@ async def serving(
             gateway.admission,
             gateway.runner,
             gateway.bodies,
-            max_calls=max_calls,
+            FairShare(max_calls),
             read_timeout_s=read_timeout_s,
             stalled_s=stalled_s,
         )
