@@ -84,7 +84,7 @@ class WorkerRuntime:
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
         self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace)
-        stores.outbox.on_unreadable = metrics.deliveries.labels("failed").inc
+        stores.outbox.on_unreadable = lambda: metrics.deliveries.labels("failed").inc()
         self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
         accounts = accounts or WorkerAccounts()
         add_usage = accounts.add_usage

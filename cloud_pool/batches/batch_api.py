@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
@@ -136,34 +137,20 @@ class BatchList(msgspec.Struct):
     object: str = "list"
 
 
+@dataclass(eq=False)
 class BatchApi:
-    """Handlers of files and batches; JobApi routes to them.
+    """Handlers of files and batches; JobApi routes to them."""
 
-    Args:
-        bodies: bounds the bodies in memory; the server releases them
-        allowed: the tiers that a principal may use
-        audit: gets a record of what is acknowledged
-    """
+    config: JobsConfig
+    stores: JobStores
+    trace: JobTrace | None = None
+    _: KW_ONLY
+    bodies: BodyMemory = field(default_factory=BodyMemory)  # bounds the bodies in memory; the server releases them
+    allowed: Callable[[Principal], AllowedTiers] = lambda _: None  # the tiers that a principal may use
+    audit: AuditLog = NO_AUDIT  # gets a record of what is acknowledged
 
-    def __init__(
-        self,
-        config: JobsConfig,
-        stores: JobStores,
-        trace: JobTrace | None = None,
-        *,
-        bodies: BodyMemory | None = None,
-        allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
-        audit: AuditLog = NO_AUDIT,
-    ) -> None:
-        self._off_peak = OffPeakHours(config.off_peak)
-        self._bodies = bodies or BodyMemory()
-        self._allowed = allowed
-        self._audit = audit
-        self._durability = stores.durability
-        self._files = stores.files
-        self._file_ttl_s = config.batches.file_ttl_s
-        self._batches = stores.batches
-        self._trace = trace
+    def __post_init__(self) -> None:
+        self._off_peak = OffPeakHours(self.config.off_peak)
         self.routes: tuple[Route, ...] = (
             route("/v1/files", FILE_SCOPES, POST=self._upload, GET=self._list_files),
             route(r"/v1/files/([\w.-]{1,80})", FILE_SCOPES, GET=self._get_file, DELETE=self._delete_file),
@@ -176,14 +163,14 @@ class BatchApi:
     # --- files -----------------------------------------------------------------------------------------------------
 
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        await self._durability.ensure()
+        await self.stores.durability.ensure()
         tags = read_headers(request.headers.items()).tags
         expected_bytes = check_upload(request)
-        self._bodies.hold(request, principal.caller, _UPLOAD_BYTES)
-        async with self._files.write(principal.owner, expected_bytes) as writer:
+        self.bodies.hold(request, principal.caller, _UPLOAD_BYTES)
+        async with self.stores.files.write(principal.owner, expected_bytes) as writer:
             send_continue(request)
             upload = await read_upload(request, writer.write, _READ_S)
-            terms = parse_upload_terms(upload.fields, PURPOSES, self._file_ttl_s)
+            terms = parse_upload_terms(upload.fields, PURPOSES, self.config.batches.file_ttl_s)
             purpose = msgspec.convert(terms.purpose, UploadPurpose)
             if purpose == "batch":
                 principal.require("jobs")
@@ -195,22 +182,22 @@ class BatchApi:
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request.query)
         purpose = request.query.get("purpose", "")[:80]
-        files = await self._files.list_owned(principal.owner, after=after, limit=limit + 1, purpose=purpose)
+        files = await self.stores.files.list_owned(principal.owner, after=after, limit=limit + 1, purpose=purpose)
         return json_response(list_page([file_view(file) for file in files], limit))
 
     async def _get_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
-        return json_response(file_view(await self._files.get(name, principal.owner)))
+        return json_response(file_view(await self.stores.files.get(name, principal.owner)))
 
     async def _delete_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
-        file = await self._files.get(name, principal.owner)
-        await self._files.delete(file)
+        file = await self.stores.files.get(name, principal.owner)
+        await self.stores.files.delete(file)
         return json_response(DeletedFile(file.id))
 
     async def _file_content(self, request: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
-        file = await self._files.get(name, principal.owner)
+        file = await self.stores.files.get(name, principal.owner)
         if file.purpose in PART_PURPOSES:
             raise UnsupportedFeature(CONTENT_KEPT)
-        pieces = self._files.read(file)
+        pieces = self.stores.files.read(file)
         first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}
         response = web.StreamResponse(headers=headers)
@@ -230,7 +217,7 @@ class BatchApi:
     # --- batches ---------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.caller)
+        body = await read_body(request, _MAX_BODY, _READ_S, self.bodies, principal.caller)
         batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
@@ -239,12 +226,12 @@ class BatchApi:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}", param="completion_window")
         if batch_request.window and not self._off_peak:
             raise no_off_peak_hours()
-        await self._durability.ensure()
+        await self.stores.durability.ensure()
         key = key_digest(request.headers.get("idempotency-key", ""))
         # The same key of the same owner gives the same id, so that a repeated request finds the first batch.
         name = hashlib.sha256(f"{principal.owner}\0{key}".encode()).hexdigest()[:24] if key else secrets.token_hex(12)
-        with enqueue_span(self._trace, f"batch_{name}", _QUEUE, headers.traceparent) as traceparent:
-            batch = await self._batches.create(
+        with enqueue_span(self.trace, f"batch_{name}", _QUEUE, headers.traceparent) as traceparent:
+            batch = await self.stores.batches.create(
                 f"batch_{name}",
                 principal.owner,
                 batch_request.input_file_id,
@@ -258,27 +245,27 @@ class BatchApi:
                 traceparent=traceparent,
                 window=batch_request.window or "",
             )
-        await self._audit.write(acceptance(principal, "batch", batch.id, "", batch.created))
+        await self.audit.write(acceptance(principal, "batch", batch.id, "", batch.created))
         return json_response(batch_view(batch))
 
     def _grants(self, principal: Principal) -> Grants:
         """Return what the lines may use: they are read later, without the token."""
-        allowed = self._allowed(principal)
+        allowed = self.allowed(principal)
         if allowed is not None and not allowed:
             raise ModelNotAllowed("Your tenant and your token allow no model together: a batch can have no line.")
         models = None if allowed is None else tuple(sorted(allowed))
         return Grants(models=models, modalities=principal.grants.modalities)
 
     async def _get(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
-        return json_response(batch_view(await self._batches.get(name, principal.owner)))
+        return json_response(batch_view(await self.stores.batches.get(name, principal.owner)))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request.query)
-        batches = await self._batches.list_owned(principal.owner, after=after, limit=limit + 1)
+        batches = await self.stores.batches.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [batch_view(batch) for batch in batches[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return json_response(BatchList(rows, len(batches) > limit, first, last))
 
     async def _cancel(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
-        await self._batches.cancel(await self._batches.get(name, principal.owner))
-        return json_response(batch_view(await self._batches.get(name, principal.owner)))
+        await self.stores.batches.cancel(await self.stores.batches.get(name, principal.owner))
+        return json_response(batch_view(await self.stores.batches.get(name, principal.owner)))

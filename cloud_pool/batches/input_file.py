@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass, field
 
 import anyio
 import msgspec
@@ -37,19 +38,14 @@ class RawLine(msgspec.Struct, frozen=True):
     end: int  # offset of the next line in the file, bytes
 
 
+@dataclass(eq=False)
 class LineSplitter:
-    """Splits a file that arrives in pieces. Holds one line in memory.
+    """Splits a file that arrives in pieces. Holds one line in memory."""
 
-    Args:
-        offset: where in the file the first piece begins, bytes
-        max_line_bytes: of a longer line one byte more is kept
-    """
-
-    def __init__(self, offset: int, max_line_bytes: int) -> None:
-        self._position = offset
-        self._max_line_bytes = max_line_bytes
-        self._number = 0
-        self._rest = bytearray()
+    offset: int  # where in the file the next piece begins, bytes
+    max_line_bytes: int  # of a longer line one byte more is kept
+    _number: int = 0
+    _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> list[RawLine]:
         """Return the lines that end in `data`."""
@@ -57,7 +53,7 @@ class LineSplitter:
         *ended, rest = data.split(b"\n")
         for piece in ended:
             self._append(piece)
-            self._position += 1
+            self.offset += 1
             lines += self._end_line()
         self._append(rest)
         return lines
@@ -67,15 +63,15 @@ class LineSplitter:
         return self._end_line()
 
     def _append(self, piece: bytes) -> None:
-        self._position += len(piece)
-        self._rest += piece[: max(0, self._max_line_bytes + 1 - len(self._rest))]
+        self.offset += len(piece)
+        self._rest += piece[: max(0, self.max_line_bytes + 1 - len(self._rest))]
 
     def _end_line(self) -> list[RawLine]:
         self._number += 1
         data = bytes(self._rest)
         self._rest.clear()
-        blank = len(data) <= self._max_line_bytes and not data.strip()
-        return [] if blank else [RawLine(self._number, data, self._position)]
+        blank = len(data) <= self.max_line_bytes and not data.strip()
+        return [] if blank else [RawLine(self._number, data, self.offset)]
 
 
 class BatchLine(msgspec.Struct, frozen=True):
@@ -148,29 +144,25 @@ def read_custom_id(data: bytes) -> str:
         return ""
 
 
+@dataclass(eq=False)
 class InputCheck:
     """Checks a file line by line.
 
     A line with an error fails alone, when its turn comes. The file is refused if it has too many lines, no request, no
     valid line at all, or two lines with one `custom_id`, whose outcomes could not be told apart.
-
-    Attributes:
-        lines: Lines that are not blank, valid or not.
-        errors: What is wrong with lines, at most MAX_ERRORS; with the file if `refused`.
-        done: No further line needs to be read.
     """
 
-    def __init__(self, endpoint: Endpoint, check_body: CheckBody, *, max_lines: int, max_line_bytes: int) -> None:
-        self.lines = 0
-        self.errors: list[BatchLineError] = []
-        self.done = False
-        self._valid = 0
-        self._refused = False
-        self._endpoint: Endpoint = endpoint
-        self._check_body = check_body
-        self._max_lines = max_lines
-        self._max_line_bytes = max_line_bytes
-        self._custom_ids: set[bytes] = set()  # digests: an id may be long, and lines are many
+    endpoint: Endpoint
+    check_body: CheckBody
+    _: KW_ONLY
+    max_lines: int
+    max_line_bytes: int
+    lines: int = 0  # that are not blank, valid or not
+    errors: list[BatchLineError] = field(default_factory=list)  # at most MAX_ERRORS; of the file, if it is `refused`
+    done: bool = False  # no further line needs to be read
+    _valid: int = 0
+    _refused: bool = False
+    _custom_ids: set[bytes] = field(default_factory=set)  # digests: an id may be long, and lines are many
 
     @property
     def refused(self) -> bool:
@@ -190,14 +182,14 @@ class InputCheck:
             self.errors.append(BatchLineError("empty_file", "The file holds no request."))
 
     def _check(self, line: RawLine) -> None:
-        if self.lines >= self._max_lines:
-            message = f"A batch has at most {self._max_lines} lines (jobs.batches.max_lines). Split the file."
+        if self.lines >= self.max_lines:
+            message = f"A batch has at most {self.max_lines} lines (jobs.batches.max_lines). Split the file."
             self.errors.append(BatchLineError("too_many_lines", message, line.number))
             self.done = self._refused = True
             return
         self.lines += 1
         try:
-            parsed = parse_line(line.data, self._endpoint, self._check_body, self._max_line_bytes)
+            parsed = parse_line(line.data, self.endpoint, self.check_body, self.max_line_bytes)
         except InvalidLine as error:
             self._add(error, line)
             return

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
@@ -121,30 +122,26 @@ async def eviction_fault(client: redis.asyncio.Redis) -> str:
     )
 
 
+@dataclass(eq=False)
 class EvictionCheck:
-    """Asks a Redis at the start and every 30 s. `fault` is what `eviction_fault` found last.
+    """Asks a Redis at the start and every 30 s."""
 
-    Args:
-        client: None: no Redis, no fault
-    """
-
-    def __init__(self, client: redis.asyncio.Redis | None) -> None:
-        self._redis = client
-        self.fault = ""
+    client: redis.asyncio.Redis | None  # None: no Redis, no fault
+    fault: str = ""  # as `eviction_fault` found it last
 
     async def watch(self) -> None:
         """Check until cancelled."""
-        while self._redis is not None:
+        while self.client is not None:
             await self.check()
             await anyio.sleep(_CHECK_AGAIN_S)
 
     async def check(self) -> None:
         """Check once, and log what has changed. A Redis that does not answer changes nothing."""
-        if self._redis is None:
+        if self.client is None:
             return
         try:
             with anyio.fail_after(_ANSWER_S):
-                fault = await eviction_fault(self._redis)
+                fault = await eviction_fault(self.client)
         except (RedisError, OSError, TimeoutError):
             return  # Others report that.
         if fault and fault != self.fault:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar, cast
 
 import redis.asyncio
@@ -113,38 +114,27 @@ class PromotableReplicas:
         self._up = max(answers, default=self._up)
 
 
+@dataclass(eq=False)
 class RedisClient:
-    """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated.
+    """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated."""
 
-    Args:
-        config: names the server, which is no cluster, and the prefix of all keys, which each script gets as KEYS[1]
-        scripts: Lua by name
-        replicated: names of scripts whose effect `config.replicas_to_wait_for` replicas must at least confirm
-        clock: replaces Redis's own in tests; unix time, s
-    """
+    config: JobsConfig  # names the server, which is no cluster, and the prefix of all keys: KEYS[1] of each script
+    scripts: Mapping[str, str]  # Lua by name
+    _: KW_ONLY
+    replicated: frozenset[str] = frozenset()  # scripts whose effect so many replicas must confirm as `config` says
+    clock: Callable[[], float] | None = None  # replaces Redis's own in tests; unix time, s
 
-    def __init__(
-        self,
-        config: JobsConfig,
-        scripts: Mapping[str, str],
-        *,
-        replicated: frozenset[str] = frozenset(),
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         """Raises ConfigError for an invalid address."""
         retry = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES)
         options = ConnectionOptions(
             connections=_MAX_CONNECTIONS, connect_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S, retry=retry, raw=True
         )
-        self._redis = open_redis(config.redis, "jobs.redis", options)
-        self._address = shown_address(config.redis)
-        self.prefix = config.key_prefix
-        self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
-        self._min_replicas = config.replicas_to_wait_for
+        self._redis = open_redis(self.config.redis, "jobs.redis", options)
+        self._address = shown_address(self.config.redis)
+        self.prefix = self.config.key_prefix
+        self._scripts = {name: self._redis.register_script(text) for name, text in self.scripts.items()}
         self._replicas = PromotableReplicas(self._redis)
-        self._replica_timeout_s = config.replica_timeout_s
-        self._replicated = replicated
-        self._clock = clock
 
     def key(self, *parts: str) -> str:
         """Return a key below the prefix."""
@@ -172,7 +162,7 @@ class RedisClient:
             JobStoreUnavailable: Redis does not answer, or refuses
         """
         try:
-            if self._min_replicas and script in self._replicated:
+            if script in self.replicated and self.config.replicas_to_wait_for:
                 return await self._run_replicated(self._scripts[script], arguments)
             return cast("Reply", await self._scripts[script](keys=[self.prefix], args=list(arguments)))
         except (RedisError, OSError) as error:
@@ -180,7 +170,7 @@ class RedisClient:
 
     async def replicate(self) -> None:
         """Wait until enough replicas have all that was written so far. Raises JobStoreUnavailable."""
-        if not self._min_replicas:
+        if not self.config.replicas_to_wait_for:
             return
         try:
             await self._wait_for_replicas(())
@@ -200,12 +190,12 @@ class RedisClient:
 
         A repeated call may have written nothing, and then WAIT would wait for nothing; hence the small write before it.
         """
-        required = await self._replicas.required(self._min_replicas)
+        required = await self._replicas.required(self.config.replicas_to_wait_for)
         pipeline = self._redis.pipeline(transaction=False)
         if command:
             pipeline.execute_command(*command)
         pipeline.execute_command("SET", self.key("replicated"), "")
-        pipeline.execute_command("WAIT", required, int(self._replica_timeout_s * 1000))
+        pipeline.execute_command("WAIT", required, int(self.config.replica_timeout_s * 1000))
         replies = await pipeline.execute(raise_on_error=False)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -213,7 +203,7 @@ class RedisClient:
         confirmed = as_int(replies[-1])
         if confirmed < required:
             raise JobStoreNotReplicated(
-                f"{confirmed} of {required} replicas confirmed in {self._replica_timeout_s:g} s: the request may "
+                f"{confirmed} of {required} replicas confirmed in {self.config.replica_timeout_s:g} s: the request may "
                 "be accepted all the same. Send it again with the same Idempotency-Key.",
                 retry_after_s=2.0,
             )
@@ -232,11 +222,11 @@ class RedisClient:
     @property
     def time(self) -> int:
         """What scripts get as the time, unix ms; negative: they ask Redis."""
-        return -1 if self._clock is None else int(self._clock() * 1000)
+        return -1 if self.clock is None else int(self.clock() * 1000)
 
     async def now_ms(self) -> int:
         """Return the time of all stores: Redis's unix time. Raises JobStoreUnavailable."""
-        if self._clock is not None:
+        if self.clock is not None:
             return self.time
         seconds, micros = as_list(await self.command("TIME"))
         return as_int(seconds) * 1000 + as_int(micros) // 1000

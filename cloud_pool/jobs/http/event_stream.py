@@ -23,8 +23,8 @@ from router.errors import InvalidRequest
 from router.jobs.job import FINAL_STATES, NOT_REVISED, REVISED, JobState
 from router.jobs.submission import answer_text
 
-from ...storage.job_store import JobStore
-from ...storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_list, as_text
+from ...storage.redis_client import JobStoreRefused, Reply, as_fields, as_list, as_text
+from ...storage.stores import JobStores
 
 _ID = re.compile(r"([0-9]{1,18}-[0-9]{1,18})(?:\.([0-9]{1,9})-([0-9]{1,9}))?")
 _BLOCK_MS = 2000
@@ -73,21 +73,15 @@ def read_last_id(header: str) -> Position:
 
 @dataclass(eq=False)
 class EventReader:
-    """Reads the events of one job after a position.
+    """Reads the events of one job after a position."""
 
-    Args:
-        check: called at least every 2 s; what it raises ends the events
-        with_text: also read the text, which makes the job's worker store it, and the revisions; else until the answer
-    """
-
-    db: RedisClient
-    jobs: JobStore
+    stores: JobStores
     job: str
     owner: str
     last: Position = _START  # what the client has by now
     _: KW_ONLY
-    check: Callable[[], object] = lambda: None
-    with_text: bool = True
+    check: Callable[[], object] = lambda: None  # called at least every 2 s; what it raises ends the events
+    with_text: bool = True  # also the text, which makes the job's worker store it, and the revisions; else no further
     _followed_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -120,16 +114,16 @@ class EventReader:
 
     async def _wait(self) -> tuple[list[Reply], list[Reply]]:
         """Return new entries of the states and of the text, after at most 2 s."""
-        keys, last = [self.db.key("events", self.job)], [self.last.state]
+        keys, last = [self.stores.database.key("events", self.job)], [self.last.state]
         if self.with_text:
-            keys.append(self.db.key("text", self.job))
+            keys.append(self.stores.database.key("text", self.job))
             last.append(self._read_text)
             if anyio.current_time() - self._followed_at >= _FOLLOW_EVERY_S:
                 with suppress(JobStoreRefused):  # a full Redis: the states come without the text on its way
-                    await self.jobs.texts.follow(self.job)
+                    await self.stores.jobs.texts.follow(self.job)
                 self._followed_at = anyio.current_time()
         command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
-        rows = [as_list(row) for row in as_list(await self.db.command(*command, *keys, *last))]
+        rows = [as_list(row) for row in as_list(await self.stores.database.command(*command, *keys, *last))]
         found = {as_text(key): as_list(entries) for key, entries in rows}
         states, texts = found.get(keys[0], []), found.get(keys[-1], []) if self.with_text else []
         if texts:
@@ -138,9 +132,10 @@ class EventReader:
 
     async def _is_over(self) -> bool:
         """Whether no event will come after the last one."""
-        if self.with_text and await self.jobs.may_be_revised(self.job):  # first: what ends that adds an event
+        if self.with_text and await self.stores.jobs.may_be_revised(self.job):  # first: what ends that adds an event
             return False
-        newest = as_list(await self.db.command("XREVRANGE", self.db.key("events", self.job), "+", "-", "COUNT", 1))
+        database = self.stores.database
+        newest = as_list(await database.command("XREVRANGE", database.key("events", self.job), "+", "-", "COUNT", 1))
         if not newest:
             return True
         entry_id, fields = as_list(newest[0])
@@ -165,13 +160,13 @@ class EventReader:
 
     async def _answer(self) -> tuple[str, int]:
         """Return the text of the answer, and which revision it is; a later one, if it was replaced meanwhile."""
-        text = answer_text(await self.jobs.read_result(self.job, self.owner))
-        return text, await self.jobs.revision(self.job)
+        text = answer_text(await self.stores.jobs.read_result(self.job, self.owner))
+        return text, await self.stores.jobs.revision(self.job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
         """Encode what the client lacks of the text of its run."""
         for entry in texts:
-            part = self.jobs.texts.read(self.owner, self.job, entry)
+            part = self.stores.jobs.texts.read(self.owner, self.job, entry)
             if part.fence == self.last.run and (delta := self._delta(part.start, part.text)):
                 yield delta
 

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -171,45 +172,29 @@ class JobList(msgspec.Struct):
     object: str = "list"
 
 
+@dataclass(eq=False)
 class JobApi:
-    """Handlers of jobs, and the routes of the whole jobs API.
+    """Handlers of jobs, and the routes of the whole jobs API."""
 
-    Args:
-        bodies: bounds the bodies in memory; the server releases them
-        more_routes: routes of other handlers, such as BatchApi's
-        audit: gets a record of what is acknowledged
-    """
+    config: JobsConfig
+    stores: JobStores
+    parser: SubmissionParser
+    callers: JobCallers
+    trace: JobTrace | None = None
+    _: KW_ONLY
+    bodies: BodyMemory = field(default_factory=BodyMemory)  # bounds the bodies in memory; the server releases them
+    more_routes: Sequence[Route] = ()  # of other handlers, such as BatchApi's
+    audit: AuditLog = NO_AUDIT  # gets a record of what is acknowledged
 
-    def __init__(
-        self,
-        config: JobsConfig,
-        stores: JobStores,
-        parser: SubmissionParser,
-        callers: JobCallers,
-        trace: JobTrace | None = None,
-        *,
-        bodies: BodyMemory | None = None,
-        more_routes: Sequence[Route] = (),
-        audit: AuditLog = NO_AUDIT,
-    ) -> None:
-        self._config = config
-        self._bodies = bodies or BodyMemory()
-        self._db = stores.database
-        self._jobs = stores.jobs
-        self._files = NamedFileReader(stores.files)
-        self._outbox = stores.outbox
-        self._durability = stores.durability
-        self._parser = parser
-        self._callers = callers
-        self._trace = trace
-        self._audit = audit
-        self._event_streams = FairShare(config.max_event_streams)
+    def __post_init__(self) -> None:
+        self._files = NamedFileReader(self.stores.files)
+        self._event_streams = FairShare(self.config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
             route(r"/v1/jobs/([\w.-]{1,80})", GET=self._get, DELETE=self._cancel),
             route(r"/v1/jobs/([\w.-]{1,80})/events", GET=self._events),
             route("/v1/webhooks/secret", GET=self._secret, POST=self._secret),
-            *more_routes,
+            *self.more_routes,
         )
 
     @property
@@ -235,15 +220,15 @@ class JobApi:
     async def _handle(
         self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: web.BaseRequest
     ) -> web.StreamResponse:
-        principal = self._callers.identify(request)
-        self._bodies.enter(request, principal.caller)
+        principal = self.callers.identify(request)
+        self.bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         if request.method == hdrs.METH_POST:
-            if self._callers.admit is not None:
-                await self._callers.admit(principal)  # before its body is read
-        elif self._callers.admit_reads is not None:
+            if self.callers.admit is not None:
+                await self.callers.admit(principal)  # before its body is read
+        elif self.callers.admit_reads is not None:
             is_list = not name and request.method != hdrs.METH_DELETE
-            await self._callers.admit_reads(principal, reads_of_page(request) if is_list else 1)
+            await self.callers.admit_reads(principal, reads_of_page(request) if is_list else 1)
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
@@ -258,17 +243,17 @@ class JobApi:
         endpoint = _PLAIN.get(request.path) if request.method == hdrs.METH_POST else None
         if wait_s is None or endpoint is None:
             return None
-        principal = self._callers.identify(request)
+        principal = self.callers.identify(request)
         if "jobs" not in principal.scopes:
             return None
-        self._bodies.enter(request, principal.caller)
+        self.bodies.enter(request, principal.caller)
         try:
-            await self._durability.ensure()
+            await self.stores.durability.ensure()
         except JobStoreUnavailable as error:
             _log.info("answered without a job: %s", error.message)
             return None
-        if self._callers.admit is not None:
-            await self._callers.admit(principal)
+        if self.callers.admit is not None:
+            await self.callers.admit(principal)
         record, accepted = await self._accept(request, principal, endpoint)
         record = await self._wait_for_end(record, wait_s, principal.caller)
         if not record.ended:
@@ -278,7 +263,7 @@ class JobApi:
         headers = {"x-request-id": REQUEST.get(), "x-causeway-tier": record.tier, **accepted, **_APPLIED}
         if record.cache:
             headers[STATUS_HEADER] = record.cache
-        return body_response(await self._jobs.read_result(record.id, record.owner), headers=headers)
+        return body_response(await self.stores.jobs.read_result(record.id, record.owner), headers=headers)
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
         """Return the record once it has ended, or after so long; at once where the caller follows its share."""
@@ -287,15 +272,15 @@ class JobApi:
             wait_s = 0.0
         try:
             with suppress(JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
-                async for _ in EventReader(self._db, self._jobs, record.id, record.owner, with_text=False).read():
+                async for _ in EventReader(self.stores, record.id, record.owner, with_text=False).read():
                     pass
-                return await self._jobs.get(record.id, record.owner)
+                return await self.stores.jobs.get(record.id, record.owner)
             return record
         finally:
             self._event_streams.release(stream)
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        await self._durability.ensure()
+        await self.stores.durability.ensure()
         return _accepted_response(*await self._accept(request, principal))
 
     async def _accept(
@@ -303,20 +288,20 @@ class JobApi:
     ) -> tuple[JobRecord, dict[str, str]]:
         """Return the accepted job, and the headers that tell whether it was known. `endpoint`: of a plain request."""
         headers = read_headers(request.headers.items())
-        limits = self._callers.limits(principal)
-        max_bytes = limits.body_bytes(self._config.max_body_bytes)
-        body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.caller)
+        limits = self.callers.limits(principal)
+        max_bytes = limits.body_bytes(self.config.max_body_bytes)
+        body = sent = await read_body(request, max_bytes, _READ_S, self.bodies, principal.caller)
         key = request.headers.get("idempotency-key", "")
         if FILE_MARK in sent:  # an accepted job has their bytes, so that they may go
-            hold = partial(self._bodies.hold, request, principal.caller)
+            hold = partial(self.bodies.hold, request, principal.caller)
             try:
                 body = await self._files.inline(sent, principal.owner, max_bytes, hold)
             except NotFound:
                 digest = submission_digest(headers.priority, headers.tags, endpoint, sent)
-                known = await self._jobs.known(principal.owner, key_digest(key), digest)
+                known = await self.stores.jobs.known(principal.owner, key_digest(key), digest)
                 if not known:
                     raise
-                return await self._jobs.get(known, principal.owner), {"idempotent-replayed": "true"}
+                return await self.stores.jobs.get(known, principal.owner), {"idempotent-replayed": "true"}
         submission = JobSubmission(
             principal=principal,
             body=body,
@@ -327,43 +312,43 @@ class JobApi:
             tags=headers.tags,
             endpoint=endpoint,
         )
-        job = self._parser.parse(submission, await self._db.now_ms(), limits)
-        if job.webhook and await self._outbox.is_disabled(principal.owner, job.webhook):
+        job = self.parser.parse(submission, await self.stores.database.now_ms(), limits)
+        if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")
-        with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
-            accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
-        record = await self._jobs.get(accepted.id, principal.owner)
-        await self._audit.write(acceptance(principal, "job", record.id, record.tier, record.created))
+        with enqueue_span(self.trace, job.id, job.tier, headers.traceparent) as traceparent:
+            accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
+        record = await self.stores.jobs.get(accepted.id, principal.owner)
+        await self.audit.write(acceptance(principal, "job", record.id, record.tier, record.created))
         return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
-        return json_response(job_view(*await self._jobs.read_answer(job, principal.owner)))
+        return json_response(job_view(*await self.stores.jobs.read_answer(job, principal.owner)))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request.query)
-        records = await self._jobs.list_owned(principal.owner, after=after, limit=limit + 1)
+        records = await self.stores.jobs.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [job_view(record) for record in records[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
         return json_response(JobList(rows, len(records) > limit, first, last))
 
     async def _cancel(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
-        await self._jobs.cancel(job, principal.owner)
-        return json_response(job_view(await self._jobs.get(job, principal.owner)))
+        await self.stores.jobs.cancel(job, principal.owner)
+        return json_response(job_view(await self.stores.jobs.get(job, principal.owner)))
 
     async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         """Cancel the job of an Idempotency-Key: a device whose connection broke knows no id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
             raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
-        return await self._cancel(request, principal, await self._jobs.of_key(principal.owner, key))
+        return await self._cancel(request, principal, await self.stores.jobs.of_key(principal.owner, key))
 
     async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))
-        await self._jobs.get(job, principal.owner)
+        await self.stores.jobs.get(job, principal.owner)
         if not self._event_streams.hold(id(request), principal.caller):
             raise QueueFull(
                 f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams here, its share of "
-                f"{self._config.max_event_streams} (jobs.max_event_streams). Poll the job instead.",
+                f"{self.config.max_event_streams} (jobs.max_event_streams). Poll the job instead.",
                 retry_after_s=5.0,
             )
         try:
@@ -374,7 +359,7 @@ class JobApi:
     def _still_accepted(self, request: web.BaseRequest) -> None:
         """Raises AuthenticationFailed once the token of a request that goes on has expired or is revoked."""
         with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
-            self._callers.identify(request)
+            self.callers.identify(request)
 
     async def _stream_events(
         self, request: web.BaseRequest, job: str, owner: str, last: Position
@@ -384,7 +369,7 @@ class JobApi:
             return response
         try:
             check = partial(self._still_accepted, request)
-            async for data in EventReader(self._db, self._jobs, job, owner, last, check=check).read():
+            async for data in EventReader(self.stores, job, owner, last, check=check).read():
                 await write_chunk(response, data)
         except (JobStoreUnavailable, RecordUnreadable, AuthenticationFailed) as error:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
@@ -392,7 +377,7 @@ class JobApi:
 
     async def _secret(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         rotate = request.method == hdrs.METH_POST
-        secrets = await self._outbox.signing_secrets(principal.owner, rotate=rotate)
+        secrets = await self.stores.outbox.signing_secrets(principal.owner, rotate=rotate)
         body = WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
         return json_response(body, headers={hdrs.CACHE_CONTROL: "no-store"})
 

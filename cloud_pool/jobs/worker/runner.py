@@ -120,19 +120,13 @@ class JobBackend(JobTiers, Protocol):
 
 @dataclass(eq=False)
 class ServiceBackend:
-    """Runs jobs on the same cache and service as interactive requests.
-
-    Args:
-        embed: makes the vectors, which are neither cached nor shared
-        tiers, pools: by the tier's name
-        parts: reads sounds, pictures and files; None: no tier does
-    """
+    """Runs jobs on the same cache and service as interactive requests."""
 
     caching_service: CachingService
-    embed: Embed
-    tiers: Mapping[str, Tier]
-    pools: Mapping[str, Pool]
-    parts: RequestParts | None = None
+    embed: Embed  # makes the vectors, which are neither cached nor shared
+    tiers: Mapping[str, Tier]  # by the tier's name
+    pools: Mapping[str, Pool]  # by the tier's name
+    parts: RequestParts | None = None  # reads sounds, pictures and files; None: no tier does
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Raises ModelNotFound."""
