@@ -18,7 +18,7 @@ from ..config.schema import Config
 from .ask import ask, listen, route
 from .fleet import fleet
 from .jobs import jobs
-from .options import PATH, check_policy_or_exit, command_line, config_options, usage_error
+from .options import PATH, command_line, config_options, usage_error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -143,7 +143,6 @@ def up(config: Config, small: str | None, large: str | None, no_cloud: bool, onc
     flags = click.get_current_context().params
     if flags["policy"] is not None and (small is not None or large is not None):
         usage_error("--policy names its models itself: leave out --small and --large")
-    check_policy_or_exit(config)
     from models.catalog.artifact import ArtifactError
 
     from .up.models import choose_models
@@ -151,7 +150,7 @@ def up(config: Config, small: str | None, large: str | None, no_cloud: bool, onc
 
     try:
         models = choose_models(config, small, large, with_cloud=not no_cloud)
-    except (ArtifactError, PolicyError) as error:
+    except (ArtifactError, PolicyError, OSError) as error:
         usage_error(str(error))
     runs_dir = run_dir or default_runs_dir(config)
     sys.exit(

@@ -12,12 +12,10 @@ from typing import Any, NoReturn, TypeVar, cast, get_args
 import click
 
 from causeway import Causeway, CausewayError, Prefer, RequestOptions
-from router.errors import ConfigError, PolicyError
-from router.policy.compiled import parse_policy
+from router.errors import ConfigError
 from router.serving.process import refuse
 
 from ..config.loader import load_config
-from ..config.schema import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -69,19 +67,6 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
     ]
     return _with_options(run, options)
-
-
-def check_policy_or_exit(config: Config) -> None:
-    """Read the policy file; on an error print it and exit with status 2, before programs are started for it."""
-    if not config.policy:
-        return
-    path = Path(config.policy)
-    try:
-        parse_policy(path.read_text(encoding="utf-8"), str(path))
-    except PolicyError as error:
-        usage_error(str(error))
-    except (OSError, UnicodeDecodeError) as error:
-        usage_error(f"{path}: {error}")
 
 
 def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:

@@ -124,12 +124,14 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
     Raises:
         ArtifactError: A model is not on this machine.
         PolicyError: The policy is invalid, or a name cannot stand in one.
+        OSError: The policy's file cannot be read.
     """
     is_pair = small is not None or large is not None
     small, large = small or DEFAULT_SMALL, large or DEFAULT_LARGE
     text = pair_policy(small, large) if is_pair else ""
     path = Path(config.policy) if config.policy else DEFAULT_POLICY
-    policy = parse_policy(text or path.read_text(encoding="utf-8"), "up" if is_pair else str(path))
+    text_or_file = text or path.read_bytes().decode("utf-8", "replace")
+    policy = parse_policy(text_or_file, "up" if is_pair else str(path))
     folders = [Path(folder) for folder in config.engine.model_dirs]
     on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
     in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
