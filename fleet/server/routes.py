@@ -152,6 +152,8 @@ def _operation(route: ApiRoute) -> Operation:
     responses = [ApiResponse(route.status, content)]
     if "if-none-match" in route.headers:
         responses.append(ApiResponse(304, meaning="Nothing is new."))
+    any_handler: list[type[CausewayError]] = [] if route.method == "GET" else [OriginNotAllowed]
+    any_handler += [] if route.request is None else [UnsupportedMediaType]
     parameters = [Parameter(name, meaning) for name, meaning in route.query.items()]
     parameters += [Parameter(name, meaning, "header") for name, meaning in route.headers.items()]
     return Operation(
@@ -162,11 +164,5 @@ def _operation(route: ApiRoute) -> Operation:
         request={} if route.request is None else {JSON: route.request},
         parameters=tuple(parameters),
         responses=tuple(responses),
-        errors=(*route.errors, *_any_errors(route)),
+        errors=(*route.errors, *any_handler),
     )
-
-
-def _any_errors(route: ApiRoute) -> tuple[type[CausewayError], ...]:
-    """Return the errors that a route may send whatever its handler does."""
-    page = () if route.method == "GET" else (OriginNotAllowed,)
-    return page if route.request is None else (*page, UnsupportedMediaType)

@@ -89,9 +89,6 @@ class Poll(asyncio.Protocol):
     def abort(self) -> None:
         self.transport.abort()
 
-    def close(self) -> None:
-        self.transport.close()
-
     def data_received(self, data: bytes) -> None:
         if self.is_idle:
             self._hand_over(data)
@@ -175,7 +172,7 @@ class Polls:
                 polls.difference_update(ended)
                 self._end(ended, _answer(304, _etag(generations.get(cohort, Generation())), b""))
         for poll in [poll for poll in self._idle if poll.ends <= now]:
-            poll.close()
+            poll.transport.close()
 
     def close(self, generations: Mapping[str, Generation]) -> None:
         """Answer every poll and close every connection: the server stops."""
