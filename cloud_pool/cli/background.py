@@ -67,10 +67,14 @@ def stream(
     name: str,
 ) -> None:
     """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
-    if replay is None:
-        _work(process, _topics(name, source, sink, dead, audit))
-    else:
-        _replay(process.config, name, source, sink or dead, replay, audit)
+    config, reread, flags = process
+    if replay is not None:
+        _replay(config, name, source, sink or dead, replay, audit)
+        return
+    topics, serves_operators = _topics(name, source, sink, dead, audit), flags.operator_port is not None
+    from ..background import run_pipeline  # on demand: gRPC takes half a second to import
+
+    until_stopped(lambda stop: run_pipeline(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 
 def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: str | None) -> StreamTopics:
@@ -88,16 +92,6 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
         sink=out,
         dead=parse_topic(dead, "--dead") if dead else out.sibling(_DEAD),
     )
-
-
-def _work(process: ConfiguredProcess, topics: StreamTopics) -> None:
-    """Raises ConfigError."""
-
-    from ..background import run_pipeline  # on demand: gRPC takes half a second to import
-
-    config, reread, flags = process
-    serves_operators = flags.operator_port is not None
-    until_stopped(lambda stop: run_pipeline(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 
 def _replay(config: Config, name: str, source: str, published: str | None, wanted: str, audit: str | None) -> None:

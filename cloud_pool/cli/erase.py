@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import click
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import RedisError
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
@@ -71,7 +70,10 @@ def erase(
         click.echo(f"valid: {receipt.subject.name}, finished {receipt.finished}")
         return
     subject = ErasureSubject.parse(tenant, device, user)
-    key = None if dry_run else _signing_key(private)
+    if private is None and not dry_run:
+        advice = "name the key that signs the receipt, a private one of `causeway-cloud keys new`"
+        raise ConfigError(advice, where="--sign")
+    key = None if private is None or dry_run else read_private(private)
     counts = asyncio.run(_count(config, subject, keep_cache))
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)
@@ -88,14 +90,6 @@ def erase(
     else:
         file.write_bytes(document)
     asyncio.run(_forget(config, subject))
-
-
-def _signing_key(path: Path | None) -> Ed25519PrivateKey:
-    if path is None:
-        raise ConfigError(
-            "name the key that signs the receipt, a private one of `causeway-cloud keys new`", where="--sign"
-        )
-    return read_private(path)
 
 
 async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> dict[str, int]:
