@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,6 +12,7 @@ from router.bundle.manifest import WHOLE, Blob, BundleAdapter, BundleManifest, B
 
 from ..operators.answers import FleetAnswer, RolloutStatus
 
+T = TypeVar("T")
 FACTORY = "factory's files"
 _MEMBERS = {
     "commit": "run it",
@@ -43,6 +44,7 @@ def _changes(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
     both = (old, new)
     models = [{model.name: model for model in one.models} for one in both]
     adapters = [{f"{model.name}+{it.name}": it for model in one.models for it in model.adapters} for one in both]
+    projectors = [{model.name: model.projector for model in one.models} for one in both]
     signals = [{f"{it.kind} of {model.name}": it for model in one.models for it in model.signals} for one in both]
     if old.policy != new.policy:
         yield "policy changed"
@@ -50,22 +52,29 @@ def _changes(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
         yield f"cases changed: {counted(len(old.cases), 'file')}, now {len(new.cases)}"
     yield from _weights("model", *models)
     yield from _weights("adapter", *adapters)
-    yield from _projectors(*models)
-    for name in sorted({*signals[0], *signals[1]}):
-        before, after = (one.get(name) for one in signals)
-        if before != after:
-            yield f"signal {name}: {'removed' if after is None else 'changed' if before is not None else 'added'}"
-    yield from _settings(old, new)
+    for name, before, after in _differing(*projectors):
+        yield f"projector of {name}: {_projector_change(before, after)}"
+    for name, _, _ in _differing(*signals):
+        change = "removed" if name not in signals[1] else "changed" if name in signals[0] else "added"
+        yield f"signal {name}: {change}"
+    for key, value, now in _differing(old.settings, new.settings):
+        yield f"settings.{key}: {'unset' if value is None else value} -> {'unset' if now is None else now}"
     for key in ("leaving", "min_daemon"):
         if getattr(old, key) != getattr(new, key):
             yield f"{key}: {getattr(old, key)} -> {getattr(new, key)}"
 
 
+def _differing(old: Mapping[str, T], new: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:
+    """Yield each name whose values differ, with the value before and now; None: there is none."""
+    for name in sorted({*old, *new}):
+        if (before := old.get(name)) != (after := new.get(name)):
+            yield name, before, after
+
+
 def _weights(
     kind: str, old: Mapping[str, BundleModel | BundleAdapter], new: Mapping[str, BundleModel | BundleAdapter]
 ) -> Iterator[str]:
-    for name in sorted({*old, *new}):
-        before, after = old.get(name), new.get(name)
+    for name, before, after in _differing(old, new):
         if after is None:
             yield f"{kind} {name}: removed"
         elif before is None:
@@ -78,36 +87,20 @@ def _weights(
             yield f"{kind} {name}: other golden prompts"
 
 
-def _projectors(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
-    for name in sorted({*old, *new}):
-        before, after = (models[name].projector if name in models else None for models in (old, new))
-        if before == after:
-            continue
-        if after is None:
-            yield f"projector of {name}: removed"
-        elif before is None:
-            yield f"projector of {name}: added, {_total(after)}"
-        elif before.blobs != after.blobs:
-            yield f"projector of {name}: other weights, {_total(before)} -> {_total(after)}"
-        elif before.tokens != after.tokens:
-            yield f"projector of {name}: {before.tokens} -> {after.tokens} tokens"
-        else:
-            yield f"projector of {name}: for other weights of the model"
+def _projector_change(before: BundleProjector | None, after: BundleProjector | None) -> str:
+    if after is None:
+        return "removed"
+    if before is None:
+        return f"added, {_size(*after.blobs)}"
+    if before.blobs != after.blobs:
+        return f"other weights, {_size(*before.blobs)} -> {_size(*after.blobs)}"
+    if before.tokens != after.tokens:
+        return f"{before.tokens} -> {after.tokens} tokens"
+    return "for other weights of the model"
 
 
-def _total(projector: BundleProjector) -> str:
-    return f"{sum(blob.size_bytes for blob in projector.blobs) / 1e6:.1f} MB"
-
-
-def _size(blob: Blob) -> str:
-    return f"{blob.size_bytes / 1e6:.1f} MB"
-
-
-def _settings(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
-    for key in sorted({*old.settings, *new.settings}):
-        before, after = old.settings.get(key), new.settings.get(key)
-        if before != after:
-            yield f"settings.{key}: {'unset' if before is None else before} -> {'unset' if after is None else after}"
+def _size(*blobs: Blob) -> str:
+    return f"{sum(blob.size_bytes for blob in blobs) / 1e6:.1f} MB"
 
 
 def counted(number: int, noun: str) -> str:
