@@ -387,21 +387,18 @@ class Show:
         """Return how many boxes ran a bundle; wait for the others so long."""
         ends = time.monotonic() + within_s
         while True:
-            count = await self._boxes_that_ran(bundle)
+            devices = (await self._get("/v1/devices?limit=1000"))["devices"]
+            histories = [(await self._get(f"/v1/devices/{device['id']}"))["history"] for device in devices]
+            count = sum(any(event.get("running") == bundle for event in events) for events in histories)
             if count == self._boxes or time.monotonic() >= ends:
                 return count
             await asyncio.sleep(_POLL_S)
 
-    async def _boxes_that_ran(self, bundle: str) -> int:
-        page = await self._get("/v1/devices?limit=1000")
-        count = 0
-        for device in page["devices"]:
-            detail = await self._get(f"/v1/devices/{device['id']}")
-            count += any(event.get("running") == bundle for event in detail["history"])
-        return count
-
     async def _get(self, path: str) -> Any:
-        return _json(await self._http.get(path))
+        answer = await self._http.get(path)
+        if answer.is_error:
+            raise ProgramFailed(f"GET {path}: {answer.status_code} {answer.text}")
+        return answer.json()
 
     async def _command(self, *arguments: str) -> str:
         """Run a command of an operator's and return what it printed."""
@@ -410,12 +407,6 @@ class Show:
 
     def _say(self, text: str) -> None:
         self._console.print(f"[{time.strftime('%H:%M:%S')}] {text}", markup=False, soft_wrap=True)
-
-
-def _json(answer: httpx.Response) -> Any:
-    if answer.is_error:
-        raise ProgramFailed(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text}")
-    return answer.json()
 
 
 async def _use_box(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
