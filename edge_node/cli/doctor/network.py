@@ -19,6 +19,7 @@ import psutil
 
 from router.config import TracingConfig
 from router.errors import ConfigError
+from router.serving.listener import url_of
 
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError
@@ -26,6 +27,7 @@ from ...mqtt.topics import BrokerUrl, Topics
 from . import Finding, fail, ok, warn
 
 _PROBE_TIMEOUT_S = 2.0
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches what listens on all addresses
 _TRITON = "http://127.0.0.1:8000"  # where a Triton with its own defaults has its HTTP
 _SKEW_WARN_S = 30.0  # above, records of the box and the cloud cannot be compared by time
 _SKEW_FAIL_S = 300.0  # above, certificates and signatures begin to fail
@@ -46,7 +48,7 @@ def check_port(server: ServerConfig) -> Finding:
             return fail("port", f"{server.host} is not an address of this machine", "set server.host")
         if error.errno != errno.EADDRINUSE:
             return fail("port", f"{address}: {error.strerror or error}", "set server.host and server.port")
-    if _is_causeway(f"http://{_connect_host(server.host)}:{server.port}", None):
+    if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port), None):
         return ok("port", f"{address} is taken by a running Causeway daemon")
     holder = _port_holder(server.port)
     return fail("port", f"{address} is taken by {holder}", "stop it, or choose another port with server.port")
@@ -98,12 +100,6 @@ def _port_holder(port: int) -> str:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _connect_host(host: str) -> str:
-    """Return the host to connect to for an address to listen on."""
-    wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-    return wildcards.get(host, f"[{host}]" if ":" in host else host)
 
 
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:

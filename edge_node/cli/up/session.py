@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 from causeway import AsyncCauseway
+from router.serving.folders import write_atomically
 
 from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded
@@ -135,8 +136,8 @@ class _UpSession:
         token = secrets.token_urlsafe(24)
         tokens, key = self._folder / "gateway.tokens", self._folder / "cloud.key"
         digest = hashlib.sha256(token.encode()).hexdigest()
-        write_secret(tokens, f"{_DEVICE} sha256:{digest} priority=interactive critical=true\n")
-        write_secret(key, f"{token}\n")
+        write_atomically(tokens, f"{_DEVICE} sha256:{digest} priority=interactive critical=true\n".encode(), 0o600)
+        write_atomically(key, f"{token}\n".encode(), 0o600)
         causeway_cloud = self._options.programs["causeway-cloud"]
         models = self._options.models
         folders = _each("--model-dir", models.model_dirs)
@@ -284,12 +285,6 @@ def make_run_folder(runs: Path) -> Path:
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(mode=0o700)
     return folder
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user can read."""
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")
 
 
 def free_port() -> int:
