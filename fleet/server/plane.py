@@ -131,7 +131,8 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
     return [found.get(name) or DeviceUnknown(f"the device {name!r} is not enrolled here") for name in names]
 
 
-def _plane_gauges(plane: ControlPlane) -> Iterator[Gauge]:
+def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
+    """Yield the metrics. Alert on problems and on boxes ahead; only the process that leads has values above 0."""
     polls, messages = plane.wakes.polls, plane.messages
     yield Gauge("causeway_fleet_parked_polls", "Polls that wait for something new.", polls.parked)
     text = "Polls that were answered at once, as there was no room to park them."
@@ -141,10 +142,8 @@ def _plane_gauges(plane: ControlPlane) -> Iterator[Gauge]:
     yield Gauge("causeway_fleet_messages", text, messages.items, is_counter=True)
     text = "Transactions that they took."
     yield Gauge("causeway_fleet_message_transactions", text, messages.transactions, is_counter=True)
-
-
-def _controller_gauges(controller: Controller) -> Iterator[Gauge]:
-    """Alert on problems and on boxes ahead; only the process that leads has values above 0."""
+    if controller is None:
+        return
     yield Gauge("causeway_fleet_controller_leads", "1 in the process that runs the controller.", controller.leads)
     text = "Reasons for which a plan is not published."
     yield Gauge("causeway_fleet_controller_problems", text, len(controller.problems))
@@ -156,9 +155,7 @@ def _controller_gauges(controller: Controller) -> Iterator[Gauge]:
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:
     """Return the three routes. `controller`: of the operators' side, for its metrics."""
     registry = CollectorRegistry()
-    registry.register(GaugeCollector(partial(_plane_gauges, plane)))
-    if controller is not None:
-        registry.register(GaugeCollector(partial(_controller_gauges, controller)))
+    registry.register(GaugeCollector(partial(_gauges, plane, controller)))
 
     async def healthz(_http: web.Request) -> web.StreamResponse:
         return json_response({"status": "ok"})
