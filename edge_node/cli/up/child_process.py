@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,9 +23,6 @@ READY = "ready "
 _TAIL_BYTES = 16 * 1024
 _LINE_BYTES = 1 << 20
 _POLL_S = 0.05
-
-ReadinessDocument = dict[str, object]
-"""The JSON body of a ``/readyz`` response."""
 
 
 class ChildProcessEnded(Exception):
@@ -86,9 +82,9 @@ class ChildProcess:
             raise ChildProcessEnded(f"{self.name} was not ready within {timeout_s:g} s{self.log_excerpt()}") from None
 
     async def ready_at(
-        self, url: str, timeout_s: float, *, accept: Callable[[ReadinessDocument], bool] = lambda _: True
-    ) -> ReadinessDocument:
-        """Poll `url` until it answers 200 with a document that `accept` returns True for, and return the document.
+        self, url: str, timeout_s: float, *, accept: Callable[[dict[str, object]], bool] = lambda _: True
+    ) -> dict[str, object]:
+        """Poll `url` until it answers 200 with a JSON object that `accept` returns True for, and return the object.
 
         Raises:
             ChildProcessEnded: The program ended, or `timeout_s` passed.
@@ -154,18 +150,14 @@ class ChildProcess:
                 with contextlib.suppress(psutil.Error):
                     descendant.kill()
 
-    def tail(self, lines: int = 12) -> list[str]:
-        """Return the last lines of the log."""
+    def log_excerpt(self, lines: int = 12) -> str:
+        """Return the end of the log, indented, to append to an error message; "" without one."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return list(deque(log.read().decode("utf-8", "replace").splitlines(), maxlen=lines))
+                tail = log.read().decode("utf-8", "replace").splitlines()[-lines:]
         except OSError:
-            return []
-
-    def log_excerpt(self) -> str:
-        """Return the end of the log, indented, to append to an error message."""
-        tail = self.tail()
+            return ""
         return ":\n" + "\n".join(f"    {line}" for line in tail) if tail else ""
 
     async def _read(self) -> None:
@@ -183,17 +175,13 @@ class ChildProcess:
                 log.write(line)
                 text = line.decode("utf-8", "replace").strip()
                 if text.startswith(READY) and not self._ready.done():
-                    self._ready.set_result(dict(_pairs(text.removeprefix(READY))))
+                    self._ready.set_result(dict(word.split("=", 1) for word in text.split() if "=" in word))
         code = await self._process.wait()
         if not self._ready.done():
             self._ready.set_exception(
                 ChildProcessEnded(f"{self.name} ended ({_exit_status(code)}){self.log_excerpt()}")
             )
             self._ready.exception()  # marks it as retrieved: without a waiter the failure is not an error
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    return [(key, value) for word in text.split() for key, separator, value in [word.partition("=")] if separator]
 
 
 def _exit_status(code: int) -> str:

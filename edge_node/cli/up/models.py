@@ -7,7 +7,6 @@ general models.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from causeway import AsyncCauseway, CausewayAPIError, CausewayError, Decision
+from causeway import AsyncCauseway, CausewayAPIError, CausewayError, Decision, RequestOptions
 from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
 from router.policy.compiled import Policy, parse_policy
 
@@ -243,20 +242,11 @@ class Row(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-async def ask_all(causeway: AsyncCauseway, questions: tuple[Question, ...] = TOUR) -> AsyncIterator[Row]:
-    """Ask the questions one after the other.
-
-    Answers are streamed, to measure the first token, and use temperature 0, because sampled answers are not cached.
-    """
-    for question in questions:
-        yield await _ask(causeway, question)
-
-
-async def _ask(causeway: AsyncCauseway, question: Question) -> Row:
+async def ask(causeway: AsyncCauseway, question: Question) -> Row:
+    """Ask a question, streamed, to measure the first token, and at temperature 0, as sampled answers are not cached."""
+    arguments = RequestOptions(temperature=0.0, max_tokens=64, tags=question.tags)
     try:
-        async with await causeway.chat(
-            question.text, stream=True, temperature=0.0, max_tokens=64, tags=question.tags
-        ) as stream:
+        async with await causeway.chat(question.text, stream=True, **arguments) as stream:
             answer = await stream.answer()
     except CausewayAPIError as error:
         return Row(question, error.decision or Decision(), error=f"{error.status} {error.code}: {error.message}")

@@ -31,7 +31,7 @@ from router.serving.folders import write_atomically
 
 from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded
-from .models import KNOWLEDGE, Row, StartedModels, ask_all, render_table
+from .models import KNOWLEDGE, Row, StartedModels, ask, render_table
 
 READY_TIMEOUT_S = 120.0  # a slow box loads a large model from a slow disk
 _FILE_WIDTH = 140  # of the table, if stdout is not a terminal
@@ -194,7 +194,7 @@ class _UpSession:
     async def _ask_demo_questions(self, url: str) -> list[Row]:
         async with AsyncCauseway(url) as causeway:
             with self._console.status("asking the demo questions"):
-                rows = [row async for row in ask_all(causeway, self._options.models.questions)]
+                rows = [await ask(causeway, question) for question in self._options.models.questions]
         self._console.print()
         self._console.print(render_table(rows, self._console.width))
         for row in rows:
