@@ -204,32 +204,27 @@ class Launcher(msgspec.Struct, frozen=True):
         """Print the ready line once; kill a server that waits for a dead stub."""
         connection = TritonConnection(f"{self.command.ports.host}:{self.command.ports.grpc}", tasks)
         try:
-            await self._watch_over(connection, process, ready_at)
+            healthy_at = time.monotonic()
+            while time.monotonic() - healthy_at < self.stuck_s:
+                if await _is_ready(connection):
+                    healthy_at = time.monotonic()
+                    if not ready_at:
+                        if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
+                            self.log("other accounts of this machine can read the key of the model control (ps)")
+                        ready_at.append(healthy_at)
+                        self.print_ready(self.command.ports.line())
+                elif (
+                    time.monotonic() - healthy_at >= self.stuck_s / 2.0  # Counting children costs milliseconds.
+                    and count_living_children(process.pid) >= self.command.expected_children
+                ):
+                    healthy_at = time.monotonic()
+                await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
+            self.log("the server waits for a model's process that has died: killed")
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.close()
-
-    async def _watch_over(
-        self, connection: TritonConnection, process: asyncio.subprocess.Process, ready_at: list[float]
-    ) -> None:
-        healthy_at = time.monotonic()
-        while time.monotonic() - healthy_at < self.stuck_s:
-            if await _is_ready(connection):
-                healthy_at = time.monotonic()
-                if not ready_at:
-                    if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
-                        self.log("other accounts of this machine can read the key of the model control (ps)")
-                    ready_at.append(healthy_at)
-                    self.print_ready(self.command.ports.line())
-            elif (
-                time.monotonic() - healthy_at >= self.stuck_s / 2.0  # Counting children costs milliseconds.
-                and count_living_children(process.pid) >= self.command.expected_children
-            ):
-                healthy_at = time.monotonic()
-            await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
-        self.log("the server waits for a model's process that has died: killed")
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
 
     async def _forward_log(self, reading: int, read_out: asyncio.Event, is_serving: Callable[[], bool]) -> None:
         reader = asyncio.StreamReader()
