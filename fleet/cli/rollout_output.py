@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from router.bundle.manifest import WHOLE, Blob, BundleAdapter, BundleManifest, BundleModel, BundleProjector
 
-from ..operators.answers import FleetAnswer, RolloutStatus
+from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 
 T = TypeVar("T")
 FACTORY = "factory's files"
@@ -172,22 +170,17 @@ def notes(rollout: RolloutStatus) -> Iterator[str]:
         yield f"note: {percent(planned)} holds no box that was seen lately, so the share was raised to the first one"
 
 
-def detail_lines(detail: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a rollout, its boxes, its last look, and what happened; `detail`: of `GET /v1/rollouts/ID`."""
-    rollout = msgspec.convert(detail, RolloutStatus)
+def detail_lines(rollout: RolloutDetail) -> Iterator[str]:
+    """Yield a rollout, its boxes, its last look, and what happened."""
     yield rollout_line(rollout)
     yield from (f"  {note}" for note in notes(rollout))
-    members = [f"{boxes} {_MEMBERS.get(state, state)}" for state, boxes in sorted(detail["members"].items())]
+    members = [f"{boxes} {_MEMBERS.get(state, state)}" for state, boxes in sorted(rollout.members.items())]
     yield f"  boxes in the share: {', '.join(members) or 'none'}"
-    yield from (f"  {line}" for line in _last_look(detail["looks"]))
-    for event in detail["events"]:
-        yield f"  {time_text(event['at'])} {event['actor']} {event['action']} {event['reason']}".rstrip()
-
-
-def _last_look(looks: list[dict[str, Any]]) -> Iterator[str]:
-    if looks:
-        yield f"look {len(looks)}: {looks[-1]['outcome']}"
-        yield from (f"  {metric['outcome']:<12}  {metric['reason']}" for metric in looks[-1]["metrics"])
+    for look in rollout.looks[-1:]:
+        yield f"  look {len(rollout.looks)}: {look.outcome}"
+        yield from (f"    {metric.outcome:<12}  {metric.reason}" for metric in look.metrics)
+    for event in rollout.events:
+        yield f"  {time_text(event.at)} {event.actor} {event.action} {event.reason}".rstrip()
 
 
 def percent(share: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from router.bundle.manifest import BundleManifest
 from router.serving.process import ask
 
-from ..operators.answers import FleetAnswer, RolloutStatus
+from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.fleet_file import rollout_settings
 from ..rollout.settings import (
@@ -118,7 +117,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
     if rollout:
-        detail = client.get(f"/v1/rollouts/{_find(client, rollout)}", dict[str, Any])
+        detail = client.get(f"/v1/rollouts/{_find(client, rollout)}", RolloutDetail)
         if output_format == "json":
             click.echo(msgspec.json.encode(detail))
         else:
@@ -168,8 +167,7 @@ def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
     ask at, and no --yes.
     """
     name = _find(client, rollout)
-    detail = client.get(f"/v1/rollouts/{name}", dict[str, Any])
-    before = msgspec.convert(detail, RolloutStatus)
+    before = client.get(f"/v1/rollouts/{name}", RolloutStatus)
     click.echo(rollout_line(before))
     if RolloutEvent.ABORT in LIFE[RolloutState(before.state)]:
         last = "an aborted rollout does not go on, `apply` begins another one"

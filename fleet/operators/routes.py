@@ -35,6 +35,7 @@ from ..store.enrolment import new_join_token
 from ..store.generations import revoke
 from ..store.history import DeviceEvent
 from ..store.rollouts import (
+    ENDED,
     LookRecord,
     RolloutChanged,
     RolloutRecord,
@@ -171,14 +172,14 @@ class OperatorApi(msgspec.Struct, frozen=True):
         cohorts = []
         for name in names:
             of_cohort = [count for count in counts if count.cohort == name]
-            open_ones = [one.rollout.id for one in records if one.rollout.cohort == name and _is_open(one)]
+            rollouts = (one.rollout for one in records if one.rollout.cohort == name)
             cohorts.append(
                 CohortAnswer(
                     name,
                     sum(count.boxes for count in of_cohort),
                     sum(count.recently_seen for count in of_cohort),
                     {count.running or "": count.boxes for count in of_cohort},
-                    open_ones[0] if open_ones else None,
+                    next((one.id for one in rollouts if one.state not in ENDED), None),
                     self.controller.ahead.get(name, 0),
                 )
             )
@@ -297,10 +298,6 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     if path is None or not path.is_file():
         raise BundleUnknown(f"bundle {bundle[:64]} is not signed, or its policy is not at this server")
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _is_open(record: RolloutRecord) -> bool:
-    return record.rollout.state not in ("draft", "done", "reverted")
 
 
 def _members(record: RolloutRecord, boxes: list[Device], now: float) -> dict[str, int]:
