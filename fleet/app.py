@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -94,8 +94,9 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     if not settings.database:  # SQLite gives the files beside it the same rights.
         os.close(os.open(settings.data / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"
-    store = await Store.open(database, settings.statement_s)
-    try:
+    async with AsyncExitStack() as closing_last:
+        store = await Store.open(database, settings.statement_s)
+        closing_last.push_async_callback(store.close)
         connections = Connections(files_of_connections(settings.most_files))
         plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
         await plane.wakes.refresh()
@@ -103,34 +104,26 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         # A handler goes on when its client has left, so that no transaction is interrupted; parked polls have none.
         runner = web.AppRunner(build_app(all_routes(plane, operators)), shutdown_timeout=_DRAIN_S)
         await runner.setup()
+        closing_last.push_async_callback(runner.cleanup)
         server = runner.server
         assert server is not None
         server.request_factory = make_request
+        loop = asyncio.get_running_loop()
         plane.wakes.polls.new_handler = lambda: HttpConnection(
-            server,
-            connections,
-            loop=asyncio.get_running_loop(),
-            access_log=None,
-            keepalive_timeout=IDLE_S,
+            server, connections, loop=loop, access_log=None, keepalive_timeout=IDLE_S
         )
-        try:
-            listening = await bind_tcp(plane.wakes.polls.new_handler, settings.host, settings.port, "--listen")
-            url = url_of(settings.host, listening.sockets[0].getsockname()[1])
-            with closing(listening):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(plane.run)
-                    tasks.start_soon(operators.controller.run)
-                    try:
-                        yield plane, url
-                        listening.close()
-                        plane.wakes.close()
-                        await runner.cleanup()
-                    finally:
-                        tasks.cancel_scope.cancel()
-        finally:
-            await runner.cleanup()
-    finally:
-        await store.close()
+        listening = await bind_tcp(plane.wakes.polls.new_handler, settings.host, settings.port, "--listen")
+        closing_last.callback(listening.close)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(plane.run)
+            tasks.start_soon(operators.controller.run)
+            try:
+                yield plane, url_of(settings.host, listening.sockets[0].getsockname()[1])
+                listening.close()
+                plane.wakes.close()
+                await runner.cleanup()
+            finally:
+                tasks.cancel_scope.cancel()
 
 
 def read_fleet_folder(folder: Path) -> FleetDoc:
