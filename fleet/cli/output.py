@@ -57,15 +57,9 @@ def lint_report(checked: Sequence[Checked]) -> LintReport:
         errors=sum(problem.severity == "error" for problem in problems),
         warnings=sum(problem.severity == "warning" for problem in problems),
         problems=tuple(
-            ProblemReport(
-                problem.location.file,
-                problem.location.line,
-                problem.location.column,
-                problem.location.path,
-                problem.severity,
-                problem.message,
-            )
+            ProblemReport(place.file, place.line, place.column, place.path, problem.severity, problem.message)
             for problem in problems
+            for place in (problem.location,)
         ),
     )
 

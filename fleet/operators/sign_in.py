@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from router.serving.responses import json_response
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from ..store.database import Store, StoreUnavailable
-from ..store.enrolment import SESSION_PREFIX, end_session, find_session, new_session
+from ..store.enrolment import SESSION_PREFIX, end_session, find_session, new_session, token_hash
 from .answers import SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role
@@ -58,7 +57,7 @@ class SignIn:
         self._store = store
         self._clock = clock
         tokens: Mapping[str, Operator] = {one.sha256: Operator(name, one.role) for name, one in doc.tokens.items()}
-        self._tokens = {**tokens, _hash(bootstrap): Operator(BOOTSTRAP, "approver")}
+        self._tokens = {**tokens, token_hash(bootstrap): Operator(BOOTSTRAP, "approver")}
 
     async def require(self, http: web.Request, role: Role) -> Operator:
         """Return the operator of a request.
@@ -76,7 +75,7 @@ class SignIn:
         """Return the operator of a request. Raises as `require`."""
         kind, _, secret = read_authorization(http).partition(" ")
         if kind.lower() == "bearer" and secret:
-            return self._tokens.get(_hash(secret.strip())) or await self._session(secret.strip())
+            return self._tokens.get(token_hash(secret.strip())) or await self._session(secret.strip())
         cookie = http.cookies.get(COOKIE, "")
         if not cookie:
             raise AuthenticationFailed("sign in, or send a token as `Authorization: Bearer TOKEN`")
@@ -110,7 +109,7 @@ class SignIn:
     async def begin(self, http: web.Request) -> web.StreamResponse:
         check_console_header(http)
         request = decode_body(await read_body(http), SignInRequest)
-        operator = self._tokens.get(_hash(request.token))
+        operator = self._tokens.get(token_hash(request.token))
         if operator is None:
             raise AuthenticationFailed("the token is not known here")
         return await self._begin(json_response(operator), http, operator, "token")
@@ -178,10 +177,6 @@ def load_bootstrap_token(path: Path) -> str:
     if len(token) < _LEAST_TOKEN:
         raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
     return token
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
 
 def session_routes(sign_in: SignIn) -> list[ApiRoute]:

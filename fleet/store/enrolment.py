@@ -38,7 +38,7 @@ class JoinToken(msgspec.Struct, frozen=True):
 
 
 def token_hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 async def new_join_token(
