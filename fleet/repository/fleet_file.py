@@ -108,20 +108,16 @@ def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
     if strange:
         yield "approval", f"{strange[0]:g} is not one of the stages {', '.join(f'{share:g}' for share in stages)}"
     if stages[0] in doc.approval:
-        yield (
-            "approval",
-            f"{stages[0]:g} is the first stage, which begins when the rollout is applied: name a later one",
-        )
+        first = f"{stages[0]:g} is the first stage, which begins when the rollout is applied"
+        yield "approval", f"{first}: name a later one"
     for key in ("least", "most", "soak", "first_look", "silence"):
         if _seconds(getattr(doc, key)) <= 0:
             yield key, "must be above 0"
     if _seconds(doc.least) > _seconds(doc.most):
         yield "most", f"a stage takes at least {doc.least} and at most {doc.most}: `most` must not be the shorter one"
     if _seconds(doc.least) <= _seconds(doc.silence):
-        yield (
-            "least",
-            f"must be longer than silence ({doc.silence}): only then does a stage notice boxes that went silent",
-        )
+        reason = "only then does a stage notice boxes that went silent"
+        yield "least", f"must be longer than silence ({doc.silence}): {reason}"
     if any(margin >= 100 for margin in doc.metrics.values()):
         yield "metrics", "a margin must be below 100 percentage points"
 

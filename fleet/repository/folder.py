@@ -243,16 +243,11 @@ def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:
 
 def _signals(model: ModelDoc) -> Iterator[tuple[str, str]]:
     for kind, doc in model.signals.items():
+        key = f".signals.{kind}"
         if doc.model_sha256 is None:
-            yield (
-                f".signals.{kind}",
-                "needs `model_sha256`, the weights it was fitted on (its `judges_sha256`)",
-            )
+            yield key, "needs `model_sha256`, the weights it was fitted on (its `judges_sha256`)"
         elif model.sha256 is not None and doc.model_sha256 != model.sha256:
-            yield (
-                f".signals.{kind}.model_sha256",
-                f"the model's weights are {model.sha256}: the signal was fitted on others",
-            )
+            yield f"{key}.model_sha256", f"the model's weights are {model.sha256}: the signal was fitted on others"
     if model.signals and model.uncalibrated:
         yield ".uncalibrated", "the model has `signals`: remove one of both"
 
