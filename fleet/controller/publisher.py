@@ -12,9 +12,10 @@ from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
 from router.bundle.manifest import BundleManifest, RolloutPlan, encode_canonical
+from router.documents.reader import read_struct
 from router.errors import ConfigError
 
-from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows, read_fleet
+from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows
 from ..rollout.rollout import plan_of
 from ..rollout.settings import RolloutState
 from ..store.database import Store
@@ -192,7 +193,7 @@ class Plans:
             text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:
             text = ""
-        self._fleet = read_fleet(text, FLEET_FILE)[0] or self._fleet
+        self._fleet = read_struct(text, FLEET_FILE, FleetDoc)[0] or self._fleet
         cohorts: Mapping[str, CohortDoc] = {} if self._fleet is None else self._fleet.cohorts
         return cohorts[cohort].rollout if cohort in cohorts else RolloutDoc()
 

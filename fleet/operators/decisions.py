@@ -11,11 +11,12 @@ import msgspec
 from anyio import to_thread
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from router.documents.reader import read_struct
 from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
 from ..controller.publisher import Publisher
 from ..controller.step import least_share
-from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
+from ..repository.fleet_file import FLEET_FILE, FleetDoc, rollout_settings
 from ..rollout.rollout import Rollout, apply
 from ..rollout.settings import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutSettings, RolloutState
 from ..store.audit import append_audit
@@ -174,7 +175,8 @@ def _left_with(records: Sequence[RolloutRecord]) -> str | None:
 
 def _settings(folder: Path, cohort: str) -> RolloutSettings:
     """Return the settings in `fleet.yaml`, read anew: a changed pace needs no restart of the server."""
-    fleet, _, problems = read_fleet((folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace"), FLEET_FILE)
+    text = (folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
+    fleet, _, problems = read_struct(text, FLEET_FILE, FleetDoc)
     if fleet is None:
         raise FleetInvalid(f"{problems[0].location}: {problems[0].message}")
     if cohort not in fleet.cohorts:

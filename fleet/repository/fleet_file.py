@@ -13,8 +13,6 @@ from msgspec import Meta
 
 from router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from router.bundle.settings import SettingValue
-from router.documents.reader import KeyLocations, read_struct
-from router.documents.strict_yaml import Problem
 from router.numbers import seconds_of
 
 from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutSettings, RolloutStage
@@ -237,19 +235,6 @@ class FleetDoc(_Part, frozen=True):
     version: Literal[1]
     name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
     cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a box belongs to the first one that matches
-
-
-def read_fleet(text: str, file: str) -> tuple[FleetDoc | None, KeyLocations, tuple[Problem, ...]]:
-    """Parse and check `fleet.yaml` by itself, without the files that it names.
-
-    Args:
-        text: The document.
-        file: Its path, for messages.
-
-    Returns:
-        The fleet, or None if a problem is an error; the location of each key; the problems.
-    """
-    return read_struct(text, file, FleetDoc)
 
 
 def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:

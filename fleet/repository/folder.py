@@ -13,7 +13,7 @@ import msgspec
 from router.bundle.manifest import is_scale
 from router.bundle.settings import read_setting
 from router.checks.cases import read_cases
-from router.documents.reader import KeyLocations, did_you_mean
+from router.documents.reader import KeyLocations, did_you_mean, read_struct
 from router.documents.strict_yaml import Problem, SourceLocation
 from router.policy.signals import SIGNALS
 
@@ -25,7 +25,6 @@ from .fleet_file import (
     ProjectorDoc,
     WeightsFile,
     is_hasty,
-    read_fleet,
     rollout_problems,
 )
 from .policies import CASES, AdapterNames, CheckedPolicy, calibrated_models, check_file, yaml_in
@@ -81,7 +80,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
         text = file.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         return CheckedFleet(file, None, (), (Problem(SourceLocation(str(file)), error.strerror or str(error)),))
-    fleet, locations, problems = read_fleet(text, str(file))
+    fleet, locations, problems = read_struct(text, str(file), FleetDoc)
     named = [] if fleet is None else [file.parent / cohort.policy for cohort in fleet.cohorts.values()]
     files = {*(path for path in named if path.is_file()), *yaml_in(file.parent / POLICIES)}
     once = sorted({path.resolve(): path for path in sorted(files)}.values())

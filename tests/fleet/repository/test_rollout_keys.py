@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.repository.fleet_file import RolloutDoc, maintenance_windows, read_fleet, rollout_settings
+from fleet.repository.fleet_file import FleetDoc, RolloutDoc, maintenance_windows, rollout_settings
 from fleet.repository.folder import check_fleet
 from fleet.rollout.settings import RolloutSettings, RolloutStage, small_fleet_advice
+from router.documents.reader import read_struct
 
 from .fleets import edit, write_fleet
 
@@ -35,7 +36,7 @@ cohorts:
 
 
 def read(text: str) -> RolloutDoc:
-    fleet, _, problems = read_fleet(text, "fleet.yaml")
+    fleet, _, problems = read_struct(text, "fleet.yaml", FleetDoc)
     assert fleet is not None, problems
     return fleet.cohorts["kiosk"].rollout
 
