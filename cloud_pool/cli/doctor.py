@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import click
@@ -32,7 +31,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(config: Config, as_json: bool) -> None:
     """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
-    findings = asyncio.run(_examine_all(config))
+    findings = asyncio.run(examine(config))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}).decode())
     else:
@@ -41,25 +40,19 @@ def doctor(config: Config, as_json: bool) -> None:
     sys.exit(1 if any(finding.level == "fail" for finding in findings) else 0)
 
 
-async def _examine_all(config: Config) -> list[CheckResult]:
-    return [finding async for finding in examine(config)]
-
-
-async def examine(config: Config) -> AsyncIterator[CheckResult]:
-    """Yield the findings of what is configured. Raises ConfigError for an unusable address."""
+async def examine(config: Config) -> list[CheckResult]:
+    """Return the findings of what is configured. Raises ConfigError for an unusable address."""
+    faults = {}
     if config.redis:
-        yield _finding("redis", await _redis_fault(config))
+        faults["redis"] = await _redis_fault(config)
     if with_shared_redis(config.jobs, config.redis).redis:
-        yield _finding("jobs", await _jobs_fault(config))
+        faults["jobs"] = await _jobs_fault(config)
     if config.tracing.endpoint:
         from router.serving.otel import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
 
         fault = await send_empty_export(config.tracing.endpoint)
-        yield _finding("tracing", fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}")
-
-
-def _finding(check: str, fault: str) -> CheckResult:
-    return CheckResult(check, "fail" if fault else "ok", fault)
+        faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}"
+    return [CheckResult(check, "fail" if fault else "ok", fault) for check, fault in faults.items()]
 
 
 async def _redis_fault(config: Config) -> str:

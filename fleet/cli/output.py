@@ -154,7 +154,7 @@ def replay_document(report: ReplayReport, reader: RecordReader) -> ReplayDocumen
 def print_replay(console: Console, report: ReplayReport, reader: RecordReader, *, limit: int) -> None:
     """Print the report; of the requests that leave the device, the first `limit`."""
     console.print(Text(summary(report), "bold red" if report.leaving else "bold green"), soft_wrap=True)
-    if lost := _unanswered(report):
+    if lost := sum(move.requests for move in report.moves if move.moved and move.after == str(NO_ANSWER)):
         console.print(Text(f"{counted(lost, 'request')} that had an answer would get none", "bold red"))
     versus = f"compared with {report.old}" if report.old else "compared with what was recorded"
     console.print(Text(f"{report.policy}, {versus}", "dim"), soft_wrap=True)
@@ -178,10 +178,6 @@ def print_bad_lines(console: Console, reader: RecordReader) -> None:
         console.print(Text(f"{bad.file}:{bad.line}: {bad.message}", "yellow"), soft_wrap=True)
     if more := reader.bad_count - len(reader.bad_lines):
         console.print(Text(f"… and {more} more lines that cannot be read", "yellow"))
-
-
-def _unanswered(report: ReplayReport) -> int:
-    return sum(move.requests for move in report.moves if move.moved and move.after == str(NO_ANSWER))
 
 
 def _print_leaving(console: Console, report: ReplayReport, reader: RecordReader, limit: int) -> None:

@@ -139,7 +139,7 @@ def look(
         return rollout, verdict  # (2)
     stage = settings.window(rollout.stage)
     if verdict.outcome is Outcome.PASS and now >= rollout.began + stage.least_s:
-        if _needs_approval(rollout):
+        if any(following.approval for following in settings.stages[rollout.stage + 1 : rollout.stage + 2]):
             waiting = f"stage {rollout.stage + 2} waits for approval"
             return apply(rollout, E.PAUSE, now, reason=waiting), verdict  # (3)
         return apply(rollout, passed(rollout), now, least_share=least_share), verdict  # (2)
@@ -154,11 +154,6 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
     if now < rollout.entered + most_s:
         return rollout
     return apply(rollout, E.PAUSE, now, reason=f"inconclusive after {most_s:.0f} s: {reason}")
-
-
-def _needs_approval(rollout: Rollout) -> bool:
-    following = rollout.settings.stages[rollout.stage + 1 :]
-    return bool(following) and following[0].approval
 
 
 def stage_share(share: int, positions: Iterable[int]) -> int:

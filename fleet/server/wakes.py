@@ -26,7 +26,6 @@ from typing import cast
 import anyio
 import msgspec
 from aiohttp import web
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import Wake
 from router.errors import CausewayError
@@ -250,7 +249,8 @@ class Wakes:
         async with self._turn:  # an older reading must not replace a newer one
             async with self._store.read() as connection:
                 known = await read_generations(connection)
-                revoked = await self._newly_revoked(connection, known)
+                is_new = known.get(REVOCATIONS, _NOTHING).etag != self.revocations.etag
+                revoked = await revoked_devices(connection) if is_new else frozenset()
             before, self._known = self._known, known
         for name, generation in known.items():
             if generation.etag != before.get(name, _NOTHING).etag:
@@ -275,9 +275,3 @@ class Wakes:
         """Answer every parked poll: the server stops."""
         self.closing = True
         self.polls.close(self._known)
-
-    async def _newly_revoked(self, connection: AsyncConnection, known: Mapping[str, Generation]) -> frozenset[str]:
-        """Return every revoked device if the list has changed, else none."""
-        if known.get(REVOCATIONS, _NOTHING).etag == self.revocations.etag:
-            return frozenset()
-        return await revoked_devices(connection)

@@ -21,15 +21,11 @@ async def append_audit(connection: AsyncConnection, at: float, actor: str, actio
     """Add a row, as `next_row` makes it, in the transaction that makes the change."""
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    row = next_row(await last_audit(connection), at, actor, action, what)
+    last = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()
+    row = next_row(None if last is None else _row(last), at, actor, action, what)
     columns = msgspec.structs.asdict(row)
     await connection.execute(insert(audit).values(columns | {"what_json": bytes(columns.pop("what")).decode()}))
     return row
-
-
-async def last_audit(connection: AsyncConnection) -> AuditRow | None:
-    row = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()
-    return None if row is None else _row(row)
 
 
 async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 500) -> list[AuditRow]:

@@ -167,7 +167,8 @@ class Store:
 
                 try:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    yield still if await _try_lock(connection) else None
+                    taking = text("SELECT pg_try_advisory_lock(:lock)")  # it is held until the connection closes
+                    yield still if await connection.scalar(taking, {"lock": _LEADERSHIP_LOCK}) else None
                 finally:
                     with anyio.CancelScope(shield=True):
                         await connection.invalidate()  # closing the connection releases the lock
@@ -283,11 +284,6 @@ def _alembic_config(connection: Connection) -> Config:
     config.attributes["connection"] = connection
     config.attributes["metadata"] = metadata
     return config
-
-
-async def _try_lock(connection: AsyncConnection) -> bool:
-    """Take the lock of a PostgreSQL connection; it is held until the connection closes."""
-    return bool(await connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LEADERSHIP_LOCK}))
 
 
 @asynccontextmanager

@@ -59,7 +59,7 @@ def collecting(status: int) -> Iterator[tuple[str, list[tuple[str, str, bytes]]]
 
 
 async def gateway_finding(endpoint: str) -> tuple[str, str]:
-    (found,) = [one async for one in examine(Config(tracing=TracingConfig(endpoint=endpoint)))]
+    (found,) = await examine(Config(tracing=TracingConfig(endpoint=endpoint)))
     return found.level, found.advice
 
 

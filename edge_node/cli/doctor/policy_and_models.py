@@ -67,7 +67,8 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
     """Find the models of the policy's device targets and verify their SHA-256."""
     artifacts: list[Artifact] = []
     findings: list[Finding] = []
-    for name in _edge_models(policy) if engine.enabled else ():
+    names = dict.fromkeys(target.model for target in policy.targets if target.at == "edge" and engine.enabled)
+    for name in names:
         try:
             artifact = find_artifact(name, _model_dirs(engine))
             verify_artifact(artifact)
@@ -186,10 +187,6 @@ def _check_calibrator(model: str, folders: list[Path]) -> Iterator[Finding]:
         yield warn("signals", f"the confidence of {model} is not calibrated: {error}", advice)
     else:
         yield ok("signals", f"a handoff from {model} compares a calibrated probability")
-
-
-def _edge_models(policy: Policy) -> list[str]:
-    return list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
 
 
 def _model_dirs(engine: EngineConfig) -> list[Path]:

@@ -98,7 +98,7 @@ def check_state_dir(
     path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] = _free_bytes
 ) -> Iterator[Finding]:
     """Check that the state folder is writable and has room for the cache; it need not exist, and is not created."""
-    folder = _existing_parent(path)
+    folder = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     free_bytes = free_bytes_of(folder)
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -119,10 +119,6 @@ def check_state_dir(
         yield warn("state folder", found, advice)
     else:
         yield ok("state folder", found)
-
-
-def _existing_parent(path: Path) -> Path:
-    return next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
 
 
 def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:

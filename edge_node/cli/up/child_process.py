@@ -178,11 +178,6 @@ class ChildProcess:
                     self._ready.set_result(dict(word.split("=", 1) for word in text.split() if "=" in word))
         code = await self._process.wait()
         if not self._ready.done():
-            self._ready.set_exception(
-                ChildProcessEnded(f"{self.name} ended ({_exit_status(code)}){self.log_excerpt()}")
-            )
+            how = f"status {code}" if code >= 0 else signal.Signals(-code).name
+            self._ready.set_exception(ChildProcessEnded(f"{self.name} ended ({how}){self.log_excerpt()}"))
             self._ready.exception()  # marks it as retrieved: without a waiter the failure is not an error
-
-
-def _exit_status(code: int) -> str:
-    return f"status {code}" if code >= 0 else signal.Signals(-code).name
