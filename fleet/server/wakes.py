@@ -21,7 +21,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import cast
 
 import anyio
 import msgspec
@@ -136,9 +135,11 @@ class Polls:
     def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
         """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left.
 
-        Returns only where the device has its share of the parked polls already.
+        Returns only where the device has its share of the parked polls already, or its box has left meanwhile.
         """
-        handler, transport = http.protocol, cast("asyncio.Transport", http.transport)
+        handler, transport = http.protocol, http.transport
+        if transport is None:
+            return
         ends = asyncio.get_running_loop().time() + wait_s
         poll = Poll(self, transport, device, cohort, ends, http.keep_alive)
         if not self.connections.parked.hold(poll, device):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.store.devices import Device
 from fleet.store.generations import advance, revoke
+from tests.waiting import until
 
 from .box import Box
 from .conftest import Plane, serving
@@ -92,6 +94,34 @@ async def test_a_request_that_comes_too_early_is_answered_after_the_poll(plane: 
     await change(plane)
     assert (await connection.answer())[2].startswith(b'{"cohort"')
     assert (await connection.answer())[2] == b'{"status":"ok"}'
+
+
+async def test_a_box_that_leaves_while_its_poll_is_read_parks_nothing(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    box, connection = await plane.enrolled(), await Connection.of(plane)
+    etag = (await box.wake()).headers["etag"]
+    find, connections = plane.plane.lookups.submit, plane.plane.wakes.polls.connections
+    reading, left, found = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def find_slowly(name: str) -> Device:
+        reading.set()
+        await left.wait()
+        device = await find(name)
+        found.set()
+        return device
+
+    monkeypatch.setattr(plane.plane.lookups, "submit", find_slowly)
+    connection.send(poll_head(box, f"if-none-match: {etag}"))
+    await reading.wait()
+    before = connections.others
+    connection.close()
+    await until(lambda: connections.others < before)
+    left.set()
+    await found.wait()
+    assert (await plane.box().send("GET", "/healthz")).status == 200
+    assert plane.plane.wakes.polls.parked == 0
+    assert "failed" not in caplog.text
 
 
 async def test_a_poll_may_close_its_connection(plane: Plane) -> None:
