@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.calibrate import SHADOW_FILE
-from router.parts.uploads import largest_file
 from router.policy.compiled import Limits, Policy
 from router.serving.listener import ConnectionTable
 from router.serving.live.sessions import Sessions
@@ -45,7 +44,7 @@ from .daemon.optional_parts import (
     make_shadow,
     make_tracer,
 )
-from .files.api import FileApi, FileInliner
+from .files.api import FileApi
 from .files.store import DeviceFileStore
 from .http.api import Api, RequestReader
 from .http.inspection import Inspection
@@ -277,8 +276,8 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
     """Construct what takes requests: files, jobs, sound, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
-    files = DeviceFileStore(device.state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
-    reader = RequestReader(config.server, FileInliner(files, config.server.max_body_bytes))
+    files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
+    reader = RequestReader(config.server, files)
     jobs = JobEntry(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
     sound = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)

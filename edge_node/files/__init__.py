@@ -1,6 +1,6 @@
 """Uploaded files, which their owners name as parts of requests. Off unless `files.accept` is set.
 
 folder      the files on the disk: written whole or not at all, and overwritten when they are deleted
-store       the files of all clients: bounds, owners and expiry
-api         `/v1/files`, and the bytes of files in the place of their ids, in the bodies of requests
+store       the files of all clients: bounds, owners and expiry, and their bytes in the bodies of requests
+api         `/v1/files`
 """

@@ -20,12 +20,13 @@ import msgspec
 
 from router.api.operations import FileView
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
-from router.parts.uploads import PREFIX, UploadTerms
+from router.parts.uploads import PREFIX, Upload, UploadTerms, largest_file, named_files
 from router.trackers import FairShare, network_of, stored_share
 from router.types import RoutingHints
 
 from ..clock import BoxTime, Clock
 from ..config.schema import DeviceFilesConfig
+from ..http.api import Room
 from ..observability.logs import Fault
 from .folder import DeviceFile, Draft, FileFolder
 
@@ -58,10 +59,10 @@ class DeviceFileStore:
 
     Args:
         state_dir: has the folder of files; None: this box keeps none.
-        max_file_bytes: size of the largest file.
+        max_body_bytes: of a request's body with its files in base64, which also bounds a file.
     """
 
-    def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_file_bytes: int, clock: Clock) -> None:
+    def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_body_bytes: int, clock: Clock) -> None:
         self._has_folder = state_dir is not None
         self._folder = FileFolder((state_dir or Path()) / FOLDER)
         self._config = config
@@ -77,7 +78,8 @@ class DeviceFileStore:
         self._lock = asyncio.Lock()  # of `_open`
         self._thread = ThreadPoolExecutor(1, "files")  # starts with its first work
         self._fault = Fault(log, logging.WARNING, clock.monotonic)
-        self.max_file_bytes = max_file_bytes
+        self._max_body_bytes = max_body_bytes
+        self.max_file_bytes = largest_file(max_body_bytes)
         self.max_ttl_s = config.ttl_s  # how long a file is kept at most, s
 
     @property
@@ -146,6 +148,42 @@ class DeviceFileStore:
             raise NotFound(f"the file {file.id} was deleted in the meantime")
         self._fault.begin(f"the uploaded file {file.id} is damaged on the disk")
         raise FileFolderUnavailable(f"the file {file.id} is damaged on this box's disk. Delete it and upload it again")
+
+    async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
+        """Return a body with its files in it; one that names none as it is. Afterwards no file is needed any more.
+
+        A box without files leaves ids to the target: it may know them.
+
+        Raises:
+            NotFound: `owner` has no such file; names the part.
+            BodyTooLarge: the files are too large for one request.
+            QueueFull: too much is in memory.
+            InvalidRequest: the body is malformed, a file is no picture, or the preference contradicts that of a file.
+            FileStoreUnavailable: a file cannot be read.
+        """
+        named = named_files(body) if self.in_use else None
+        if named is None:
+            return body
+        files: dict[str, DeviceFile] = {}
+        for name, reference in named.first.items():
+            try:
+                files[name] = self.get(name, owner)
+            except NotFound as error:
+                raise NotFound(f"`{reference.path}`: {error.message}", param=reference.path) from None
+        uploads = {name: Upload(name, file.filename, file.bytes) for name, file in files.items()}
+        size = named.check_size(uploads, len(body), self._max_body_bytes)
+        with room() as take:
+            take(size)
+            contents: dict[str, bytes] = {}
+            for name, file in files.items():
+                try:
+                    contents[name] = await self.read(file)
+                except NotFound as error:
+                    path = named.first[name].path
+                    raise NotFound(f"`{path}`: {error.message}", param=path) from None
+            for file in files.values():
+                named.restrict(RoutingHints(prefer=file.prefer, tags=file.tags))
+            return named.inline(uploads, contents)
 
     async def delete(self, name: str, owner: str) -> None:
         """Erase a file of `owner`. Raises NotFound or FileStoreUnavailable."""
