@@ -166,7 +166,7 @@ def make_jobs(
     store = JobOutbox(folder, config, clock)
     chance = random.Random(os.urandom(16))
     runner = OutboxRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
-    intake = JobIntake(config, store, runner, service, reader.with_files)
+    intake = JobIntake(config, store, runner, service, reader)
     api = OutboxApi(store, runner, intake, service, reader)
     chance = random.Random(os.urandom(16))
     webhooks = ReceiverQueue(store, config.webhooks, clock, chance)

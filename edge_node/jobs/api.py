@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -313,10 +313,6 @@ class OutboxApi:
         return json_response(self._view(job), status=status, headers=headers)
 
 
-WithFiles = Callable[[bytes, str], Awaitable[bytes]]
-"""A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""
-
-
 class SubmittedJob(msgspec.Struct, frozen=True):
     """A job as it comes in.
 
@@ -346,17 +342,13 @@ class EdgeJobFields(JobFields, frozen=True):
 
 
 class JobIntake:
-    """Accepts jobs.
-
-    Args:
-        with_files: puts the uploaded files of a client in place of their ids, in a body.
-    """
+    """Accepts jobs. `reader`: puts the uploaded files of a client in place of their ids, in a body."""
 
     def __init__(
-        self, config: OutboxConfig, store: JobOutbox, runner: OutboxRunner, service: Service, with_files: WithFiles
+        self, config: OutboxConfig, store: JobOutbox, runner: OutboxRunner, service: Service, reader: RequestReader
     ) -> None:
         """Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
-        self._with_files = with_files
+        self._reader = reader
         self._config = config
         self._networks = allowed_networks(config.webhooks.allowed_networks)
         self._store = store
@@ -385,7 +377,7 @@ class JobIntake:
         if job.reply is not None and named_files(job.body) is not None:
             raise UnsupportedFeature("messages name no uploaded files: send the bytes as a data: URL in base64")
         try:
-            return await self._with_files(job.body, job.hints.client)
+            return await self._reader.with_files(job.body, job.hints.client)
         except NotFound:
             if await self._store.known(job.hints.client, job.key) is None:
                 raise

@@ -56,7 +56,7 @@ async def test_a_client_that_leaves_during_the_commit_has_submitted_its_job(tmp_
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
         store = (await box.parts.jobs.open()).store
         runner: Any = Mock()
-        intake = JobIntake(PROMPT, store, runner, box.parts.service, RequestReader(ServerConfig()).with_files)
+        intake = JobIntake(PROMPT, store, runner, box.parts.service, RequestReader(ServerConfig()))
         body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
         leaving = asyncio.ensure_future(intake.accept(SubmittedJob(body, RoutingHints(client="me"))))
         async with asyncio.timeout(60.0):
