@@ -407,8 +407,8 @@ def features_of(request: Request) -> RequestFeatures:
     return RequestFeatures(
         kind=request.kind,
         model=_name(request.model),
-        client=replace_surrogates(hints.client),
-        tags=tuple([replace_surrogates(tag) for tag in hints.tags]),
+        client=_text(hints.client),
+        tags=tuple([_text(tag) for tag in hints.tags]),
         prefer=hints.prefer,
         deadline_ms=hints.deadline_ms,
         stream=request.stream,
@@ -427,7 +427,11 @@ def features_of(request: Request) -> RequestFeatures:
 
 def _name(value: str) -> str:
     """Cut a name that no policy can contain; one character more than the longest keeps it unknown."""
-    return replace_surrogates(value[: _NAME_CHARACTERS + 1])
+    return _text(value[: _NAME_CHARACTERS + 1])
+
+
+def _text(value: str) -> str:
+    return value if value.isascii() else replace_surrogates(value)  # as signals replace them
 
 
 def plan_handoff(
