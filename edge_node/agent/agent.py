@@ -14,6 +14,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import anyio
@@ -41,6 +42,7 @@ _SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
 _REPLAYED_S = 86400.0
 
 
+@dataclass(eq=False)
 class Agent:
     """The agent of one daemon.
 
@@ -55,35 +57,27 @@ class Agent:
         chance: A random number from 0 to 1, which spreads retries.
     """
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        booted: Booted,
-        link: FleetLink,
-        host: Host,
-        clock: Clock,
-        disk: Disk | None = None,
-        inspector: Inspector | None = None,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        self._folder = folder
-        self._store = booted.store
-        self._journal = booted.journal
-        self._row = booted.row
-        self._host = host
-        self._clock = clock
-        self._link = link
-        self._settings = link.settings
-        self._inspector = inspector or ChildInspector()
-        self._disk = disk or Disk()
-        self._chance = chance
+    _: KW_ONLY
+    folder: Path
+    booted: Booted
+    link: FleetLink
+    host: Host
+    clock: Clock
+    disk: Disk = field(default_factory=Disk)
+    inspector: Inspector = field(default_factory=ChildInspector)
+    chance: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        self._store = self.booted.store
+        self._journal = self.booted.journal
+        self._row = self.booted.row
+        self._settings = self.link.settings
         self._woken = asyncio.Event()
         self._looked_at = -math.inf
         self.serials: dict[str, int] = {}  # of the bundles whose manifest this daemon has read
         self._wanted: str | None = None  # the bundle that the plan assigned at the last look
         self._manifest: BundleManifest | None = None  # of `_wanted`, if it is another bundle than the running one
-        self._note(booted.bundle)
+        self._note(self.booted.bundle)
         self._report: BundleReport | None = None
         self._staged: InstalledBundle | None = None
         self._trial: Trial | None = None
@@ -135,7 +129,7 @@ class Agent:
         """How far the trial of the running bundle is; None: none is in progress."""
         if self.state is not BoxState.TRIAL or self._trial is None:
             return None
-        return self._trial.progress(self._clock.monotonic(), self._host.condition())
+        return self._trial.progress(self.clock.monotonic(), self.host.condition())
 
     def wake(self) -> None:
         """Look now: something may be new."""
@@ -161,7 +155,7 @@ class Agent:
         except UpdateRefused as refusal:
             return self._refused(refusal)
         except OSError as error:
-            return self._refused(disk_refusal(error, str(error.filename or self._folder)))
+            return self._refused(disk_refusal(error, str(error.filename or self.folder)))
         except Exception as error:  # a fault of ours is no reason to stop looking for better bundles
             log.exception("the agent failed in %s", self.state)
             return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
@@ -186,7 +180,7 @@ class Agent:
     def _retry_s(self) -> float:
         wait_s = min(self._settings.check_s, self._settings.retry_s * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
-        return wait_s * (0.5 + self._chance())
+        return wait_s * (0.5 + self.chance())
 
     def _pointed(self) -> bool:
         pointer = self._store.pointer() or ()
@@ -202,7 +196,7 @@ class Agent:
             OSError: The row is not on the disk, and must be.
         """
         state = TRANSITIONS[self.state][event]
-        row = msgspec.structs.replace(self._row, state=state, at=self._clock.unix(), **changes)
+        row = msgspec.structs.replace(self._row, state=state, at=self.clock.unix(), **changes)
         if written:
             try:
                 self._journal.append(row)
@@ -212,14 +206,14 @@ class Agent:
                 log.error("the fleet's journal cannot be written: %s", error.strerror or error)
         self._row = row
         log.info("fleet: %s%s", state, f" {row.bundle[:12]}" if row.bundle else "")
-        self._link.on_change()
+        self.link.on_change()
 
     # --- before anything changes -------------------------------------------------------------------------------------
 
     async def _idle(self) -> float:
         self._manifest = self._report = self._staged = self._trial = None
         self._undone = False
-        self._earlier.add(self._clock.monotonic(), self._host.condition())
+        self._earlier.add(self.clock.monotonic(), self.host.condition())
         self._enter(Event.BEGIN, written=False)
         return 0.0
 
@@ -248,20 +242,20 @@ class Agent:
 
     async def _look(self) -> RolloutPlan | None:
         """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
-        member, running = self._link.member(), self.running
-        self._looked_at = self._clock.monotonic()
-        looked = await self._inspector.look(
+        member, running = self.link.member(), self.running
+        self._looked_at = self.clock.monotonic()
+        looked = await self.inspector.look(
             LookRequest(
-                folder=str(self._folder / "tuf"),
+                folder=str(self.folder / "tuf"),
                 root=member.root.encode(),
                 device=member.device,
                 cohort=member.cohort,
                 running=running,
                 known=(*self._row.quarantined, *([running] if running else [])),
-                daemon_version=self._host.daemon_version,
+                daemon_version=self.host.daemon_version,
                 not_before=self._floor(),
             ),
-            self._link.source,
+            self.link.source,
         )
         self._wanted = looked.wanted
         if looked.manifest is not None and looked.wanted is not None:
@@ -271,7 +265,7 @@ class Agent:
 
     def _is_due(self) -> bool:
         """Whether the last look was `check_s` ago, or something may be new."""
-        return self._clock.monotonic() - self._looked_at >= self._settings.check_s
+        return self.clock.monotonic() - self._looked_at >= self._settings.check_s
 
     def _note(self, bundle: InstalledBundle | None) -> None:
         """Remember the serial of a bundle that was loaded."""
@@ -290,7 +284,7 @@ class Agent:
         needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
         if missing and self._store.free_bytes() < needed:
             raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
-        download = Download(self._link.source, self._disk, self._settings.download, self._clock.monotonic)
+        download = Download(self.link.source, self.disk, self._settings.download, self.clock.monotonic)
         for blob in missing:
             await download.fetch(blob, self._store.partial(blob))
         self._enter(Event.DONE, must=True)
@@ -305,16 +299,16 @@ class Agent:
 
     async def _dry_run(self) -> float:
         manifest, bundle = self._update()
-        report = self._report = await self._inspector.examine(
+        report = self._report = await self.inspector.examine(
             BundleRequest(
                 policy=str(self._store.blob(manifest.policy)),
                 cases=tuple(str(self._store.blob(case)) for case in manifest.cases),
                 models=tuple(self._model_file(model) for model in manifest.models),
-                running_policy=str(self._host.policy_file),
-                model_dirs=tuple(map(str, self._host.model_dirs)),
-                memory_bytes=self._host.memory_bytes,
-                state_dir=str(self._folder.parent),
-                since=self._clock.unix() - _REPLAYED_S,
+                running_policy=str(self.host.policy_file),
+                model_dirs=tuple(map(str, self.host.model_dirs)),
+                memory_bytes=self.host.memory_bytes,
+                state_dir=str(self.folder.parent),
+                since=self.clock.unix() - _REPLAYED_S,
             )
         )
         log.info(
@@ -339,11 +333,11 @@ class Agent:
         elif self._is_due():
             await self._look()
         self._check_plan()
-        wait_s = await self._link.may_change(bundle)
+        wait_s = await self.link.may_change(bundle)
         if wait_s > 0.0:
             return wait_s
-        before = self._earlier.before(self._clock.monotonic(), self._host.condition())
-        self._enter(Event.DONE, must=True, before=before, restarts=self._host.needs_restart(self._staged), boots=0)
+        before = self._earlier.before(self.clock.monotonic(), self.host.condition())
+        self._enter(Event.DONE, must=True, before=before, restarts=self.host.needs_restart(self._staged), boots=0)
         return 0.0
 
     def _check_plan(self) -> None:
@@ -372,22 +366,22 @@ class Agent:
         bundles = tuple(dict.fromkeys((self._staged.id, *self._row.bundles)))
         self._store.point(bundles)
         if self._row.restarts:
-            self._host.restart()
+            self.host.restart()
             return math.inf
-        await self._host.use(self._staged)
+        await self.host.use(self._staged)
         self._enter(Event.DONE, bundles=bundles)
         return 0.0
 
     async def _try(self) -> float:
         settings = self._settings.trial
-        now, condition = self._clock.monotonic(), self._host.condition()
+        now, condition = self.clock.monotonic(), self.host.condition()
         if self._trial is None:
             self._trial = Trial(settings, self._row.before, condition.traffic, now)
             await self._ask_golden()
-            condition = self._host.condition()
+            condition = self.host.condition()
         if self._is_due():
             await self._look_again()
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if self._trial.judge(now, condition):
             self._enter(Event.DONE, must=True, unproven=False)
             return 0.0
@@ -409,7 +403,7 @@ class Agent:
         assert self._row.bundle is not None
         bundle = await asyncio.to_thread(self._store.load, self._row.bundle)
         for model in bundle.manifest.models:
-            await self._host.check_model(model)
+            await self.host.check_model(model)
 
     async def _commit(self) -> float:
         bundles = self._row.bundles[:_KEPT_BUNDLES]
@@ -419,17 +413,17 @@ class Agent:
         return 0.0
 
     async def _roll_back(self) -> float:
-        back = rolled_back(self._row, self._clock.unix())
+        back = rolled_back(self._row, self.clock.unix())
         bundle, _ = await asyncio.to_thread(first_whole, self._store, back.bundles)
         self._note(bundle)
-        restarts = self._host.needs_restart(bundle)
+        restarts = self.host.needs_restart(bundle)
         if not self._undone and not restarts:
             try:
-                await self._host.use(bundle, must=True)
+                await self.host.use(bundle, must=True)
             except UpdateRefused as refusal:
                 log.error("the bundle before is not whole: %s: %s", refusal.code, refusal.message)
         if self._trial is not None:
-            self._earlier.leave_out(self._trial.progress(self._clock.monotonic(), self._host.condition()).now)
+            self._earlier.leave_out(self._trial.progress(self.clock.monotonic(), self.host.condition()).now)
             self._trial = None
         self._undone = True
         bundles = back.bundles[back.bundles.index(bundle.id) :] if bundle else ()
@@ -446,7 +440,7 @@ class Agent:
             restarts=False,
         )
         if restarts:
-            self._host.restart()
+            self.host.restart()
             return math.inf
         return 0.0 if event is Event.DONE else self._retry_s()
 

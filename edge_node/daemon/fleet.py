@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -298,6 +299,7 @@ def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
     )
 
 
+@dataclass(eq=False, repr=False)  # the configuration has a key
 class BundleHost:
     """The daemon as its agent sees it.
 
@@ -309,33 +311,28 @@ class BundleHost:
         restart: Lets the daemon drain and start anew.
     """
 
-    def __init__(
-        self,
-        parts: Components,
-        config: Config,
-        settings: Mapping[str, SettingValue],
-        model_dirs: list[Path],
-        restart: Callable[[], None],
-    ) -> None:
-        self._parts = parts
-        self._config = config
-        self._running = with_settings(config, settings)
-        self.model_dirs = model_dirs
-        self.restart = restart
+    parts: Components
+    config: Config
+    settings: Mapping[str, SettingValue]
+    model_dirs: list[Path]
+    restart: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._running = with_settings(self.config, self.settings)
         self.daemon_version = daemon_version()
         # Models and weights that answered their golden prompts before they served.
         self._checked_models: set[tuple[str, str]] = set()
 
     @property
     def policy_file(self) -> Path:
-        return Path(self._parts.policies.report.file)
+        return Path(self.parts.policies.report.file)
 
     @property
     def memory_bytes(self) -> int:
         return int(psutil.virtual_memory().total)
 
     def condition(self) -> BoxCondition:
-        parts = self._parts
+        parts = self.parts
         readiness = parts.readiness()
         traffic = parts.metrics.traffic()
         if parts.engines is not None:
@@ -347,15 +344,15 @@ class BundleHost:
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         settings = {} if bundle is None else bundle.manifest.settings
-        return with_settings(self._config, settings) != self._running
+        return with_settings(self.config, settings) != self._running
 
     async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
-        target = with_bundle(self._config, bundle)
+        target = with_bundle(self.config, bundle)
         path = Path(target.policy) if target.policy else DEFAULT_POLICY
         before = list(self.model_dirs)
         self.model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
         try:
-            policy = await asyncio.to_thread(self._parts.policies.check, path)
+            policy = await asyncio.to_thread(self.parts.policies.check, path)
             try:
                 await self._load_models(policy, bundle)
             except UpdateRefused as refusal:
@@ -363,10 +360,10 @@ class BundleHost:
                     raise
                 log.error("%s: %s", refusal.code, refusal.message)
             await asyncio.to_thread(_hash_projectors, policy, tuple(self.model_dirs))
-            await self._parts.policies.follow(path)
+            await self.parts.policies.follow(path)
         except BaseException as error:
             self.model_dirs[:] = before
-            engines = self._parts.engines
+            engines = self.parts.engines
             if engines is not None:
                 with anyio.CancelScope(shield=True):
                     await engines.drop_beside()
@@ -380,7 +377,7 @@ class BundleHost:
         Raises:
             ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
         """
-        engines = self._parts.engines
+        engines = self.parts.engines
         if engines is None:
             return
         models = {} if bundle is None else {model.name: model for model in bundle.manifest.models}
@@ -405,7 +402,7 @@ class BundleHost:
         return bool(need < psutil.virtual_memory().available)
 
     async def check_model(self, model: BundleModel) -> None:
-        engines = self._parts.engines
+        engines = self.parts.engines
         if engines is None:
             raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:

@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -54,6 +55,7 @@ class StopRequest:
         self.requested.set()
 
 
+@dataclass(eq=False, repr=False)  # the configuration has a key
 class App:
     """One daemon, constructed by `edge_node.app.build`. `agent`: of a box that joined a fleet.
 
@@ -63,24 +65,20 @@ class App:
         failed: after `serve`: a background task ended early, and the daemon with it.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        parts: Components,
-        api: Api,
-        notifier: SystemdNotifier,
-        agent: Agent | None,
-        stop: StopRequest,
-    ) -> None:
-        self.config = config
-        self.parts = parts
-        self._notifier = notifier
-        self.paths = api.paths
+    config: Config
+    parts: Components
+    api: Api
+    notifier: SystemdNotifier
+    agent: Agent | None
+    stop_request: StopRequest
+
+    def __post_init__(self) -> None:
+        self.paths = self.api.paths
         self._listener = Listener(
-            api.handle, _addresses(config.server, *parts.connections), config.server.read_timeout_s
+            self.api.handle,
+            _addresses(self.config.server, *self.parts.connections),
+            self.config.server.read_timeout_s,
         )
-        self.agent = agent
-        self._stop_request = stop
         self._stop = asyncio.Event()
         self.failed = False
         self._reload_requested = asyncio.Event()  # by SIGHUP
@@ -101,7 +99,7 @@ class App:
     @property
     def restarting(self) -> bool:
         """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
-        return self._stop_request.restarting
+        return self.stop_request.restarting
 
     async def start(self) -> None:
         """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
@@ -146,18 +144,18 @@ class App:
         error = root.exception() or RuntimeError("the background tasks ended")
         log.critical("A background task failed, and the daemon ends: %s", redacted(_first_cause(error)))
         self.failed = True
-        self._notifier.stopping("a background task failed")
-        self._stop_request.requested.set()
+        self.notifier.stopping("a background task failed")
+        self.stop_request.requested.set()
         if not started.done():
             started.set_exception(error)
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
         log.info("draining for up to %g s, requests in progress: %d", self.config.server.drain_s, self.in_flight)
-        if self._stop_request.restarting:
-            self._notifier.reloading("draining, to start anew with other settings")
+        if self.stop_request.restarting:
+            self.notifier.reloading("draining, to start anew with other settings")
         else:
-            self._notifier.stopping("draining")
+            self.notifier.stopping("draining")
         self.parts.admission.drain()
         self.parts.sessions.drain()
         self.parts.shadows.stop()
@@ -208,17 +206,17 @@ class App:
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
         """
         loop = asyncio.get_running_loop()
-        stop_requested, abort_requested = self._stop_request.requested, asyncio.Event()
+        stop_requested, abort_requested = self.stop_request.requested, asyncio.Event()
 
         def terminate() -> None:
             if not stop_requested.is_set():
                 log.info("SIGTERM received")
-            self._stop_request.restarting = False
+            self.stop_request.restarting = False
             stop_requested.set()
 
         def interrupt() -> None:
             log.info("SIGINT received%s", ": the drain ends now" * stop_requested.is_set())
-            self._stop_request.restarting = False
+            self.stop_request.restarting = False
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()
@@ -258,8 +256,8 @@ class App:
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)
             tasks.start_soon(_every, 0.0, self._reload)
-            if self._notifier.watchdog_s is not None:
-                tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
+            if self.notifier.watchdog_s is not None:
+                tasks.start_soon(_every, self.notifier.watchdog_s, self._ping_watchdog)
             tasks.start_soon(parts.shadows.run)
             tasks.start_soon(self._announce_ready)
             if self.agent is not None:
@@ -280,12 +278,12 @@ class App:
         while not self.parts.can_answer():  # engines, policy and cloud have no common event
             if (now := self.parts.clock.monotonic()) >= told_at + _STARTING_S:
                 told_at = now
-                self._notifier.starting(f"waiting for {', '.join(self.parts.readiness().waiting_for)}")
+                self.notifier.starting(f"waiting for {', '.join(self.parts.readiness().waiting_for)}")
             await asyncio.sleep(_READY_POLL_S)
         if self.parts.admission.draining:
             return
         report = self.parts.policies.report
-        self._notifier.ready(f"policy {report.name}@{report.revision}")
+        self.notifier.ready(f"policy {report.name}@{report.revision}")
         log.info("ready: a target can answer")
         self._ready.set()
 
@@ -301,7 +299,7 @@ class App:
     async def _ping_watchdog(self) -> None:
         """Ping the watchdog only after a trial routing decision succeeds."""
         self.parts.service.self_check()
-        self._notifier.watchdog()
+        self.notifier.watchdog()
 
 
 def _addresses(config: ServerConfig, tcp: ConnectionTable, unix: ConnectionTable) -> list[Address]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +38,7 @@ _MAX_RECENT_AGE_S = 0.05
 _NONE: frozenset[str] = frozenset()
 
 
+@dataclass(eq=False)
 class SignalCollector:
     """The signals of one daemon.
 
@@ -51,40 +53,32 @@ class SignalCollector:
         learned: Knows which edge models' calibrated signals are set aside.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        spend: SpendStore,
-        edge: EnginePool | None = None,
-        cloud: CloudBackend | None = None,
-        read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals(),
-        encoders: tuple[Modality, ...] = (),
-        projected: Callable[[str], tuple[Modality, ...]] = lambda _: (),
-        learned: LearnedEstimators | None = None,
-    ) -> None:
-        self._clock = clock
-        self._edge = edge
-        self._cloud = cloud
-        self._read_device = read_device
-        self._projected = projected
-        self._learned = learned
+    clock: Clock
+    _: KW_ONLY
+    spend: SpendStore
+    edge: EnginePool | None = None
+    cloud: CloudBackend | None = None
+    read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals()
+    encoders: tuple[Modality, ...] = ()
+    projected: Callable[[str], tuple[Modality, ...]] = lambda _: ()
+    learned: LearnedEstimators | None = None
+
+    def __post_init__(self) -> None:
         self.device = DeviceSignals()  # the last readings
-        self._spend = spend
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._setup = BoxSetup(engine=edge is not None, cloud=cloud is not None, encoders=encoders)
+        self._setup = BoxSetup(engine=self.edge is not None, cloud=self.cloud is not None, encoders=self.encoders)
         self._availability = TargetAvailability((), self._setup)
 
     def sample(self) -> None:
         """Read the device signals and what was spent until now; takes about a millisecond."""
-        self.device = self._read_device(self._clock.monotonic())
-        self._spend.refresh()
+        self.device = self.read_device(self.clock.monotonic())
+        self.spend.refresh()
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
         """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._recent[0] > _MAX_RECENT_AGE_S or policy is not self._policy:
             self._recent = (now, self.snapshot(policy))
         return self._recent[1]
@@ -93,19 +87,19 @@ class SignalCollector:
         """Return the signals of this moment for a decision of `policy`."""
         if policy is not self._policy:
             self.use(policy)
-        edge = EdgeSignals() if self._edge is None else self._edge.signals()
-        cloud = CloudSignals() if self._cloud is None else self._cloud.signals()
-        second = int(self._clock.unix())
+        edge = EdgeSignals() if self.edge is None else self.edge.signals()
+        cloud = CloudSignals() if self.cloud is None else self.cloud.signals()
+        second = int(self.clock.unix())
         return Snapshot(
             device=self.device,
             edge=edge,
             cloud=cloud,
-            spend=self._spend.current,
+            spend=self.spend.current,
             now=self._now_signals(second),
             down=self._availability.down(edge, cloud),
             absent=self._availability.absent,
             setup=self._setup,
-            uncalibrated=_NONE if self._learned is None else _uncalibrated(policy, self._learned),
+            uncalibrated=_NONE if self.learned is None else _uncalibrated(policy, self.learned),
         )
 
     def use(self, policy: Policy) -> None:
@@ -115,7 +109,7 @@ class SignalCollector:
         self._setup = msgspec.structs.replace(
             self._setup,
             temperatures=policy.model_temperatures,
-            projectors={model: kinds for model in models if (kinds := self._projected(model))},
+            projectors={model: kinds for model in models if (kinds := self.projected(model))},
         )
         self._availability = TargetAvailability(policy.offered, self._setup)
 

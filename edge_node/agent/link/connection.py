@@ -17,6 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import anyio
@@ -80,6 +81,7 @@ def read_record(folder: Path) -> LinkRecord | None:
         return None
 
 
+@dataclass(eq=False)
 class FleetConnection:
     """One box's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
 
@@ -97,46 +99,39 @@ class FleetConnection:
         ConfigError: The control plane's URL or CA file cannot be used.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        identity: Identity,
-        key: DeviceKey,
-        *,
-        clock: Clock,
-        read_traffic: Callable[[], Traffic],
-        uniform: Uniform | None = None,
-        sleep: Sleep = anyio.sleep,
-        telemetry_s: float = TELEMETRY_S,
-    ) -> None:
-        self._folder = folder
-        self._telemetry_s = telemetry_s
-        self._clock = clock
-        self._uniform = uniform or random.Random().uniform
-        self._sleep = sleep
-        self.identity = identity
+    folder: Path
+    identity: Identity
+    key: DeviceKey
+    _: KW_ONLY
+    clock: Clock
+    read_traffic: Callable[[], Traffic]
+    uniform: Uniform = field(default_factory=lambda: random.Random().uniform)
+    sleep: Sleep = anyio.sleep
+    telemetry_s: float = TELEMETRY_S
+
+    def __post_init__(self) -> None:
         self.boot = secrets.token_hex(8)
-        self.plane = ControlPlane(identity.url, identity.ca_file, key.sign)
+        self.plane = ControlPlane(self.identity.url, self.identity.ca_file, self.key.sign)
         self.tokens = TokenKeeper(
-            identity,
+            self.identity,
             self.plane,
             boot=self.boot,
-            clock=clock,
-            uniform=self._uniform,
-            sleep=sleep,
+            clock=self.clock,
+            uniform=self.uniform,
+            sleep=self.sleep,
             changed=self._keep_record,
         )
-        self.source = SourceWithImport(self.plane, folder, clock.monotonic)
+        self.source = SourceWithImport(self.plane, self.folder, self.clock.monotonic)
         self._seen_import = self.source.stamp
         self._seq = 0
-        self.telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock, folder)
+        self.telemetry = TelemetryLog(self.identity.device, self.boot, self.read_traffic, self.clock, self.folder)
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
         self.last_seen = 0.0  # when the control plane answered last, Unix seconds; 0.0: not since the daemon started
         self._written: LinkRecord | None = None
-        self._away = Fault(log, logging.WARNING, clock.monotonic)
-        self._clone = Fault(log, logging.ERROR, clock.monotonic)
+        self._away = Fault(log, logging.WARNING, self.clock.monotonic)
+        self._clone = Fault(log, logging.ERROR, self.clock.monotonic)
         self._agent_report: Callable[[], AgentReport] = AgentReport  # a box without an agent runs the factory's files
         self._wake_agent: Callable[[], None] = lambda: None
 
@@ -169,7 +164,7 @@ class FleetConnection:
         try:
             reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))
         except FleetError:
-            return 0.0 if wanted == self.source.wanted else max(1.0, self._uniform(*RETRY_S))
+            return 0.0 if wanted == self.source.wanted else max(1.0, self.uniform(*RETRY_S))
         return 0.0 if reply.may_change else max(1.0, reply.retry_after_s)
 
     async def run(self) -> None:
@@ -196,16 +191,16 @@ class FleetConnection:
                 await work()
             except Exception as error:
                 log.error("the connection to the fleet failed unexpectedly: %s", redacted(error))
-            await self._sleep(self._uniform(*RETRY_S))
+            await self.sleep(self.uniform(*RETRY_S))
 
     async def _wakes(self) -> None:
         """Poll until the connection is lost."""
         etag, polled = "", False
         while True:
             token = await self.tokens.wait()
-            began = self._clock.monotonic()
+            began = self.clock.monotonic()
             try:
-                woken = await self.plane.wake(etag, self._uniform(*POLL_S) if polled else 0.0, token)
+                woken = await self.plane.wake(etag, self.uniform(*POLL_S) if polled else 0.0, token)
             except FleetRefused as error:
                 if self._note_revoked(error) or await self.tokens.renew(token):
                     continue
@@ -217,12 +212,12 @@ class FleetConnection:
             self._found()
             if woken.changed or not polled:
                 self._wake_agent()
-            etag, early = woken.etag, self._clock.monotonic() - began < _ANSWERED_EARLY_S
+            etag, early = woken.etag, self.clock.monotonic() - began < _ANSWERED_EARLY_S
             self._dirty.set()
             if polled and early and not woken.changed:
-                await self._sleep(self._uniform(*RETRY_S))
+                await self.sleep(self.uniform(*RETRY_S))
             elif early:
-                await self._sleep(_LEAST_POLL_S)
+                await self.sleep(_LEAST_POLL_S)
             polled = True
 
     async def _statuses(self) -> None:
@@ -240,7 +235,7 @@ class FleetConnection:
 
     async def _telemetries(self) -> None:
         while True:
-            await self._sleep(self._uniform(self._telemetry_s * 5 / 6, self._telemetry_s * 7 / 6))
+            await self.sleep(self.uniform(self.telemetry_s * 5 / 6, self.telemetry_s * 7 / 6))
             self.telemetry.cut(self._agent_report().running)
             await self.telemetry.send(self.plane.telemetry, self._note_revoked)
             await self.look_at_import()
@@ -292,14 +287,14 @@ class FleetConnection:
         log.info("this box belongs to the cohort %s now, before to %s", cohort, self.identity.cohort)
         self.identity = msgspec.structs.replace(self.identity, cohort=cohort)
         try:
-            write_identity(self._folder, self.identity)
+            write_identity(self.folder, self.identity)
         except OSError as error:
-            log.warning("the new cohort cannot be written to %s: %s", self._folder, error.strerror)
+            log.warning("the new cohort cannot be written to %s: %s", self.folder, error.strerror)
         self._wake_agent()
 
     def _found(self) -> None:
         self._failures = 0
-        self.last_seen = self._clock.unix()
+        self.last_seen = self.clock.unix()
         self._away.end(f"{self.plane.name} answers again")
         self._keep_record()
 
@@ -310,7 +305,7 @@ class FleetConnection:
         self._keep_record()
 
     def _status(self, report: AgentReport) -> StatusReport:
-        now = self._clock.unix()
+        now = self.clock.unix()
         local = time.localtime(now)
         self._seq += 1
         return StatusReport(
@@ -326,7 +321,7 @@ class FleetConnection:
 
     def _keep_record(self) -> None:
         """Write `link.json`, unless only `last_seen` differs: that alone is not worth a write to flash."""
-        written, path = self._written, self._folder / LINK_FILE
+        written, path = self._written, self.folder / LINK_FILE
         problems, cloned = self.problems, bool(self._clone.problem)
         record = LinkRecord(
             boot=self.boot, last_seen=self.last_seen, problems=problems, cloned=cloned, report=self._agent_report()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 
 import anyio
 
@@ -35,6 +36,7 @@ _SKEW_S = 120.0
 _OTHER_TIME = ("request_stale", "token_request_replayed")
 
 
+@dataclass(eq=False)
 class TokenKeeper:
     """Owns the token.
 
@@ -50,24 +52,16 @@ class TokenKeeper:
         changed: Called when `problems` may have changed.
     """
 
-    def __init__(
-        self,
-        identity: Identity,
-        plane: ControlPlane,
-        *,
-        boot: str,
-        clock: Clock,
-        uniform: Uniform,
-        sleep: Sleep,
-        changed: Callable[[], None],
-    ) -> None:
-        self._identity = identity
-        self._plane = plane
-        self._boot = boot
-        self._clock = clock
-        self._uniform = uniform
-        self._sleep = sleep
-        self._changed = changed
+    identity: Identity
+    plane: ControlPlane
+    _: KW_ONLY
+    boot: str
+    clock: Clock
+    uniform: Uniform
+    sleep: Sleep
+    changed: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._asked = asyncio.Event()
         self._attempted = asyncio.Event()  # another one for each attempt, set at its end
         self._attempted.set()
@@ -77,9 +71,9 @@ class TokenKeeper:
         self._life_s = 0.0
         self._sent = 0.0
         self._ahead_s = 0.0  # of the control plane's clock
-        self._expired = Fault(log, logging.WARNING, clock.monotonic)
-        self._refused = Fault(log, logging.ERROR, clock.monotonic)
-        self._wrong_clock = Fault(log, logging.WARNING, clock.monotonic)
+        self._expired = Fault(log, logging.WARNING, self.clock.monotonic)
+        self._refused = Fault(log, logging.ERROR, self.clock.monotonic)
+        self._wrong_clock = Fault(log, logging.WARNING, self.clock.monotonic)
         self.token = ""
 
     @property
@@ -98,7 +92,7 @@ class TokenKeeper:
             pause_s = await self._attempt()
             async with anyio.create_task_group() as waiting:
                 waiting.start_soon(self._cancel_when_asked, waiting.cancel_scope)
-                await self._sleep(pause_s)
+                await self.sleep(pause_s)
                 waiting.cancel_scope.cancel()
 
     async def renew(self, refused: str) -> bool:
@@ -111,7 +105,7 @@ class TokenKeeper:
         """
         if self.token and self.token != refused:  # (1)
             return True
-        since_s = self._clock.monotonic() - self._tried
+        since_s = self.clock.monotonic() - self._tried
         if since_s < _FRESH_S and self._attempted.is_set():  # (2)
             return False
         if since_s >= _PATIENCE_S and not self._attempted.is_set():  # (3)
@@ -119,7 +113,7 @@ class TokenKeeper:
         attempted = self._attempted
         if attempted.is_set():  # (4)
             attempted = self._attempted = asyncio.Event()
-            self._tried = self._clock.monotonic()
+            self._tried = self.clock.monotonic()
             self._asked.set()
         with anyio.move_on_after(_PATIENCE_S):
             await attempted.wait()
@@ -128,7 +122,7 @@ class TokenKeeper:
     def refused(self, error: FleetRefused) -> None:
         """Note that the control plane does not know this box (any more)."""
         self._refused.begin(
-            f"the fleet {self._identity.fleet} refuses this box: {error}; it goes on with what it runs, without fleet "
+            f"the fleet {self.identity.fleet} refuses this box: {error}; it goes on with what it runs, without fleet "
             "and without the fleet's token for the cloud"
         )
         self._use("")
@@ -144,15 +138,15 @@ class TokenKeeper:
         """Renew the token; return when to do so again, seconds."""
         if self._attempted.is_set():
             self._attempted = asyncio.Event()
-        self._tried = self._clock.monotonic()
+        self._tried = self.clock.monotonic()
         try:
             await self._issue()
         except FleetError as error:
             self._note(error)
-            return self._uniform(*(REFUSED_S if isinstance(error, FleetRefused) else RETRY_S))
+            return self.uniform(*(REFUSED_S if isinstance(error, FleetRefused) else RETRY_S))
         finally:
             self._attempted.set()
-        return self._life_s * self._uniform(*_RENEW_AT)
+        return self._life_s * self.uniform(*_RENEW_AT)
 
     async def _issue(self) -> None:
         """Raises FleetError."""
@@ -161,28 +155,28 @@ class TokenKeeper:
         except FleetRefused as error:
             if error.code not in _OTHER_TIME or error.now is None:
                 raise
-            self._ahead_s = error.now + 1.0 - self._clock.unix()  # HTTP's dates are whole seconds
+            self._ahead_s = error.now + 1.0 - self.clock.unix()  # HTTP's dates are whole seconds
             self._sent = 0.0
             issued = await self._ask()
         self._life_s = issued.expires_in_s
-        self._expires = self._clock.monotonic() + issued.expires_in_s
-        self._ahead_s = issued.now - self._clock.unix()
+        self._expires = self.clock.monotonic() + issued.expires_in_s
+        self._ahead_s = issued.now - self.clock.unix()
         self._check_clock()
         self._expired.end("the fleet's token is renewed")
-        self._refused.end(f"the fleet {self._identity.fleet} accepts this box again")
+        self._refused.end(f"the fleet {self.identity.fleet} accepts this box again")
         self._use(issued.token)
-        self._plane.report_key = issued.report_key
+        self.plane.report_key = issued.report_key
 
     async def _ask(self) -> IssuedToken:
-        self._sent = max(self._sent + 0.001, self._clock.unix() + self._ahead_s)
-        return await self._plane.token(
-            TokenRequest(device=self._identity.device, boot=self._boot, nonce=secrets.token_hex(16), sent=self._sent)
+        self._sent = max(self._sent + 0.001, self.clock.unix() + self._ahead_s)
+        return await self.plane.token(
+            TokenRequest(device=self.identity.device, boot=self.boot, nonce=secrets.token_hex(16), sent=self._sent)
         )
 
     def _note(self, error: FleetError) -> None:
         if isinstance(error, FleetRefused):
             self.refused(error)
-        elif self._clock.monotonic() >= self._expires:
+        elif self.clock.monotonic() >= self._expires:
             self._expired.begin(
                 f"the fleet's token cannot be renewed and has expired: {error}; requests stay on this box, as the "
                 "cloud refuses them"
@@ -191,12 +185,12 @@ class TokenKeeper:
 
     def _use(self, token: str) -> None:
         self.token = token
-        self._plane.report_key = None
+        self.plane.report_key = None
         if token:
             self._there.set()
         else:
             self._there.clear()
-        self._changed()
+        self.changed()
 
     def _check_clock(self) -> None:
         if abs(self._ahead_s) > _SKEW_S:
