@@ -88,10 +88,10 @@ class SemanticAnswers:
 
     def question(self, request: Request) -> ComparedText | None:
         """Return a request as it is compared; None if the cache is off, or nothing of the request is compared."""
-        if self._index is None:
+        if self._judge is None:
             return None
         text = question_of(request)
-        return None if text is None else self._index.question(text)
+        return None if text is None else self._judge.question(text)
 
     def find(self, scope: bytes, question: ComparedText, max_error: float) -> Match | None:
         """Return the best earlier question, if it is likely enough for `max_error`."""

@@ -82,14 +82,10 @@ def call_grammar(copy_source: str) -> str:
         return ANY_CALL
     starts = [at for at, piece in enumerate(pieces) if not piece.isspace()]
     if len(starts) > MOST_LISTED:
-        run = json.dumps({"substring_chunks": [_in_json(piece) for piece in pieces]})
+        run = json.dumps({"substring_chunks": [json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces]})
         return LLMatcher.grammar_from_lark(f"{_RUN_IN_LARK}{run}\n")
     runs = ("".join(pieces[start : end + 1]) for start in starts for end in starts if end >= start)
     return _call_with({"enum": list(dict.fromkeys(runs))} if starts else None)
-
-
-def _in_json(piece: str) -> str:
-    return json.dumps(piece, ensure_ascii=False)[1:-1]
 
 
 _MAX_CHARACTERS: Final = 256 * 1024

@@ -22,7 +22,6 @@ from llguidance import LLMatcher
 
 from router.errors import CausewayError, ClientGone, ContextLengthExceeded, InvalidGrammar, InvalidRequest
 from router.tool_calls.schema import last_user_text
-from router.types import Sampling
 
 from ..constraints.grammars import call_grammar, fault_of, framed_grammar
 from .core import EngineCore
@@ -182,7 +181,9 @@ class Engine:
         return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, adapter)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
-        sampling = self._sampling(job)
+        sampling = job.sampling
+        if sampling.temperature is None and self._options.temperature is not None:  # the model's own
+            sampling = msgspec.structs.replace(sampling, temperature=self._options.temperature)
         thinking = None if job.thinking_tokens is None else ThinkingBudget(self._core.vocabulary, job)
         grammar, of_calls = self._grammar(job)
         if grammar is None and thinking is None and is_plain_greedy(sampling):
@@ -221,12 +222,6 @@ class Engine:
         for soft in job.prompt.soft:
             copy_source = copy_source.replace(soft.marker, " ")
         return self._call_compiler.submit(compiler.compile, call_grammar(copy_source), keep=False), True  # (2)
-
-    def _sampling(self, job: Job) -> Sampling:
-        """Return the job's settings, with the model's own temperature where the job names none."""
-        if job.sampling.temperature is not None or self._options.temperature is None:
-            return job.sampling
-        return msgspec.structs.replace(job.sampling, temperature=self._options.temperature)
 
     # --- the engine's thread ----------------------------------------------------------------------------------------
 

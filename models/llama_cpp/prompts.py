@@ -292,8 +292,10 @@ class PromptEncoder:
             tokens = self._vocabulary.frame_middle(tokens, prompt.suffix)
         if not len(tokens):
             raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
-        if soft:
-            _check_soft(tokens, soft)
+        if soft and not all(ids.min() in tokens for ids in soft.values()):
+            raise InvalidRequest("this model's chat template leaves soft tokens out of the prompt", param="messages")
+        if soft and tokens[-1] < 0:
+            raise InvalidRequest("the prompt ends in soft tokens: text must follow them", param="messages")
         return tokens
 
     def _check_length(self, text: str) -> None:
@@ -312,14 +314,6 @@ class PromptEncoder:
             while self._cache_bytes > _CACHE_BYTES:
                 _, evicted = self._cache.popitem(last=False)
                 self._cache_bytes -= _cost(evicted)
-
-
-def _check_soft(tokens: Tokens, soft: Mapping[str, Tokens]) -> None:
-    """Raises InvalidRequest: a template lost soft tokens, or nothing follows them."""
-    if not all(ids.min() in tokens for ids in soft.values()):
-        raise InvalidRequest("this model's chat template leaves soft tokens out of the prompt", param="messages")
-    if tokens[-1] < 0:
-        raise InvalidRequest("the prompt ends in soft tokens: text must follow them", param="messages")
 
 
 def _cost(tokens: Tokens) -> int:

@@ -164,18 +164,18 @@ def log_sum_exp(row: LogitsRow) -> float:
 
 def token_logprob(row: LogitsRow, token: int, best: int, vocabulary: Vocabulary) -> TokenLogprob:
     """Return the log-probability of `token` and those of the `best` likeliest tokens."""
-    total = log_sum_exp(row)
+    total, pieces = log_sum_exp(row), vocabulary.pieces
     top: list[int] = []
     if best:
         best = min(best, len(row))
         candidates = np.argpartition(row, -best)[-best:]
         top = candidates[np.argsort(row[candidates])[::-1]].tolist()
     alternatives = tuple(
-        TokenAlternative(_shown(vocabulary.pieces[other]), float(row[other]) - total, tuple(vocabulary.pieces[other]))
+        TokenAlternative(pieces[other].decode(errors="replace"), float(row[other]) - total, tuple(pieces[other]))
         for other in top
     )
-    piece = vocabulary.pieces[token]
-    return TokenLogprob(_shown(piece), float(row[token]) - total, tuple(piece), alternatives)
+    piece = pieces[token]
+    return TokenLogprob(piece.decode(errors="replace"), float(row[token]) - total, tuple(piece), alternatives)
 
 
 class ConfidenceMeter:
@@ -219,10 +219,6 @@ class ConfidenceMeter:
         mean = self._logprob / n
         score = (1.0 - self._refusal) * math.exp(min(0.0, mean))
         return Confidence(n, score, mean, self._margin / n, max(0.0, self._entropy / n), self._refusal, self._least)
-
-
-def _shown(piece: bytes) -> str:
-    return piece.decode(errors="replace")
 
 
 class ThinkingBudget:

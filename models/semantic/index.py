@@ -85,11 +85,10 @@ class VectorTable:
 
         Of equal inner products the lower row comes first.
         """
-        if self._count < CODED:
-            return _greatest(_inner_products(self._rows, self._count, vector), most, least)
-        if self._codes is None:
-            self._codes = Codes(self._rows[: self._count])
-        rows = self._codes.candidates(vector, most, least)
+        rows = None
+        if self._count >= CODED:
+            self._codes = self._codes or Codes(self._rows[: self._count])
+            rows = self._codes.candidates(vector, most, least)
         if rows is None:
             return _greatest(_inner_products(self._rows, self._count, vector), most, least)
         found = _greatest(self._rows.take(rows, axis=0) @ vector, most, least)
@@ -116,7 +115,10 @@ class Codes:
         """Add rows: float32 [vectors, dimensions]."""
         end = self._count + len(vectors)
         if end > len(self._scales):
-            self._grow(_capacity(end))
+            # Some more columns than are needed: an odd multiple of _LANES.
+            more = -(-(end + end // 16) // (2 * _LANES)) * 2 * _LANES + _LANES - len(self._scales)
+            self._codes = np.pad(self._codes, ((0, 0), (0, more)))
+            self._scales, self._zeros = np.pad(self._scales, (0, more)), np.pad(self._zeros, (0, more))
         rotated = vectors @ _rotation(vectors.shape[1])
         steps = np.maximum(np.abs(rotated).max(axis=1), 1e-9) / np.float32(127.0)
         codes = np.rint(rotated / steps[:, None])
@@ -192,11 +194,6 @@ class Codes:
         products -= self._zeros[: self._count]
         return products
 
-    def _grow(self, capacity: int) -> None:
-        more = capacity - len(self._scales)
-        self._codes = np.pad(self._codes, ((0, 0), (0, more)))
-        self._scales, self._zeros = np.pad(self._scales, (0, more)), np.pad(self._zeros, (0, more))
-
 
 @cache
 def _rotation(dimensions: int) -> Vector:
@@ -208,11 +205,6 @@ def _rotation(dimensions: int) -> Vector:
 @cache
 def _multiply() -> OnnxGraph:
     return OnnxGraph(GRAPH)
-
-
-def _capacity(count: int) -> int:
-    """Return room for `count` columns and some more: an odd multiple of _LANES."""
-    return -(-(count + count // 16) // (2 * _LANES)) * 2 * _LANES + _LANES
 
 
 def _longest(vectors: Vector) -> float:
@@ -290,10 +282,6 @@ class SemanticIndex:
 
     def __len__(self) -> int:
         return len(self._used)
-
-    def question(self, text: str) -> ComparedText | None:
-        """Return a text as it is compared; None for one that is never compared."""
-        return self._judge.question(text)
 
     def find(self, scope: bytes, question: ComparedText) -> Match | None:
         """Return the likeliest earlier question of this scope; None if all are ruled out.

@@ -130,12 +130,12 @@ class PairEstimator:
             ArtifactError: it was fitted on other weights, or the file is missing or malformed.
         """
         parameters = read_parameters(signal)
-        for part, name, found, wanted in (
-            ("weights", small.name, small.manifest.sha256, parameters.small.sha256),
-            ("word vectors", encoder.name, encoder.manifest.sha256, parameters.encoder_sha256),
+        for part, model, sha256 in (
+            ("weights", small, parameters.small.sha256),
+            ("word vectors", encoder, parameters.encoder_sha256),
         ):
-            if found != wanted:
-                raise ArtifactError(f"{signal.path}: made for other {part} than {name} now has: sha256 {wanted}")
+            if model.manifest.sha256 != sha256:
+                raise ArtifactError(f"{signal.path}: made for other {part} than {model.name} now has: sha256 {sha256}")
         return cls(parameters, SentenceEncoder(encoder.path), signal.manifest.sha256)
 
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:

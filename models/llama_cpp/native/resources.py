@@ -222,14 +222,12 @@ def plan_memory(
     """
     affordable = int(free * _KV_SHARE) // max(1, kv_bytes_per_token)
     context = _wanted_context(options, trained_context)  # (1), (2)
-    if options.context_tokens or options.kv_tokens:
-        total = wanted_kv_tokens(options, context)
-        needed = min(total, context) if not options.kv_tokens else total
-    else:
+    configured = options.context_tokens or options.kv_tokens
+    if not configured:
         context = max(min(context, affordable), min(_MIN_CONTEXT, trained_context))  # (3)
-        total = wanted_kv_tokens(options, context)
-        needed = min(_MIN_CONTEXT, context)
-    if needed * kv_bytes_per_token > free * (1.0 if options.context_tokens or options.kv_tokens else _KV_SHARE):
+    total = wanted_kv_tokens(options, context)
+    needed = total if options.kv_tokens else min(total if configured else _MIN_CONTEXT, context)
+    if needed * kv_bytes_per_token > free * (1.0 if configured else _KV_SHARE):
         raise EngineUnavailable(
             f"a context of {needed} tokens needs {needed * kv_bytes_per_token // _MB} MB of KV cache beside "
             f"{weights_bytes // _MB} MB of weights, and {free // _MB} MB of memory are free; "

@@ -50,9 +50,6 @@ class Weights:
         if not native.llama_model_has_decoder(self.pointer) or native.llama_model_is_diffusion(self.pointer):
             self.close()
             raise EngineUnavailable(f"{path}: not a model that generates token by token")
-        self._describe()
-
-    def _describe(self) -> None:
         model = self.pointer
         self.architecture = self.metadata("general.architecture")
         self.name = self.metadata("general.name") or self.path.stem

@@ -43,8 +43,6 @@ class TextStream:
     def finish(self) -> str:
         """Return the rest at the end: held-back text that is not a stop string; half a character becomes U+FFFD."""
         text = self._show(self._decode.decode(b"", final=True))
-        if self.stopped:
-            return text
         held, self._held = self._held, ""
         self.shown += len(held)
         return text + held

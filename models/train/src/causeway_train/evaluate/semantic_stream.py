@@ -93,7 +93,7 @@ def run_stream(judge: Judge, requests: Sequence[StreamedRequest]) -> tuple[list[
     scored, seconds = [], []
     for at, request in enumerate(requests):
         scope, started = request.source.encode(), time.perf_counter()
-        question = index.question(request.text)
+        question = judge.question(request.text)
         match = None if question is None else index.find(scope, question)
         seconds.append(time.perf_counter() - started)
         if question is None:
