@@ -244,6 +244,7 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
 
 
 DaemonMessage = Load | Submit | Cancel | Count | Ping
+DAEMON_MESSAGES: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 
 # --- child → daemon --------------------------------------------------------------------------------------------------
 
@@ -277,6 +278,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
 
 ChildMessage = Ready | Failed | Step | Counted | Pong
+CHILD_MESSAGES: msgspec.msgpack.Decoder[ChildMessage] = msgspec.msgpack.Decoder(ChildMessage)
 
 
 def encode(message: msgspec.Struct) -> bytearray:
@@ -319,13 +321,3 @@ class FrameReader(Generic[M]):
                 start = end
         del buffer[:start]
         return messages
-
-
-def daemon_message_reader() -> FrameReader[DaemonMessage]:
-    """Return the child's reader."""
-    return FrameReader(msgspec.msgpack.Decoder(DaemonMessage))
-
-
-def child_message_reader() -> FrameReader[ChildMessage]:
-    """Return the daemon's reader."""
-    return FrameReader(msgspec.msgpack.Decoder(ChildMessage))

@@ -40,7 +40,7 @@ class EngineChild:
 
     def serve(self) -> int:
         """Serve until the daemon closes the link; return the exit status."""
-        reader = protocol.daemon_message_reader()
+        reader = protocol.FrameReader(protocol.DAEMON_MESSAGES)
         # One buffer for all reads: allocating a large one each time and keeping little of it fragments the heap.
         data = memoryview(bytearray(_READ_BYTES))
         while size := self._link.recv_into(data):

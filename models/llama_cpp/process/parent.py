@@ -54,7 +54,7 @@ class EngineProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
-        self._reader = protocol.child_message_reader()
+        self._reader = protocol.FrameReader(protocol.CHILD_MESSAGES)
         self._sinks: dict[int, EmissionSink] = {}
         self._counts: dict[int, asyncio.Future[int]] = {}  # pending count requests by id
         self._request_ids = itertools.count(1)

@@ -35,7 +35,7 @@ class Link:
             cwd=ROOT,
         )
         theirs.close()
-        self._reader = protocol.child_message_reader()
+        self._reader = protocol.FrameReader(protocol.CHILD_MESSAGES)
         self._received: list[protocol.ChildMessage] = []
 
     def send(self, message: protocol.DaemonMessage) -> None:

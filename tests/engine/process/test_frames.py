@@ -49,7 +49,7 @@ FROM_CHILD: list[protocol.ChildMessage] = [
 @given(st.lists(st.integers(1, 50), max_size=20))
 def test_messages_survive_any_cut(sizes: list[int]) -> None:
     data = b"".join(bytes(protocol.encode(message)) for message in TO_CHILD)
-    reader, messages = protocol.daemon_message_reader(), []
+    reader, messages = protocol.FrameReader(protocol.DAEMON_MESSAGES), []
     for size in sizes:
         messages += reader.feed(data[:size])
         data = data[size:]
@@ -57,7 +57,10 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
 
 
 def test_the_child_s_messages_are_decoded() -> None:
-    assert protocol.child_message_reader().feed(b"".join(bytes(protocol.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
+    assert (
+        protocol.FrameReader(protocol.CHILD_MESSAGES).feed(b"".join(bytes(protocol.encode(m)) for m in FROM_CHILD))
+        == FROM_CHILD
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,4 +76,4 @@ def test_the_child_s_messages_are_decoded() -> None:
 def test_garbage_is_a_frame_error(data: bytes) -> None:
     """A length out of range, bytes that are not msgpack, a message of the wrong direction: never a wait."""
     with pytest.raises(protocol.FrameError):
-        protocol.daemon_message_reader().feed(data)
+        protocol.FrameReader(protocol.DAEMON_MESSAGES).feed(data)
