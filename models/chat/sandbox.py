@@ -96,7 +96,7 @@ class _ChargeTransformer(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _charged("_charge_concat", *node.nodes)
+        return _charged("_concat", *node.nodes)
 
     def visit_List(self, node: nodes.Expr) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -187,7 +187,7 @@ def compile_template(template: str) -> jinja2.Template:
     )
     sandbox.filters = {name: function for name, function in sandbox.filters.items() if name in _FILTERS}
     sandbox.filters |= {"tojson": _tojson, "replace": _replace, "join": _join, "safe": str, "string": _concat}
-    sandbox.filters |= {one.__name__: one for one in (_charge_step, _charge_concat, _charge_container)}
+    sandbox.filters |= {one.__name__: one for one in (_charge_step, _charge_container, _concat)}
     sandbox.globals = {
         "raise_exception": _raise,
         "strftime_now": time.strftime,
@@ -222,18 +222,14 @@ def _charge_step(_context: jinja2.runtime.Context, written: int) -> None:
 
 
 @jinja2.pass_context
-def _charge_concat(_context: jinja2.runtime.Context, *parts: object) -> str:
-    return _concat(*parts)
-
-
-@jinja2.pass_context
 def _charge_container(_context: jinja2.runtime.Context, value: object) -> object:
     """Charge a new container for everything in it: one that holds itself twice doubles with each turn."""
     _budget.charge_text(_charged_length(value))
     return value
 
 
-def _concat(*parts: object) -> str:
+@jinja2.pass_context
+def _concat(_context: jinja2.runtime.Context | None, *parts: object) -> str:
     _budget.charge_text(sum(_charged_length(part) for part in parts))
     return "".join(map(str, parts))
 
@@ -272,7 +268,7 @@ def _replace(text: object, old: str, new: str, count: int | None = None) -> str:
 
 
 def _join(values: Iterable[object], d: str = "", attribute: str | None = None) -> str:
-    items = [_concat(value[attribute] if attribute and isinstance(value, Mapping) else value) for value in values]
+    items = [_concat(None, value[attribute] if attribute and isinstance(value, Mapping) else value) for value in values]
     _budget.charge_text(len(d) * len(items))
     return d.join(items)
 

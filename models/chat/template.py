@@ -282,9 +282,8 @@ def render(
         InvalidRequest: a role is not an identifier.
         UnsupportedFeature: a content part is not text.
     """
-    if is_plain(messages, tools):
-        in_system = False
-    else:
+    in_system = False
+    if not is_plain(messages, tools):
         abilities = probe(template)
         in_system = abilities.tools == "system"
         messages, tools = adapted(messages, tools, abilities, tool_format(template))
