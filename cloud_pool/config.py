@@ -132,11 +132,12 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
     if flags.triton is not None:
         parse_endpoint_address(flags.triton, where="--triton")
         tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton, endpoints=()) for tier in tiers)
+    port = config.operator.port if flags.operator_port is None else flags.operator_port
     server = {name: getattr(flags, name) for name in ("host", "port", "token_file") if getattr(flags, name) is not None}
     config = msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, **server),
-        operator=_with_port(config.operator, flags.operator_port),
+        operator=msgspec.structs.replace(config.operator, port=port),
         tiers=tiers,
         state_dir=config.state_dir or _default_state_dir(environ),
         model_dirs=(*flags.model_dirs, *config.model_dirs),
@@ -266,10 +267,6 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
         if (address.is_dns, address.address) in seen:
             raise ConfigError(f"{address.address} is listed twice", where=f"{where}.endpoints[{index}]")
         seen.add((address.is_dns, address.address))
-
-
-def _with_port(operator: OperatorConfig, port: int | None) -> OperatorConfig:
-    return operator if port is None else msgspec.structs.replace(operator, port=port)
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> str:

@@ -148,15 +148,9 @@ def capacity_of(state: PoolState) -> PoolCapacity:
 
     Without any endpoint it is that of one: requests must not wait for a tier that is down, but fail.
     """
-    serving = [one for one in state.endpoints if _serves(one)]
-    if not serving:
-        return PoolCapacity(1)
-    away = sum(one.outstanding for one in state.endpoints if not _serves(one))
-    return PoolCapacity(len(serving), away)
-
-
-def _serves(endpoint: Endpoint) -> bool:
-    return endpoint.phase == "active" and not endpoint.slow
+    others = [one for one in state.endpoints if one.phase != "active" or one.slow]
+    serving = len(state.endpoints) - len(others)
+    return PoolCapacity(serving, sum(one.outstanding for one in others)) if serving else PoolCapacity(1)
 
 
 def median_ttft_s(state: PoolState, now: float) -> float:

@@ -26,7 +26,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from router.errors import ConfigError
+from router.serving.listener import bind_tcp, url_of
 from router.serving.responses import STALLED_S
 from router.trackers import FairShare, network_of
 
@@ -34,7 +34,6 @@ from ..http.config import GrpcConfig, ServerConfig
 from .calls import GenerateCalls
 from .messages import SERVICE, InputChunk, OutputChunk
 
-_BACKLOG = 512
 MAX_CHUNK_BYTES = 1024 * 1024
 MAX_CONNECTIONS = 1024
 _MAX_STREAMS = 128  # of one connection
@@ -138,13 +137,10 @@ class GrpcFront:
     async def start(self, host: str, port: int, path: str) -> int:
         """Listen, relay to the Unix socket at `path`, and return the port.
 
-        Raises OSError: the address is not available.
+        Raises ConfigError: the address is not available.
         """
         self._path = path
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Client(self), host.strip("[]"), port, backlog=_BACKLOG, reuse_address=True
-        )
+        self._server = await bind_tcp(lambda: _Client(self), host.strip("[]"), port, "grpc.port")
         found: int = self._server.sockets[0].getsockname()[1]
         return found
 
@@ -254,8 +250,7 @@ class GrpcServer:
     @property
     def address(self) -> str:
         """host:port"""
-        host = self._config.host
-        return f"{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url_of(self._config.host, self.port).removeprefix("http://")
 
     @property
     def connections(self) -> int:
@@ -277,14 +272,7 @@ class GrpcServer:
         reflection.enable_server_reflection(names, server)
         path = f"{self._folder.name}/grpc.sock"
         server.add_insecure_port(f"unix:{path}")
-        try:
-            self.port = await self._front.start(self._config.host, self.port, path)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {self.address}: another program listens there, or the address is none of this "
-                "machine. Choose another one",
-                where="grpc.port",
-            ) from error
+        self.port = await self._front.start(self._config.host, self.port, path)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.UNKNOWN)
         await server.start()
 
