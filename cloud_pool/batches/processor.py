@@ -18,6 +18,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -78,6 +79,7 @@ def window(batch: Batch, limits: BatchConfig) -> int:
     )
 
 
+@dataclass(eq=False)
 class BatchExpansion:
     """Turns lines of a batch into jobs, a window at a time: the next ones when earlier ones have ended.
 
@@ -85,21 +87,10 @@ class BatchExpansion:
     the same batch at once, or a worker that dies, neither lose nor repeat a line.
     """
 
-    def __init__(
-        self,
-        stores: JobStores,
-        parser: SubmissionParser,
-        config: JobsConfig,
-        tenant_limits: Callable[[str], TenantLimits],
-    ) -> None:
-        self._jobs = stores.jobs
-        self._batches = stores.batches
-        self._files = stores.files
-        self._named = NamedFileReader(stores.files)
-        self._parser = parser
-        self._limits = config.batches
-        self._max_body_bytes = config.max_body_bytes  # of a line's body with its uploaded files in base64
-        self._tenant_limits = tenant_limits
+    stores: JobStores
+    parser: SubmissionParser
+    config: JobsConfig
+    tenant_limits: Callable[[str], TenantLimits]
 
     async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
         """Submit the lines of the window, or as many of them as the queues accept.
@@ -107,7 +98,7 @@ class BatchExpansion:
         Raises JobStoreUnavailable or FileContentLost.
         """
         batch = msgspec.structs.replace(batch, tags=",".join(filter(None, (batch.tags, file.tags))))
-        last = batch.submitted + window(batch, self._limits)
+        last = batch.submitted + window(batch, self.config.batches)
         if last <= batch.submitted:
             return
         number = batch.submitted
@@ -124,9 +115,9 @@ class BatchExpansion:
 
     async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
         """Return why lines would have no room for their output. Raises QueueFull if that is no fault of the tenant."""
-        limits, usage = self._limits, await self._files.usage(batch.owner)
+        limits, usage = self.config.batches, await self.stores.files.usage(batch.owner)
         max_bytes, key = limits.max_bytes, "max_bytes"
-        if self._files.in_redis:
+        if self.stores.files.in_redis:
             max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
             if usage.store_bytes >= limits.max_redis_total_bytes:
                 _log.warning("batches wait: the files in Redis have jobs.batches.max_redis_total_bytes")
@@ -143,25 +134,26 @@ class BatchExpansion:
         if full is not None:
             await self._refuse(batch, number, line, encode_job_error(full))
             return
-        check = body_check(self._parser, batch)
+        check = body_check(self.parser, batch)
         try:
-            parsed = parse_line(line.data, batch.endpoint, check, self._limits.max_line_bytes)
+            parsed = parse_line(line.data, batch.endpoint, check, self.config.batches.max_line_bytes)
         except InvalidLine as error:
             where = "" if read_custom_id(line.data) else f"Request {number} of the file: "
             fault = {"code": error.code, "message": where + error.message}
             await self._refuse(batch, number, line, msgspec.json.encode(fault))
             return
-        tenant_limits = self._tenant_limits(tenant_of(batch.owner))
+        tenant_limits = self.tenant_limits(tenant_of(batch.owner))
         try:
-            body = await self._named.inline(parsed.body, batch.owner, tenant_limits.body_bytes(self._max_body_bytes))
+            max_bytes = tenant_limits.body_bytes(self.config.max_body_bytes)  # with its files in base64
+            body = await NamedFileReader(self.stores.files).inline(parsed.body, batch.owner, max_bytes)
         except InvalidRequest as error:  # a file is gone, or too large
             await self._refuse(batch, number, line, encode_job_error(error))
             return
         parsed = msgspec.structs.replace(parsed, body=body)
-        await self._jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
+        await self.stores.jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
 
     async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
-        if not await self._batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
+        if not await self.stores.batches.refuse_line(batch, number, line.end, read_custom_id(line.data), error):
             raise JobAlreadyEnded(f"The batch {batch.id} accepts no more lines here.")
 
     def _new_job(self, batch: Batch, line: BatchLine, number: int, offset: int) -> NewJob:
@@ -170,7 +162,7 @@ class BatchExpansion:
             owner=batch.owner,
             tier=line.tier,
             priority="bulk",
-            window=batch.window or self._parser.window("", self._tenant_limits(tenant_of(batch.owner))),
+            window=batch.window or self.parser.window("", self.tenant_limits(tenant_of(batch.owner))),
             endpoint=batch.endpoint,
             body=line.body,
             deadline_ms=batch.expires,
@@ -183,7 +175,7 @@ class BatchExpansion:
             traceparent=batch.traceparent,
             token_id=batch.token_id,
             token_issued=batch.token_issued,
-            ttl_ms=int((self._limits.file_ttl_s + self._limits.completion_window_s) * 1000),
+            ttl_ms=int((self.config.batches.file_ttl_s + self.config.batches.completion_window_s) * 1000),
         )
 
 
@@ -254,6 +246,7 @@ class _Rows:
         return any(len(data) >= PART_BYTES for data in self.data.values())
 
 
+@dataclass(eq=False)
 class BatchCollection:
     """Writes the outcomes of lines to the output files, in the input's order, and deletes their jobs.
 
@@ -264,9 +257,7 @@ class BatchCollection:
     Every method raises JobStoreUnavailable.
     """
 
-    def __init__(self, stores: JobStores) -> None:
-        self._batches = stores.batches
-        self._files = stores.files
+    stores: JobStores
 
     async def collect(self, batch: Batch) -> Batch:
         """Collect the lines that have ended, up to the first that has not. Returns the batch as it is then."""
@@ -274,7 +265,7 @@ class BatchCollection:
             rows = _Rows(batch)
             while not rows.full and rows.last < batch.submitted:
                 page = range(rows.last + 1, min(rows.last + _PAGE, batch.submitted) + 1)
-                outcomes = await self._batches.line_outcomes(batch.id, batch.owner, page, PART_BYTES)
+                outcomes = await self.stores.batches.line_outcomes(batch.id, batch.owner, page, PART_BYTES)
                 for outcome in outcomes:
                     rows.add(outcome)
                 if len(outcomes) < len(page) and not rows.full:
@@ -303,12 +294,12 @@ class BatchCollection:
         name = f"{rows.last}-{secrets.token_hex(6)}"
         for kind, data in rows.data.items():
             if data:
-                await self._files.write_part(output_file_id(batch.id, kind), batch.owner, name, bytes(data))
+                await self.stores.files.write_part(output_file_id(batch.id, kind), batch.owner, name, bytes(data))
                 parts.append((kind, FilePart(name, len(data))))
-        await self._batches.record_collected(
-            batch, rows.last, parts, self._files.store_name, expired=rows.expired, never_ran_until=never_ran_until
+        await self.stores.batches.record_collected(
+            batch, rows.last, parts, self.stores.files.store_name, expired=rows.expired, never_ran_until=never_ran_until
         )
-        return await self._batches.lookup(batch.id) or msgspec.structs.replace(batch, collected=rows.last)
+        return await self.stores.batches.lookup(batch.id) or msgspec.structs.replace(batch, collected=rows.last)
 
 
 _STEP_INTERVAL_S = 0.5
@@ -318,27 +309,19 @@ _FILES_INTERVAL_S = 10.0
 _STEPS_AT_ONCE = 4  # a large file that is being checked does not hold up other batches
 
 
+@dataclass(eq=False)
 class BatchProcessor:
     """Advances due batches step by step, and deletes files that are due."""
 
-    def __init__(
-        self,
-        stores: JobStores,
-        parser: SubmissionParser,
-        config: JobsConfig,
-        limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
-    ) -> None:
-        """`limits` are those of a tenant."""
-        self._db = stores.database
-        self._batches = stores.batches
-        self._files = stores.files
-        self._jobs = stores.jobs
-        self._parser = parser
-        self._limits = config.batches
-        self._lease_s = config.lease_s
-        self._reader = InputReader(stores.files, config.batches.max_line_bytes)
-        self._expansion = BatchExpansion(stores, parser, config, limits)
-        self._collection = BatchCollection(stores)
+    stores: JobStores
+    parser: SubmissionParser
+    config: JobsConfig
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant
+
+    def __post_init__(self) -> None:
+        self._reader = InputReader(self.stores.files, self.config.batches.max_line_bytes)
+        self._expansion = BatchExpansion(self.stores, self.parser, self.config, self.limits)
+        self._collection = BatchCollection(self.stores)
 
     async def run(self) -> None:
         """Advance batches until cancelled."""
@@ -356,14 +339,14 @@ class BatchProcessor:
 
     async def step(self) -> bool:
         """Advance one batch. Returns False if none is due. Raises JobStoreUnavailable or RecordUnreadable."""
-        batch = await self._batches.claim(self._lease_s)
+        batch = await self.stores.batches.claim(self.config.lease_s)
         if batch is not None:
             await self._advance(batch)
         return batch is not None
 
     async def _claim(self) -> Batch | None:
         try:
-            return await self._batches.claim(self._lease_s)
+            return await self.stores.batches.claim(self.config.lease_s)
         except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
             _log.warning("%s", error.message)
             return None
@@ -375,11 +358,11 @@ class BatchProcessor:
             _log.warning("%s: %s", batch.id, error.message)
             if isinstance(error, FileStoreUnavailable):
                 with suppress(JobStoreUnavailable):
-                    await self._batches.schedule_step(batch.id, _STORE_DELAY_S)
+                    await self.stores.batches.schedule_step(batch.id, _STORE_DELAY_S)
         except Exception as error:  # of one batch, which the others survive
             _log.error("%s waits for a minute after an unexpected fault: %s", batch.id, redacted(error))
             with suppress(JobStoreUnavailable):
-                await self._batches.schedule_step(batch.id, _FAULT_DELAY_S)
+                await self.stores.batches.schedule_step(batch.id, _FAULT_DELAY_S)
         finally:
             free.release()
 
@@ -387,7 +370,7 @@ class BatchProcessor:
         while True:
             deleted = 0
             try:
-                deleted = await self._files.delete_due()
+                deleted = await self.stores.files.delete_due()
             except JobStoreUnavailable as error:
                 _log.warning("files are not deleted: %s", error.message)
             if not deleted:
@@ -395,7 +378,7 @@ class BatchProcessor:
 
     async def _advance(self, batch: Batch) -> None:
         try:
-            file = await self._files.lookup(batch.input)
+            file = await self.stores.files.lookup(batch.input)
             if file is None:
                 raise FileContentLost(f"The file {batch.input} is gone.")
             if batch.state == "validating":
@@ -411,18 +394,18 @@ class BatchProcessor:
 
     async def _validate(self, batch: Batch, file: StoredFile) -> None:
         async def renew_lease() -> None:
-            await self._batches.schedule_step(batch.id, self._lease_s)
+            await self.stores.batches.schedule_step(batch.id, self.config.lease_s)
 
-        check = await check_input(batch, file, self._reader, self._parser, self._limits, renew_lease)
+        check = await check_input(batch, file, self._reader, self.parser, self.config.batches, renew_lease)
         if check.refused:
-            await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(check.errors))
+            await self.stores.batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(check.errors))
         else:
-            await self._batches.transition(batch.id, "in_progress", "total", check.lines)
+            await self.stores.batches.transition(batch.id, "in_progress", "total", check.lines)
 
     # --- (2), (3), (4) ---------------------------------------------------------------------------------------------
 
     async def _run_lines(self, batch: Batch, file: StoredFile) -> None:
-        over = batch.state == "cancelling" or await self._db.now_ms() >= batch.expires
+        over = batch.state == "cancelling" or await self.stores.database.now_ms() >= batch.expires
         if batch.state == "cancelling" and batch.ended < batch.submitted:
             batch = await self._cancel_jobs(batch)  # (3)
         if self._worth_collecting(batch, over=over):
@@ -435,19 +418,19 @@ class BatchProcessor:
             await self._finish(batch)
         else:
             more = over and batch.collected == batch.submitted
-            await self._batches.schedule_step(batch.id, 0.0 if more else _STEP_INTERVAL_S)
+            await self.stores.batches.schedule_step(batch.id, 0.0 if more else _STEP_INTERVAL_S)
 
     def _worth_collecting(self, batch: Batch, *, over: bool) -> bool:
         """Whether a window of lines has ended, or the last ones: parts are few, and not small."""
-        if batch.ended - batch.collected >= self._limits.max_open_jobs:
+        if batch.ended - batch.collected >= self.config.batches.max_open_jobs:
             return True
         return batch.ended == batch.submitted and (over or batch.submitted == batch.total)
 
     async def _cancel_jobs(self, batch: Batch) -> Batch:
         for line in range(batch.collected + 1, batch.submitted + 1):
             with suppress(JobAlreadyEnded, NotFound):
-                await self._jobs.cancel(batch_job_id(batch.id, line), batch.owner)
-        return await self._batches.lookup(batch.id) or batch
+                await self.stores.jobs.cancel(batch_job_id(batch.id, line), batch.owner)
+        return await self.stores.batches.lookup(batch.id) or batch
 
     # --- (5) -------------------------------------------------------------------------------------------------------
 
@@ -455,13 +438,13 @@ class BatchProcessor:
         state: BatchState = "expired" if batch.late else "completed"
         if batch.state == "cancelling":
             state = "cancelled"
-        elif not await self._batches.transition(batch.id, "finalizing"):
+        elif not await self.stores.batches.transition(batch.id, "finalizing"):
             return  # cancelled in the meantime: the next step sees that
-        await self._batches.transition(batch.id, state)
+        await self.stores.batches.transition(batch.id, state)
 
     async def _fail(self, batch: Batch, error: FileContentLost) -> None:
         """End a batch whose lines cannot be read any more, and keep the answers that exist."""
         _log.error("%s failed: %s", batch.id, error.message)
         await self._collection.collect(await self._cancel_jobs(batch))
         fault = BatchLineError(error.code, f"{error.message} Upload it again.")
-        await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode([fault]))
+        await self.stores.batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode([fault]))
