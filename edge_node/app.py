@@ -50,8 +50,7 @@ from .http.api import Api, RequestReader
 from .http.inspection import Inspection
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
-from .modalities import AudioEntry
-from .modalities.sound import find_program
+from .modalities import AudioEntry, find_program
 from .observability.metrics import Metrics
 from .serving.costly_signals import CostlySignals
 from .serving.generation import AttemptRunner

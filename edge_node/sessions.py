@@ -26,8 +26,7 @@ from router.types import AUTO
 
 from .clock import Clock
 from .http.api import RequestReader, new_decision_id, routing_hints
-from .modalities import AudioEntry
-from .modalities.sound import NO_SPEECH
+from .modalities import NO_SPEECH, AudioEntry
 from .serving.requests import RequestContext
 from .serving.service import Service
 from .storage.policies import PolicyStore

@@ -73,8 +73,8 @@ from ..http.api import RequestReader, routing_hints
 from ..serving.generation import policy_label
 from ..serving.requests import Admission, Records, Status
 from ..signals.collector import SignalCollector
-from .sound import NO_SPEECH, PCM_HZ, SpokenText
-from .speaker import NothingToSpeak, Speaker
+from . import NO_SPEECH
+from .speaker import PCM_HZ, NothingToSpeak, Speaker, SpokenText
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from edge_node.config.schema import ServerConfig
-from edge_node.modalities.sound import PROGRAM
+from edge_node.modalities import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from models.modalities.graph.graph import transcript_of
 from models.modalities.process.messages import Found, Segment, Word, WorkerSpec

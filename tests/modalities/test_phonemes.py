@@ -7,7 +7,7 @@ import shutil
 import msgspec
 import pytest
 
-from edge_node.modalities.sound import Espeak
+from edge_node.modalities.speaker import Espeak
 from models.modalities.voices import MAX_SENTENCE, Clause, VoiceSettings, phoneme_ids, split_clauses, split_sentences
 
 from .tiny_voice import IDS, settings

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.modalities.sound import PROGRAM
+from edge_node.modalities import PROGRAM
 from edge_node.modalities.speaker import Speaker, Voices
 from models.catalog.artifact import find_artifact
 from models.catalog.fit import Device

@@ -28,7 +28,7 @@ from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Modality
 
 from ...config.schema import Config, EngineConfig
-from ...modalities.sound import PROGRAM, find_program, is_onnxruntime_installed
+from ...modalities import PROGRAM, find_program, is_onnxruntime_installed
 from ...modalities.speaker import SEPARATOR
 from ...signals.estimators import QUALITY, judged_models, load_calibrator, load_pair, load_quality_estimator
 from . import Finding, fail, ok, warn
