@@ -157,30 +157,23 @@ class PartEncoders:
         Raises:
             InvalidRequest: a part is invalid.
         """
+        estimates = generation.estimates
         if "image" in self.kinds and has_parts(generation.request, ("image",)):
-            await self._estimate_pictures(generation, signals)
+            if IMAGE_PIXELS in signals and estimates.image_pixels is None:
+                sizes = await self._measured(generation, "image", self._branches["image"].pixels)
+                estimates = msgspec.structs.replace(estimates, image_pixels=None if sizes is None else sum(sizes))
+            if PICTURES_TEXT in signals and estimates.pictures_text is None:
+                found = await self._ask(generation, ("image",))
+                estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
         if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
-            await self._estimate_sounds(generation, signals)
-
-    async def _estimate_pictures(self, generation: Generation, signals: frozenset[str]) -> None:
-        estimates = generation.estimates
-        if IMAGE_PIXELS in signals and estimates.image_pixels is None:
-            sizes = await self._measured(generation, "image", self._branches["image"].pixels)
-            estimates = msgspec.structs.replace(estimates, image_pixels=None if sizes is None else sum(sizes))
-        if PICTURES_TEXT in signals and estimates.pictures_text is None:
-            found = await self._ask(generation, ("image",))
-            estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
-        generation.estimates = estimates
-
-    async def _estimate_sounds(self, generation: Generation, signals: frozenset[str]) -> None:
-        estimates = generation.estimates
-        if AUDIO_S in signals and estimates.audio_s is None:
-            lengths = await self._measured(generation, "audio", self._branches["audio"].seconds)
-            seconds = None if lengths is None else round(sum(lengths), 3)
-            estimates = msgspec.structs.replace(estimates, audio_s=seconds)
-        if not signals.isdisjoint((LANGUAGE, AUDIO_SPEECH)) and estimates.audio_speech is None:
-            found = await self._ask(generation, ("audio",))
-            estimates = msgspec.structs.replace(estimates, audio_speech=found.says("audio"), language=found.language)
+            if AUDIO_S in signals and estimates.audio_s is None:
+                lengths = await self._measured(generation, "audio", self._branches["audio"].seconds)
+                seconds = None if lengths is None else round(sum(lengths), 3)
+                estimates = msgspec.structs.replace(estimates, audio_s=seconds)
+            if not signals.isdisjoint((LANGUAGE, AUDIO_SPEECH)) and estimates.audio_speech is None:
+                found = await self._ask(generation, ("audio",))
+                speech, language = found.says("audio"), found.language
+                estimates = msgspec.structs.replace(estimates, audio_speech=speech, language=language)
         generation.estimates = estimates
 
     async def _ask(self, generation: Generation, kinds: Sequence[Modality]) -> RequestFacts:
