@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from PIL import Image, ImageOps
 
 from ..process.messages import PartLimits, Picture, PictureSize, Refusal
-
-_R = TypeVar("_R")
 
 # The first bytes of a file, and Pillow's name of the only decoder that may read it.
 _KINDS: Mapping[bytes, str] = {
@@ -37,7 +35,17 @@ def decode_picture(data: bytes, limits: PartLimits) -> Picture:
     Raises:
         Refusal: it is no such picture, broken, animated, or declares more than `limits.pixels`.
     """
-    return _opened(data, limits, _pixels)
+    with _opened(data, limits) as image:
+        if getattr(image, "n_frames", 1) > 1:
+            raise Refusal("it is animated. Send a single frame")
+        image.draft("RGB", (limits.side, limits.side))  # a JPEG decoder then skips what scaling would drop
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+        upright = upright.convert("RGB")
+        upright.thumbnail((limits.side, limits.side))
+        return Picture(upright.tobytes(), upright.width, upright.height)
 
 
 def measure_picture(data: bytes, limits: PartLimits) -> PictureSize:
@@ -46,10 +54,13 @@ def measure_picture(data: bytes, limits: PartLimits) -> PictureSize:
     Raises:
         Refusal: it is no such picture, or declares more than `limits.pixels`.
     """
-    return _opened(data, limits, _size)
+    with _opened(data, limits) as image:
+        return PictureSize(image.width, image.height)
 
 
-def _opened(data: bytes, limits: PartLimits, use: Callable[[Image.Image, PartLimits], _R]) -> _R:
+@contextmanager
+def _opened(data: bytes, limits: PartLimits) -> Iterator[Image.Image]:
+    """Open a picture; what breaks while it is read is refused, too."""
     kind = _kind_of(data)
     Image.MAX_IMAGE_PIXELS = limits.pixels
     with warnings.catch_warnings():
@@ -58,7 +69,7 @@ def _opened(data: bytes, limits: PartLimits, use: Callable[[Image.Image, PartLim
             with Image.open(io.BytesIO(data), formats=(kind,)) as image:
                 if image.width * image.height > limits.pixels:
                     raise _too_large(limits)
-                return use(image, limits)
+                yield image
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise _too_large(limits) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError):
@@ -76,23 +87,6 @@ def _kind_of(data: bytes) -> str:
     if any(foreign.lower() in tail for foreign in _FOREIGN):
         raise Refusal("a file of another kind hides behind the picture's end. Save the picture anew")
     return kind
-
-
-def _size(image: Image.Image, _: PartLimits) -> PictureSize:
-    return PictureSize(image.width, image.height)
-
-
-def _pixels(image: Image.Image, limits: PartLimits) -> Picture:
-    if getattr(image, "n_frames", 1) > 1:
-        raise Refusal("it is animated. Send a single frame")
-    image.draft("RGB", (limits.side, limits.side))  # a JPEG decoder then skips what scaling would drop
-    image.load()
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
-        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
-    upright = upright.convert("RGB")
-    upright.thumbnail((limits.side, limits.side))
-    return Picture(upright.tobytes(), upright.width, upright.height)
 
 
 def _too_large(limits: PartLimits) -> Refusal:
