@@ -354,15 +354,11 @@ class AudioApi:
 
     async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
         """Send the samples of each sentence as soon as it is spoken. An error after the first cuts the connection."""
-        stream: EventStream | None = None
-        form = f"audio/pcm; rate={PCM_HZ}"
-        lines = header_lines({**self._ids(call), "x-causeway-route": "edge", "Content-Type": form})
+        ids, form = self._ids(call), f"audio/pcm; rate={PCM_HZ}"
+        stream = EventStream(http, header_lines({**ids, "x-causeway-route": "edge", "Content-Type": form}))
 
         async def play(sentence: SpokenText) -> None:
-            nonlocal stream
-            samples = await asyncio.to_thread(sentence.pcm, PCM_HZ)
-            stream = stream or EventStream(http, lines)
-            stream.send(samples)
+            stream.send(await asyncio.to_thread(sentence.pcm, PCM_HZ))
             await stream.drain()
 
         try:
@@ -370,12 +366,11 @@ class AudioApi:
         except ClientGone:
             raise
         except CausewayError as error:
-            if stream is None:
-                return error_response(error, self._ids(call))
+            if not stream.sends:
+                return error_response(error, ids)
             if http.transport is not None:
                 http.transport.abort()  # the body ends without its last chunk
             raise ClientGone("the sound broke after its begin, and its connection was cut") from error
-        stream = stream or EventStream(http, lines)
         stream.end()
         return stream
 
@@ -383,27 +378,23 @@ class AudioApi:
         self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
     ) -> web.StreamResponse:
         """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
-        stream: EventStream | None = None
-        lines = header_lines({**self._ids(call), "x-causeway-route": "edge", **STREAMED})
+        ids = self._ids(call)
+        stream = EventStream(http, header_lines({**ids, "x-causeway-route": "edge", **STREAMED}))
 
         def tell(segment: Segment) -> None:
-            nonlocal stream
             with contextlib.suppress(ClientGone):  # the server cancels the request of a client that is gone
-                text = segment.text if stream is None else f" {segment.text}"
-                stream = stream or EventStream(http, lines)
-                stream.send(encode_delta(text))
+                stream.send(encode_delta(f" {segment.text}" if stream.sends else segment.text))
 
         try:
             transcript = await self._service.transcribe(call, request, tell)
-            words = b"" if stream is not None or not transcript.text else encode_delta(transcript.text)
+            words = b"" if stream.sends or not transcript.text else encode_delta(transcript.text)
             last = words + encode_done(transcript)
         except ClientGone:
             raise
         except CausewayError as error:
-            if stream is None:
-                return error_response(error, self._ids(call))
+            if not stream.sends:
+                return error_response(error, ids)
             last = error_event(error)
-        stream = stream or EventStream(http, lines)
         stream.end(last)
         return stream
 
