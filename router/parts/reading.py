@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from ..errors import EncoderFailed, InvalidRequest, MissingField, UnsupportedFeature
-from ..types import AudioPart, Fact, FilePart, ImagePart, Message, Modality, Part, Request, TextPart, Transcripts
+from ..types import AudioPart, Fact, FilePart, ImagePart, Modality, Part, Request, TextPart, Transcripts
 from .uploads import NO_SOUND_DATA, NOT_READ_HERE, PREFIX
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
@@ -200,13 +200,18 @@ def fuse(
     content = request.messages[last].content
     if type(content) is tuple:
         _check_last(last, content, facts, kinds, markers)
-    messages = tuple(
-        message
-        if type(message.content) is not tuple
-        else _fused(message, at, message.content, facts, kinds, transcripts, markers)
-        for at, message in enumerate(request.messages)
-    )
-    return msgspec.structs.replace(request, messages=messages)
+    messages = list(request.messages)
+    for at, message in enumerate(request.messages):
+        parts, fact = message.content, facts.get((at, 0))
+        if type(parts) is not tuple:
+            continue
+        if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact and fact.text:
+            words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
+            messages[at] = msgspec.structs.replace(message, content=words)
+        else:
+            fused = tuple(_fused(part, (at, index), facts, kinds, markers) for index, part in enumerate(parts))
+            messages[at] = msgspec.structs.replace(message, content=fused)
+    return msgspec.structs.replace(request, messages=tuple(messages))
 
 
 def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality], markers: Markers) -> None:
@@ -227,30 +232,11 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
             raise InvalidRequest(f"`{path}`: there is no speech in it. Send speech, or text beside it.", param=path)
 
 
-def _fused(
-    message: Message,
-    at: int,
-    parts: tuple[Part, ...],
-    facts: Facts,
-    kinds: Sequence[Modality],
-    transcripts: Transcripts,
-    markers: Markers,
-) -> Message:
-    fact = facts.get((at, 0))
-    if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact is not None and fact.text:
-        words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
-        return msgspec.structs.replace(message, content=words)
-    content: list[Part] = []
-    for index, part in enumerate(parts):
-        modality = modality_of(part)
-        if (at, index) in markers:
-            marker = markers[at, index]
-            content.append(TextPart(marker or _in_words(part, modality, None)))
-        elif modality in kinds:
-            content.append(TextPart(_in_words(part, modality, facts.get((at, index)))))
-        else:
-            content.append(part)
-    return msgspec.structs.replace(message, content=tuple(content))
+def _fused(part: Part, place: tuple[int, int], facts: Facts, kinds: Sequence[Modality], markers: Markers) -> Part:
+    modality = modality_of(part)
+    if place in markers:
+        return TextPart(markers[place] or _in_words(part, modality, None))
+    return TextPart(_in_words(part, modality, facts.get(place))) if modality in kinds else part
 
 
 def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:
