@@ -350,9 +350,21 @@ def add_voice(
     asyncio.run(_try(file.absolute(), sha256, settings, need, check_s))
     if not (licence or licence_text):
         notes += ("no licence was named: make sure that you may use it; see --licence",)
-    return AddResult(
-        _publish(file, settings_file, root / chosen, sha256, settings, licence, licence_text, placing), notes
+    speakers = f"{settings.num_speakers} {'speaker' if settings.num_speakers == 1 else 'speakers'}"
+    manifest = Manifest(
+        name=chosen,
+        file=WEIGHTS,
+        sha256=sha256,
+        size_bytes=size_bytes,
+        format="onnx",
+        architecture=ARCHITECTURE,
+        quantisation="as given",
+        context_length=0,
+        licence=licence or (f"see {LICENCE}" if licence_text else "unknown"),
+        command="causeway-models add-voice",
+        note=f"added from {file.name}: {settings.espeak.voice}, {settings.audio.sample_rate} Hz, {speakers}",
     )
+    return AddResult(_publish(manifest, file, settings_file, root / chosen, licence_text, placing), notes)
 
 
 def _licence(file: Path) -> bytes:
@@ -384,14 +396,7 @@ async def _try(file: Path, sha256: str, settings: VoiceSettings, memory_bytes: i
 
 
 def _publish(
-    file: Path,
-    settings_file: Path,
-    folder: Path,
-    sha256: str,
-    settings: VoiceSettings,
-    licence: str,
-    licence_text: bytes,
-    placing: Placing,
+    manifest: Manifest, file: Path, settings_file: Path, folder: Path, licence_text: bytes, placing: Placing
 ) -> Artifact:
     """Place the files; the manifest is written last. Raises ArtifactError, and leaves nothing behind then."""
     is_new = not folder.exists()
@@ -402,24 +407,9 @@ def _publish(
         if licence_text:
             (folder / LICENCE).write_bytes(licence_text)
             files[LICENCE] = sha256_of(folder / LICENCE)
-        if sha256_of(folder / WEIGHTS) != sha256:
+        if sha256_of(folder / WEIGHTS) != manifest.sha256:
             raise ArtifactError(f"{file}: it changed while it was added; add it again")
-        manifest = Manifest(
-            name=folder.name,
-            file=WEIGHTS,
-            sha256=sha256,
-            size_bytes=(folder / WEIGHTS).stat().st_size,
-            format="onnx",
-            architecture=ARCHITECTURE,
-            quantisation="as given",
-            context_length=0,
-            licence=licence or (f"see {LICENCE}" if licence_text else "unknown"),
-            files=files,
-            command="causeway-models add-voice",
-            note=f"added from {file.name}: {settings.espeak.voice}, {settings.audio.sample_rate} Hz, "
-            f"{settings.num_speakers} {'speaker' if settings.num_speakers == 1 else 'speakers'}",
-        )
-        return save_manifest(manifest, folder)
+        return save_manifest(msgspec.structs.replace(manifest, files=files), folder)
     except (OSError, ArtifactError) as error:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
