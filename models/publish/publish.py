@@ -85,7 +85,7 @@ def publish_gguf(
         parameters=gguf.parameters,
         refuse_token=gguf.refuse_token,
         tokenizer_sha256=gguf.tokenizer_sha256,
-        chat_template_sha256=_hash(gguf.chat_template) if gguf.chat_template else None,
+        chat_template_sha256=hashlib.sha256(gguf.chat_template.encode()).hexdigest() if gguf.chat_template else None,
         answers=answers,
         command=command,
         note=note,
@@ -181,10 +181,6 @@ def card(
         appendix,
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def place(source: Path, target: Path, placing: Placing) -> Path:

@@ -22,7 +22,12 @@ class PictureProjector:
     """`spec.options`: `encoder` and `projector` are ONNX files."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._encoder, self._projector = (_open(spec.options[name]) for name in ("encoder", "projector"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _THREADS
+        self._encoder, self._projector = (
+            onnxruntime.InferenceSession(spec.options[name], options, providers=["CPUExecutionProvider"])
+            for name in ("encoder", "projector")
+        )
         _, height, width, _ = self._encoder.get_inputs()[0].shape
         self._size = (int(width), int(height))
 
@@ -38,9 +43,3 @@ class PictureProjector:
         (features,) = self._encoder.run(["features"], {"pixels": pixels[None]})
         (vectors,) = self._projector.run(["embeddings"], {"features": features})
         return Projected(vectors[0].astype("<f4").tobytes())
-
-
-def _open(path: str) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = _THREADS
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
