@@ -23,7 +23,6 @@ from models.modalities.process.parent import WorkerFailed, WorkerProcess, Worker
 from models.modalities.voices import (
     DEFAULT,
     Voice,
-    VoiceSettings,
     find_voice,
     list_voices,
     phoneme_ids,
@@ -155,7 +154,11 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
                 process.stdin.write(text)
                 await process.stdin.drain()
             process.stdin.close()
-            written = await _read(process.stdout)
+            written = bytearray()
+            while data := await process.stdout.read(_READ_BYTES):
+                written += data
+                if len(written) > _MAX_BYTES:
+                    raise EncoderFailed(f"{PROGRAM} made too much sound. Send a shorter text.")
             status = await process.wait()
     except TimeoutError:
         raise EncoderFailed(f"{PROGRAM} took too long. Send a shorter text.") from None
@@ -166,15 +169,6 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
             await asyncio.shield(process.wait())
     if status != 0:
         raise EncoderFailed(f"{PROGRAM} failed with status {status}.")
-    return written
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes:
-    written = bytearray()
-    while data := await stream.read(_READ_BYTES):
-        written += data
-        if len(written) > _MAX_BYTES:
-            raise EncoderFailed(f"{PROGRAM} made too much sound. Send a shorter text.")
     return bytes(written)
 
 
@@ -322,15 +316,11 @@ class Speaker:
         ids = phoneme_ids(spoken, settings)
         if not ids:
             return b""
-        result = await worker.run(synthesize(ids, settings, speaker, speed), deadline)
+        scales = settings.inference  # the voice's own
+        job = Synthesize(ids, scales.noise_scale, scales.length_scale / speed, scales.noise_w, speaker)
+        result = await worker.run(job, deadline)
         assert isinstance(result, Synthesized)
         return result.samples
-
-
-def synthesize(ids: tuple[int, ...], settings: VoiceSettings, speaker: int, speed: float) -> Synthesize:
-    """Return the job of a sentence, with the voice's own scales."""
-    scales = settings.inference
-    return Synthesize(ids, scales.noise_scale, scales.length_scale / speed, scales.noise_w, speaker)
 
 
 def _speaker_id(voice: Voice, name: str) -> int:
