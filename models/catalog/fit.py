@@ -29,18 +29,14 @@ class Device(msgspec.Struct, frozen=True):
         return int(self.total_bytes * self.usable_share)
 
 
-def _this_machine() -> Device:
-    memory = psutil.virtual_memory()
-    return Device("this-machine", memory.total, memory.available / memory.total)
-
-
+_memory = psutil.virtual_memory()
 DEVICES = {
     device.name: device
     for device in (
         Device("orin-nano-8gb", 8 * GIB),
         Device("orin-nx-16gb", 16 * GIB, 0.8),
         Device("agx-orin-64gb", 64 * GIB, 0.9),
-        _this_machine(),
+        Device("this-machine", _memory.total, _memory.available / _memory.total),
     )
 }
 
