@@ -26,7 +26,7 @@ from models.catalog.artifact import (
 from models.catalog.fit import Device, largest_batch
 from models.catalog.gguf import adapted_architecture, read_gguf
 from models.catalog.projector import missing_packages, read_mmproj
-from models.publish.check import check_mmproj, try_projector
+from models.publish.check import check_beside, try_projector
 from models.signals.calibration import ConfidenceCalibrator
 from router.bundle.manifest import BundleModel, BundleProjector
 from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
@@ -203,7 +203,7 @@ def check_projector(file: ModelFile) -> None:
     path, model = Path(file.projector[0]), Path(file.path)
     try:
         if projector.encoder is None:
-            check_mmproj(path, model)
+            check_beside("mmproj", path, model)
         else:
             try_projector(path, Path(file.projector[1]), read_gguf(model).width, projector.tokens)
     except ArtifactError as error:

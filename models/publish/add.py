@@ -48,7 +48,7 @@ from ..modalities.voices import (
     voice_memory_bytes,
     worker_spec,
 )
-from .check import check_adapter, check_gguf, check_mmproj
+from .check import check_beside, check_gguf
 from .publish import Placing, place, place_mmproj, publish_gguf
 
 _NO_LICENCE = "the file names no licence: make sure that you may use it"
@@ -109,7 +109,7 @@ def add_model(
         gguf = check_gguf(file, context)
         vision_bytes = 0
         if mmproj is not None:
-            check_mmproj(mmproj, file)
+            check_beside("mmproj", mmproj, file)
             vision_bytes = read_mmproj(mmproj).memory_bytes
         need = estimate_memory(gguf, context=context, batch=batch).total_bytes + vision_bytes
         notes = (
@@ -263,7 +263,7 @@ def add_adapter(
         raise ArtifactError(f"{model.name} has an adapter {chosen!r} already; choose another --name, or use --replace")
     if not math.isfinite(scale) or not scale:
         raise ArtifactError(f"a scale of {scale:g}: use a finite number other than 0")
-    check_adapter(file, model.path)
+    check_beside("adapter", file, model.path)
     target = model.folder / adapter_file(chosen)
     partial = place(file, target.with_name(target.name + ".partial"), placing)
     partial.replace(target)
@@ -280,7 +280,7 @@ def add_mmproj(model: Artifact, file: Path, placing: Placing = "copy") -> Artifa
         ArtifactError: the model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.
     """
     check_extensible(model, "an mmproj file")
-    check_mmproj(file, model.path)
+    check_beside("mmproj", file, model.path)
     return place_mmproj(model, file, placing)
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -80,25 +81,20 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
     return verdict.gguf
 
 
-def check_adapter(file: Path, model: Path) -> None:
-    """Check a LoRA adapter of `model`, both GGUF files, in a child process.
+def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) -> None:
+    """Check a LoRA adapter of `model`, or its mmproj file, in a child process. All are GGUF files.
 
     Raises:
-        ArtifactError: the file is malformed, is no LoRA adapter or not of this model, llama.cpp crashes on it, or the
-            check exceeds its limits.
+        ArtifactError: the file is malformed, is not of this kind or not of this model, llama.cpp crashes on it or was
+            built without mtmd, which reads mmproj files, or the check exceeds its limits.
     """
-    _judge_beside("adapter", file, model)
-
-
-def check_mmproj(file: Path, model: Path) -> None:
-    """Check the mmproj file of a vision model, both GGUF files, in a child process.
-
-    Raises:
-        ArtifactError: the file is malformed, is no mmproj file or not of this model, llama.cpp crashes on it or was
-            built without mtmd, or the check exceeds its limits.
-    """
-    check_mtmd(file)
-    _judge_beside("mmproj", file, model)
+    if kind == "mmproj":
+        check_mtmd(file)
+    try:
+        size_bytes = file.stat().st_size + model.stat().st_size
+    except OSError as error:
+        raise ArtifactError(f"{error.filename}: {error.strerror}") from error
+    _judge(file, [str(_CHECK_CONTEXT_TOKENS), kind, str(model)], limits_for(size_bytes))
 
 
 def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> None:
@@ -128,14 +124,6 @@ def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> No
         raise ArtifactError(
             f"{projector}: {values} values for a picture; the model takes {tokens} tokens of {width} values"
         )
-
-
-def _judge_beside(kind: str, file: Path, model: Path) -> None:
-    try:
-        size_bytes = file.stat().st_size + model.stat().st_size
-    except OSError as error:
-        raise ArtifactError(f"{error.filename}: {error.strerror}") from error
-    _judge(file, [str(_CHECK_CONTEXT_TOKENS), kind, str(model)], limits_for(size_bytes))
 
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
