@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.calibrate import SHADOW_FILE
+from models.modalities.installed import find_program
 from router.policy.compiled import Limits, Policy
 from router.serving.listener import ConnectionTable
 from router.serving.live.sessions import Sessions
@@ -50,7 +51,7 @@ from .http.api import Api, RequestReader
 from .http.inspection import Inspection
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
-from .modalities import AudioEntry, find_program
+from .modalities import AudioEntry
 from .observability.metrics import Metrics
 from .serving.costly_signals import CostlySignals
 from .serving.generation import AttemptRunner

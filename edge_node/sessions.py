@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from models.modalities.installed import NO_SPEECH
 from router.bundle.settings import RealtimeConfig
 from router.errors import ModelNotFound
 from router.openai.audio import Transcript
@@ -26,7 +27,7 @@ from router.types import AUTO
 
 from .clock import Clock
 from .http.api import RequestReader, new_decision_id, routing_hints
-from .modalities import NO_SPEECH, AudioEntry
+from .modalities import AudioEntry
 from .serving.requests import RequestContext
 from .serving.service import Service
 from .storage.policies import PolicyStore

@@ -5,15 +5,12 @@ Nothing of `audio`, which answers them, and of `speaker`, which speaks, is impor
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from models.modalities.installed import SPEECH_MODEL
 from router.serving.request import Handler
 
 if TYPE_CHECKING:
@@ -21,23 +18,6 @@ if TYPE_CHECKING:
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SPEECH = "/v1/audio/speech"
-NO_SPEECH = (
-    "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
-    f"{SPEECH_MODEL}`, then restart the daemon."
-)
-PROGRAM = "espeak-ng"
-"""It speaks; a package of the distribution."""
-INSTALL = f"install it, such as by `apt install {PROGRAM}`"
-
-
-def find_program(environ: Mapping[str, str]) -> str | None:
-    """Return the path of the program that speaks; None where it is not installed."""
-    return shutil.which(PROGRAM, path=environ.get("PATH", ""))
-
-
-def is_onnxruntime_installed() -> bool:
-    """Whether the package that runs added voices is there; imports nothing of it."""
-    return importlib.util.find_spec("onnxruntime") is not None
 
 
 class AudioEntry:

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from models.modalities.graph.graph import EncoderGraph, transcript_of
-from models.modalities.installed import SPEECH_MODEL
+from models.modalities.installed import NO_SPEECH, SPEECH_MODEL
 from models.modalities.process.messages import Refusal, Segment
 from models.modalities.process.parent import Tell, WorkerFailed
 from router.decision.decide import features_of
@@ -73,7 +73,6 @@ from ..http.api import RequestReader, routing_hints
 from ..serving.generation import policy_label
 from ..serving.requests import Admission, Records, Status
 from ..signals.collector import SignalCollector
-from . import NO_SPEECH
 from .speaker import PCM_HZ, NothingToSpeak, Speaker, SpokenText
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from models.catalog.artifact import ArtifactError
+from models.modalities.installed import PROGRAM, find_program, is_onnxruntime_installed
 from models.modalities.process.messages import Refusal, Synthesize, Synthesized
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
 from models.modalities.voices import (
@@ -33,8 +34,6 @@ from models.modalities.voices import (
 from router.child_environment import minimal_environment
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
-
-from . import INSTALL, PROGRAM, find_program, is_onnxruntime_installed
 
 PCM_HZ = 24_000
 """Rate of OpenAI's `pcm`, which has no header to say so."""
@@ -118,7 +117,9 @@ class Espeak:
     def _program(self) -> str:
         program = find_program(self._environ)
         if program is None:
-            raise UnsupportedFeature(f"this box has no {PROGRAM}, which speaks: {INSTALL}.")
+            raise UnsupportedFeature(
+                f"this box has no {PROGRAM}, which speaks: install it, such as by `apt install {PROGRAM}`."
+            )
         return program
 
     async def _check_voice(self, program: str, voice: str, others: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Which encoders this machine has: a package that is installed, and where it brings none, a model that was pulled.
+"""Which encoders this machine has: a package that is installed, and where it brings none, a model that was pulled; and
+what speaks here.
 
 Finding them imports nothing of them: that happens in their children, with the first part.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,12 @@ PICTURES_MODEL = "pictures"
 ENCODERS: Mapping[str, Modality] = {SPEECH_MODEL: "audio", PICTURES_MODEL: "image", "files": "file"}
 """The kind of part that each encoder reads, by the encoder's name."""
 EXTRAS: Mapping[Modality, str] = {"audio": "voice", "image": "pictures"}
+NO_SPEECH = (
+    "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
+    f"{SPEECH_MODEL}`, then restart the daemon."
+)
+PROGRAM = "espeak-ng"
+"""It speaks; a package of the distribution."""
 DECODER = "models.modalities.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _WORKERS: Mapping[Modality, str] = {
@@ -79,3 +87,13 @@ def is_installed_in(python: str, kind: Modality) -> bool:
     packages = ("msgspec", *_PACKAGES.get(kind, ()))
     command, environ = [python, "-c", program, *packages], minimal_environment(os.environ)
     return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0
+
+
+def find_program(environ: Mapping[str, str]) -> str | None:
+    """Return the path of the program that speaks; None where it is not installed."""
+    return shutil.which(PROGRAM, path=environ.get("PATH", ""))
+
+
+def is_onnxruntime_installed() -> bool:
+    """Whether the package that runs added voices is there; imports nothing of it."""
+    return importlib.util.find_spec("onnxruntime") is not None

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from edge_node.config.schema import ServerConfig
-from edge_node.modalities import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from models.modalities.graph.graph import transcript_of
+from models.modalities.installed import PROGRAM
 from models.modalities.process.messages import Found, Segment, Word, WorkerSpec
 from router.bundle.settings import ModalitiesConfig
 from router.checks.what_if import what_if

@@ -15,10 +15,10 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.modalities import PROGRAM
 from edge_node.modalities.speaker import Speaker, Voices
 from models.catalog.artifact import find_artifact
 from models.catalog.fit import Device
+from models.modalities.installed import PROGRAM
 from models.modalities.voices import SETTINGS
 from models.publish.add import add_voice
 from router.bundle.settings import ModalitiesConfig

@@ -21,14 +21,20 @@ from models.catalog.artifact import (
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
 from models.catalog.projector import find_projector, vision_bytes
-from models.modalities.installed import PICTURES_MODEL, SPEECH_MODEL, is_installed
+from models.modalities.installed import (
+    PICTURES_MODEL,
+    PROGRAM,
+    SPEECH_MODEL,
+    find_program,
+    is_installed,
+    is_onnxruntime_installed,
+)
 from models.modalities.voices import list_voices, voice_of
 from router.errors import PolicyError
 from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Modality
 
 from ...config.schema import Config, EngineConfig
-from ...modalities import PROGRAM, find_program, is_onnxruntime_installed
 from ...modalities.speaker import SEPARATOR
 from ...signals.estimators import QUALITY, judged_models, load_calibrator, load_pair, load_quality_estimator
 from . import Finding, fail, ok, warn
