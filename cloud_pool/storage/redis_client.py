@@ -121,7 +121,7 @@ class RedisClient:
     config: JobsConfig  # names the server, which is no cluster, and the prefix of all keys: KEYS[1] of each script
     scripts: Mapping[str, str]  # Lua by name
     _: KW_ONLY
-    replicated: frozenset[str] = frozenset()  # scripts whose effect so many replicas must confirm as `config` says
+    replicated: frozenset[str] = frozenset()  # names of scripts whose effect the replicas of `config` must confirm
     clock: Callable[[], float] | None = None  # replaces Redis's own in tests; unix time, s
 
     def __post_init__(self) -> None:

@@ -81,7 +81,7 @@ class EventReader:
     last: Position = _START  # what the client has by now
     _: KW_ONLY
     check: Callable[[], object] = lambda: None  # called at least every 2 s; what it raises ends the events
-    with_text: bool = True  # also the text, which makes the job's worker store it, and the revisions; else no further
+    with_text: bool = True  # with the text, which its worker then stores, and the revisions; else until the answer
     _followed_at: float = float("-inf")
 
     def __post_init__(self) -> None:
