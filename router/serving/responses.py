@@ -414,8 +414,12 @@ def _lines_without_id(head: AnswerHead, media_type: str) -> str:
         "x-causeway-policy": head.policy,
         "x-causeway-degraded": "true" if head.degraded else "false",
     }
-    more = {"cache-reason": head.cache_reason, "loosened": head.loosened, "modalities": head.modalities}
-    headers |= {f"x-causeway-{name}": value for name, value in more.items() if value}
+    more = {
+        "x-causeway-cache-reason": head.cache_reason,
+        "x-causeway-loosened": head.loosened,
+        "x-causeway-modalities": head.modalities,
+    }
+    headers |= {name: value for name, value in more.items() if value}
     return header_lines(headers | STREAMED if media_type is EVENTS else headers)
 
 
