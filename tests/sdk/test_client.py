@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import runpy
+import shutil
+import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -532,12 +535,31 @@ async def test_nothing_else_is_tried_again(
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["client.py", "outbox.py"])
-def test_the_sync_modules_are_generated_from_the_async_ones(module: str) -> None:
-    """`python edge_node/sdk/generate_sync.py` writes them anew."""
-    program = ROOT / "edge_node" / "sdk" / "generate_sync.py"
-    generated = runpy.run_path(str(program))["generated"](module)
-    assert (ROOT / "edge_node/sdk/src/causeway/_sync" / module).read_text(encoding="utf-8") == generated
+def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
+    """A checkout without `_sync` gives an sdist, and the sdist a wheel, that holds the sync client and outbox."""
+    checkout = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns("_sync", "*.egg-info", "build", "__pycache__")
+    shutil.copytree(ROOT / "edge_node" / "sdk", checkout, ignore=left_out)
+    with tarfile.open(tmp_path / built(checkout, "sdist", tmp_path)) as sdist:
+        sdist.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    shutil.rmtree(unpacked / "src" / "causeway" / "_sync")
+    with zipfile.ZipFile(tmp_path / built(unpacked, "wheel", tmp_path)) as wheel:
+        classes = {
+            node.name
+            for module in ("client", "outbox")
+            for node in ast.parse(wheel.read(f"causeway/_sync/{module}.py")).body
+            if isinstance(node, ast.ClassDef)
+        }
+        assert "causeway/py.typed" in wheel.namelist()
+    assert classes == {"Causeway", "Stream", "Outbox"}
+
+
+def built(folder: Path, kind: str, target: Path) -> str:
+    """Build a distribution into `target` with the build backend of this environment; return its file name."""
+    program = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(target)!r}))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    return ran.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

@@ -69,8 +69,8 @@ def package_counter(total: int) -> Watch:
     return watch
 
 
-# What the wheel of llama-cpp-python imports, and what an editable install of ours needs.
-RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
+# What the wheel of llama-cpp-python imports, and what an editable install of ours and of the SDK needs.
+RUN_EXTRAS = ("diskcache", "setuptools>=77", "unasync>=0.6", "wheel")
 # The SDK comes from this checkout.
 ROLES = (
     "--extra=edge",

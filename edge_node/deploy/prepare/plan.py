@@ -87,7 +87,13 @@ def _engine(places: Places, environ: Mapping[str, str]) -> Step:
 
 
 def _editable(places: Places, stamp: str, title: str, command: str, *folders: Path) -> Step:
-    """Distributions of the checkout, editable: their console commands (`command` is one), and imports from anywhere."""
+    """Distributions of the checkout, editable: their console commands (`command` is one), and imports from anywhere.
+
+    The SDK's setup.py writes the sync client from the async one: a change of either runs the step again.
+    """
+    patterns = ("pyproject.toml", "setup.py", "src/*/_async/*.py")
+    sources = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
+    written = [path.parents[1] / "_sync" / path.name for path in sources if path.parent.name == "_async"]
 
     def work(_progress: Progress) -> str:
         flags = ["--no-deps", "--no-build-isolation", "--no-index"]
@@ -102,8 +108,8 @@ def _editable(places: Places, stamp: str, title: str, command: str, *folders: Pa
     return Step(
         title=title,
         stamp=_stamp(places, stamp),
-        key=digest(_python_key(places), *(folder / "pyproject.toml" for folder in folders)),
-        there=(places.venv / "bin" / command).exists,
+        key=digest(_python_key(places), *sources),
+        there=lambda: all(path.exists() for path in (places.venv / "bin" / command, *written)),
         work=work,
     )
 

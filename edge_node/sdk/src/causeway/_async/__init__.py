@@ -1,1 +1,1 @@
-"""The async client. The sync client is generated from it."""
+"""The client and the outbox, written once, as coroutines; `_sync` is the same code without `await`."""
