@@ -270,8 +270,13 @@ def markdown(report: PairReport) -> str:
         f"Calibration error: {PROMPT} {report.errors[PROMPT]:.3f}, {BOTH} {report.errors[BOTH]:.3f}.",
         "",
         *([_BY_KIND, ""] if report.by_kind_only else []),
-        *(_published(report) if report.fitted is None else _advice(report, report.fitted)),
     ]
+    if report.fitted is not None:
+        lines += _advice(report, report.fitted)
+    elif report.handoff is None:
+        lines.append("The signals name no handoff.")
+    else:
+        lines += ["The handoff that belongs to the signals:", "", *_handoff_table(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -332,12 +337,6 @@ def _advice(report: PairReport, fitted: FittedReport) -> list[str]:
         "",
         f"By the prompt alone: `when: edge.quality >= {fitted.prompt_below:.3f}` on a route to the device.",
     ]
-
-
-def _published(report: PairReport) -> list[str]:
-    if report.handoff is None:
-        return ["The signals name no handoff."]
-    return ["The handoff that belongs to the signals:", "", *_handoff_table(report)]
 
 
 def _handoff_table(report: PairReport) -> list[str]:

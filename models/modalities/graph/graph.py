@@ -370,7 +370,9 @@ async def _first_ready(parts: Sequence[FoundPart], running: Sequence[asyncio.Tas
         outcomes: dict[Modality, list[_Outcome | None]] = {}
         for part, task in zip(parts, running, strict=True):
             outcomes.setdefault(part.modality, []).append(task.result() if task.done() else None)
-        if any(None not in ended and any(_is_useful(one) for one in ended) for ended in outcomes.values()):
+        whole = [ended for ended in outcomes.values() if None not in ended]
+        # A part was read, or is the client's error.
+        if any(isinstance(one, InvalidRequest) or (one and one[0] is not None) for ended in whole for one in ended):
             break
     for task in pending:
         task.cancel()
@@ -384,11 +386,6 @@ def _checked(parts: Sequence[FoundPart], outcomes: Sequence[_Outcome]) -> list[t
             raise outcome
         checked.append((part, outcome))
     return checked
-
-
-def _is_useful(outcome: _Outcome | None) -> bool:
-    """Whether a part was read, or is the client's error."""
-    return isinstance(outcome, InvalidRequest) or (outcome is not None and outcome[0] is not None)
 
 
 def _skipped(part: FoundPart, *, soft: bool) -> _Outcome:
