@@ -21,13 +21,13 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from router.errors import ConfigError, JobStoreUnavailable
-from router.serving.gauges import GaugeCollector
-from router.serving.listener import Listener
-from router.serving.live.live_session import Detect
-from router.serving.live.sessions import Sessions
-from router.serving.process import tune_garbage_collector
-from router.trackers import FairShare
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.gauges import GaugeCollector
+from causeway_server.router.serving.listener import Listener
+from causeway_server.router.serving.live.live_session import Detect
+from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.trackers import FairShare
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -80,8 +80,8 @@ from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
-    from models.modalities.graph.branch import SpeechDetection
-    from models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.modalities.graph.branch import SpeechDetection
+    from causeway_server.models.modalities.process.messages import WorkerSpec
 
     from .grpc_api.server import GrpcServer
     from .observability.tracing import JobTrace, Tracing
@@ -577,8 +577,8 @@ def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) 
     """
     if parts is None or "audio" not in parts.kinds:
         return None
-    from models.modalities.graph.branch import SpeechDetection
-    from models.modalities.installed import find_speech_detector
+    from causeway_server.models.modalities.graph.branch import SpeechDetection
+    from causeway_server.models.modalities.installed import find_speech_detector
 
     spec = spec or find_speech_detector()
     return None if spec is None else SpeechDetection(spec)

@@ -17,9 +17,9 @@ import msgspec
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from router.errors import CausewayError, ConfigError
-from router.serving.process import tune_garbage_collector
-from router.serving.webhooks import DeliveryOutcome, WebhookSender
+from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.tenants.config import TenantLimits
 from .app import build_runtime, operator_listener, reload_endpoints, reload_on_sighup

@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.config import Positive, SessionConfig, TracingConfig
-from router.documents import strict_yaml
-from router.errors import ConfigError
-from router.web_origins import WebOrigins, is_loopback, listener_hosts
+from causeway_server.router.config import Positive, SessionConfig, TracingConfig
+from causeway_server.router.documents import strict_yaml
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.web_origins import WebOrigins, is_loopback, listener_hosts
 
 from .accounts.identity.config import IdentityConfig
 from .accounts.tenants.config import TenantsConfig

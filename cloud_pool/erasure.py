@@ -21,7 +21,7 @@ import msgspec
 import redis.asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import CausewayError, ConfigError
 
 from .accounts.identity.key_set import Jwks, parse_keys, public_jwk
 from .accounts.tenants.usage import READS, SUBMISSIONS

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import ConfigError
-from router.serving.logs import redacted
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.logs import redacted
 
 RESTART_S: Final = 5.0
 _log = logging.getLogger("causeway.cloud")

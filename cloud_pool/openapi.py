@@ -8,9 +8,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from router import errors
-from router.api.document import EVENTS, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
-from router.api.operations import (
+from causeway_server.router import errors
+from causeway_server.router.api.document import (
+    EVENTS,
+    JSON,
+    OPENAPI_PATH,
+    AnyOf,
+    ApiResponse,
+    Operation,
+    Parameter,
+    openapi_document,
+)
+from causeway_server.router.api.operations import (
     ANY_REQUEST,
     BODY,
     Errors,
@@ -23,10 +32,10 @@ from router.api.operations import (
     secret_operations,
     transcription_operation,
 )
-from router.jobs.job import JobView
-from router.jobs.webhooks import WebhookRefused
-from router.numbers import MAX_PAGE
-from router.openai.wire import WireChat, WireCompletion
+from causeway_server.router.jobs.job import JobView
+from causeway_server.router.jobs.webhooks import WebhookRefused
+from causeway_server.router.numbers import MAX_PAGE
+from causeway_server.router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
 from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose

@@ -30,8 +30,8 @@ import anyio
 import msgspec
 from msgspec import Meta
 
-from router.config import Positive
-from router.errors import ConfigError
+from causeway_server.router.config import Positive
+from causeway_server.router.errors import ConfigError
 
 Rate = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]

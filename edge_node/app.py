@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.calibrate import SHADOW_FILE
-from models.modalities.installed import find_program
-from router.policy.compiled import Limits, Policy
-from router.serving.listener import ConnectionTable
-from router.serving.live.sessions import Sessions
-from router.types import Location, Modality
+from causeway_server.models.calibrate import SHADOW_FILE
+from causeway_server.models.modalities.installed import find_program
+from causeway_server.router.policy.compiled import Limits, Policy
+from causeway_server.router.serving.listener import ConnectionTable
+from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.types import Location, Modality
 
 from .backends.backend import Backend
 from .backends.cloud.backend import CloudBackend
@@ -73,7 +73,7 @@ from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
-    from models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.modalities.process.messages import WorkerSpec
 
     from .agent.agent import Agent
     from .agent.host import FleetLink

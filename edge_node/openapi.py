@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from router import errors
-from router.api.document import (
+from causeway_server.router import errors
+from causeway_server.router.api.document import (
     EVENTS,
     JSON,
     OPENAPI_PATH,
@@ -19,7 +19,7 @@ from router.api.document import (
     Parameter,
     openapi_document,
 )
-from router.api.operations import (
+from causeway_server.router.api.operations import (
     ANY_REQUEST,
     BODY,
     file_operations,
@@ -31,16 +31,16 @@ from router.api.operations import (
     secret_operations,
     transcription_operation,
 )
-from router.errors import ResultTooLarge
-from router.jobs.submission import JobFields, Priority
-from router.jobs.webhooks import WebhookRefused
-from router.numbers import MAX_PAGE
-from router.openai.audio import WireSpeech
-from router.openai.responses.request import WireResponse
-from router.openai.wire import WireChat, WireCompletion, WireEmbedding
-from router.parts.uploads import PartPurpose
-from router.serving.console import media_type, page_files
-from router.types import DecisionRecord, Prefer, Route
+from causeway_server.router.errors import ResultTooLarge
+from causeway_server.router.jobs.submission import JobFields, Priority
+from causeway_server.router.jobs.webhooks import WebhookRefused
+from causeway_server.router.numbers import MAX_PAGE
+from causeway_server.router.openai.audio import WireSpeech
+from causeway_server.router.openai.responses.request import WireResponse
+from causeway_server.router.openai.wire import WireChat, WireCompletion, WireEmbedding
+from causeway_server.router.parts.uploads import PartPurpose
+from causeway_server.router.serving.console import media_type, page_files
+from causeway_server.router.types import DecisionRecord, Prefer, Route
 
 from . import daemon_version
 from .backends.backend import CloudJobEnded

@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from models.modalities.installed import NO_SPEECH
-from router.bundle.settings import RealtimeConfig
-from router.errors import ModelNotFound
-from router.openai.audio import Transcript
-from router.realtime.response import SessionLimits, StartResponse, TranscribePartial, TranscribeSound
-from router.realtime.session import RealtimeSession
-from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
-from router.serving.reply import AnswerHead
-from router.serving.request import read_traceparent
-from router.trackers import network_of
-from router.types import AUTO
+from causeway_server.models.modalities.installed import NO_SPEECH
+from causeway_server.router.bundle.settings import RealtimeConfig
+from causeway_server.router.errors import ModelNotFound
+from causeway_server.router.openai.audio import Transcript
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribePartial, TranscribeSound
+from causeway_server.router.realtime.session import RealtimeSession
+from causeway_server.router.serving.live.live_session import (
+    Detect,
+    LiveSession,
+    SessionClient,
+    SessionReply,
+    SessionRequests,
+)
+from causeway_server.router.serving.reply import AnswerHead
+from causeway_server.router.serving.request import read_traceparent
+from causeway_server.router.trackers import network_of
+from causeway_server.router.types import AUTO
 
 from .clock import Clock
 from .http.api import RequestReader, new_decision_id, routing_hints

@@ -1,4 +1,4 @@
-"""`python -m fleet` is `causeway-fleet`."""
+"""`python -m causeway_server.fleet` is `causeway-fleet`."""
 
 from .cli.commands import main
 

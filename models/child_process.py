@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from router.child_environment import minimal_environment
+from causeway_server.router.child_environment import minimal_environment
 
 _ROOT = Path(__file__).resolve().parents[1]
 

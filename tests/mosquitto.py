@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.deploy.prepare.programs import MOSQUITTO
+from causeway_server.edge_node.deploy.prepare.programs import MOSQUITTO
 
 from .ports import free_port
 from .server_process import ServerProcess

@@ -12,8 +12,8 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
-from router.errors import ClientGone, InvalidRequest
-from router.types import Request, Usage
+from causeway_server.router.errors import ClientGone, InvalidRequest
+from causeway_server.router.types import Request, Usage
 
 from ..core.principal import Principal
 from .audit import AuditLog, AuditRecord

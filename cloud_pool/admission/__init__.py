@@ -15,7 +15,7 @@ Reading order:
 Everything but `controller` and `peer_heartbeat` is pure: `now` is an argument.
 """
 
-from router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK, Priority
 
 from .controller import AdmissionController, Permit, Preempted
 from .permits import AdmissionConfig, AdmissionSettings

@@ -37,7 +37,7 @@ from typing import Final
 
 import msgspec
 
-from router.jobs.submission import RANK, Priority
+from causeway_server.router.jobs.submission import RANK, Priority
 
 DOUBT_S = 30.0
 PROBE_S = 10.0

@@ -12,8 +12,8 @@ from functools import partial
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
-from router.jobs.submission import RANK, Priority
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
+from causeway_server.router.jobs.submission import RANK, Priority
 
 from .permits import AdmissionSettings, TierCapacity
 from .scheduler import AdmissionScheduler, Reason

@@ -32,7 +32,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.jobs.submission import RANK
+from causeway_server.router.jobs.submission import RANK
 
 from .waiting import Ticket, TicketState
 

@@ -26,8 +26,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NoReturn
 
-from router.errors import DeadlineExceeded, QueueFull, Shed
-from router.jobs.submission import RANK, Priority
+from causeway_server.router.errors import DeadlineExceeded, QueueFull, Shed
+from causeway_server.router.jobs.submission import RANK, Priority
 
 from .concurrency_limit import ConcurrencyLimit, OverloadDetector, ReleaseRate
 from .permits import AdmissionSettings, PermitAllocator, TierCapacity

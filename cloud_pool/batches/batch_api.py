@@ -12,15 +12,21 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.api.operations import DeletedFile, FileView, list_page
-from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
-from router.jobs.submission import ENDPOINTS, body_digest, key_digest
-from router.numbers import read_page
-from router.openai.request_body import load, validate
-from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.serving.logs import REQUEST
-from router.serving.request import check_upload, read_upload, send_continue
-from router.serving.responses import json_response
+from causeway_server.router.api.operations import DeletedFile, FileView, list_page
+from causeway_server.router.errors import (
+    ClientGone,
+    InvalidRequest,
+    JobStoreUnavailable,
+    ModelNotAllowed,
+    UnsupportedFeature,
+)
+from causeway_server.router.jobs.submission import ENDPOINTS, body_digest, key_digest
+from causeway_server.router.numbers import read_page
+from causeway_server.router.openai.request_body import load, validate
+from causeway_server.router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from causeway_server.router.serving.logs import REQUEST
+from causeway_server.router.serving.request import check_upload, read_upload, send_continue
+from causeway_server.router.serving.responses import json_response
 
 from ..accounts.audit import AuditLog
 from ..core.principal import Grants, Principal, Scope

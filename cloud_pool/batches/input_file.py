@@ -13,9 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field
 import anyio
 import msgspec
 
-from router.errors import InvalidRequest, PermissionDenied
-from router.jobs.submission import Endpoint
-from router.openai.request_body import BOM
+from causeway_server.router.errors import InvalidRequest, PermissionDenied
+from causeway_server.router.jobs.submission import Endpoint
+from causeway_server.router.openai.request_body import BOM
 
 from ..core.principal import Grants
 from ..jobs.submission import SubmissionParser

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     InvalidRequest,
     JobAlreadyEnded,
@@ -33,8 +33,8 @@ from router.errors import (
     RateLimited,
     RecordUnreadable,
 )
-from router.jobs.job import JobState, encode_job_error
-from router.serving.logs import redacted
+from causeway_server.router.jobs.job import JobState, encode_job_error
+from causeway_server.router.serving.logs import redacted
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import NamedFileReader, SubmissionParser

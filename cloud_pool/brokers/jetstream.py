@@ -31,7 +31,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from .port import (
     BrokerLogin,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
 

@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import CausewayError, ConfigError
 
 BrokerKind = Literal["nats", "kafka"]
 _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {

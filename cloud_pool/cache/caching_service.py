@@ -22,10 +22,10 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from router.errors import Draining
-from router.serving.reply import GenerationRestarted
-from router.tool_calls.schema import with_own_ids
-from router.types import Chunk, Usage
+from causeway_server.router.errors import Draining
+from causeway_server.router.serving.reply import GenerationRestarted
+from causeway_server.router.tool_calls.schema import with_own_ids
+from causeway_server.router.types import Chunk, Usage
 
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
 from .leader import GenerationFollower, GenerationLeader

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.config import Count, Pause, Positive, Seconds
-from router.errors import ConfigError
-from router.openai.wire import Tag
+from causeway_server.router.config import Count, Pause, Positive, Seconds
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.openai.wire import Tag
 
 from ..redis.config import RedisAddress
 

@@ -10,8 +10,8 @@ from contextlib import aclosing, suppress
 import anyio
 import msgspec
 
-from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
-from router.types import Request
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
+from causeway_server.router.types import Request
 
 from ..core.request_context import AnswerHead, Generate, RequestContext
 from .entry_codec import CorruptEntry, pack_batch, unpack_batch

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.decision.decide import fingerprint
-from router.errors import ConfigError
-from router.policy.signals import is_sampled
-from router.types import Request, Usage, folded_tags
+from causeway_server.router.decision.decide import fingerprint
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.policy.signals import is_sampled
+from causeway_server.router.types import Request, Usage, folded_tags
 
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress

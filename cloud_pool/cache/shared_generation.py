@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from router.errors import CausewayError, StreamBroken
-from router.serving.reply import AnswerReader, SharedAnswer
-from router.types import Chunk, Usage
+from causeway_server.router.errors import CausewayError, StreamBroken
+from causeway_server.router.serving.reply import AnswerReader, SharedAnswer
+from causeway_server.router.types import Chunk, Usage
 
 from ..core.request_context import AnswerHead, RequestContext
 from .store import GenerationKey

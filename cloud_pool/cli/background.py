@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from router.errors import ConfigError
-from router.serving.process import run_fast
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import run_fast
 
 from ..brokers.port import parse_range, parse_topic
 from ..config import Config

@@ -10,7 +10,7 @@ import click
 import msgspec
 from redis.exceptions import RedisError
 
-from router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis
@@ -48,7 +48,9 @@ async def examine(config: Config) -> list[CheckResult]:
     if with_shared_redis(config.jobs, config.redis).redis:
         faults["jobs"] = await _jobs_fault(config)
     if config.tracing.endpoint:
-        from router.serving.otel import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+        from causeway_server.router.serving.otel import (
+            send_empty_export,  # on demand: OpenTelemetry costs a tenth of a second
+        )
 
         fault = await send_empty_export(config.tracing.endpoint)
         faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}"

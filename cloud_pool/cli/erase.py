@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 from redis.exceptions import RedisError
 
-from router.errors import CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.process import ask
+from causeway_server.router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.process import ask
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from router.errors import ConfigError, JobStoreUnavailable
-from router.serving.process import ask
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.process import ask
 
 from ..config import Config
 from ..storage.config import with_shared_redis

@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from ..accounts.identity import issuing
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from router.serving.process import run_fast
+from causeway_server.router.serving.process import run_fast
 
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped
 from .triton import triton

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from ..planning import (
     CapacityPlan,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
 
-from router.errors import CausewayError, ConfigError
-from router.serving import process
-from router.serving.logs import log_crashes, log_loop_errors, start_log
+from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving import process
+from causeway_server.router.serving.logs import log_crashes, log_loop_errors, start_log
 
 from ..config import Config, Flags, load_config
 from ..core.principal import DEFAULT_TENANT

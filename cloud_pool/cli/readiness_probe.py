@@ -1,4 +1,4 @@
-"""`python3 -m cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
+"""`python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
 
 The default is the operators' address of a gateway on loopback, whose answer says what is not ready.
 

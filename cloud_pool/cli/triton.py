@@ -12,13 +12,13 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path
-from models.llama_cpp.native.resources import probe_gpus
-from models.llama_cpp.protocol import EngineOptions, adapter_files
-from models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
-from models.modalities.process.messages import PartLimits
-from router.errors import ConfigError
-from router.types import Modality
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path
+from causeway_server.models.llama_cpp.native.resources import probe_gpus
+from causeway_server.models.llama_cpp.protocol import EngineOptions, adapter_files
+from causeway_server.models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
+from causeway_server.models.modalities.process.messages import PartLimits
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.types import Modality
 
 from ..tiers.config import DEFAULT_TIER
 from ..triton_server.encoder_runtime import EncoderOptions

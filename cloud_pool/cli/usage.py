@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
-from router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import CausewayError, ConfigError
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config

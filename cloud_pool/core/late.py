@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.modalities.graph.graph import EncoderGraph, RequestFacts
-from router.jobs.job import LateTerms, check_read
-from router.types import Modality, PartRecord, Request
+from causeway_server.models.modalities.graph.graph import EncoderGraph, RequestFacts
+from causeway_server.router.jobs.job import LateTerms, check_read
+from causeway_server.router.types import Modality, PartRecord, Request
 
 
 class LateReading:

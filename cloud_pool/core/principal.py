@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.errors import PermissionDenied
-from router.policy.signals import modalities
-from router.types import Request
+from causeway_server.router.errors import PermissionDenied
+from causeway_server.router.policy.signals import modalities
+from causeway_server.router.types import Request
 
 from ..admission import RANK, Priority
 

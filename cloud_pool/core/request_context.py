@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 
-from router.errors import ConfigError, QueueFull, RateLimited, Shed
-from router.trackers import FairShare
-from router.types import Chunk, Request
+from causeway_server.router.errors import ConfigError, QueueFull, RateLimited, Shed
+from causeway_server.router.trackers import FairShare
+from causeway_server.router.types import Chunk, Request
 
 from ..admission import Priority
 from ..tiers.tier import Tier
 from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:
-    from models.modalities.graph.branch import Memory
+    from causeway_server.models.modalities.graph.branch import Memory
 
     from ..observability.tracing import Trace
     from .late import LateReading

@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.config import Pause, Positive, Seconds
-from router.errors import ConfigError
+from causeway_server.router.config import Pause, Positive, Seconds
+from causeway_server.router.errors import ConfigError
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 

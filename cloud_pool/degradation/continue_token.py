@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from models.chat.sandbox import MARK
-from router.decision.decide import fingerprint
-from router.errors import ConfigError, InvalidRequest, PermissionDenied
-from router.types import Chunk, Request
+from causeway_server.models.chat.sandbox import MARK
+from causeway_server.router.decision.decide import fingerprint
+from causeway_server.router.errors import ConfigError, InvalidRequest, PermissionDenied
+from causeway_server.router.types import Chunk, Request
 
 from ..tiers.tier import Tier, escape_special_tokens
 

@@ -22,8 +22,8 @@ import msgspec
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from router.errors import BackendError, CausewayError, CloudRejected
-from router.trackers import Breaker, Ewma
+from causeway_server.router.errors import BackendError, CausewayError, CloudRejected
+from causeway_server.router.trackers import Breaker, Ewma
 
 from ..admission import RANK, Priority
 from .config import DegradationConfig, ShareRamp

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     CloudFailed,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.config import Positive, Seconds
+from causeway_server.router.config import Positive, Seconds
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 LoadBalancing = Literal["least_loaded", "prefix_affinity"]

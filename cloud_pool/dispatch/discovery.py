@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import anyio
 import msgspec
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from .config import LoadBalancing
 

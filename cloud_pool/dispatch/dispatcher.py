@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     ClientGone,
@@ -39,7 +39,7 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
-from router.trackers import Window
+from causeway_server.router.trackers import Window
 
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 

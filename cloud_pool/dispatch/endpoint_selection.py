@@ -50,7 +50,7 @@ from typing import Literal
 
 import msgspec
 
-from router.types import Request
+from causeway_server.router.types import Request
 
 from .config import LoadBalancingConfig, ejection_s, probe_pause_s
 

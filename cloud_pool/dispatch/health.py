@@ -27,7 +27,7 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudTimeout,

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     CloudTimeout,
     CloudUnreachable,

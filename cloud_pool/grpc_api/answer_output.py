@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 from grpc import aio
 
-from router.errors import ClientGone, StreamBroken
-from router.openai.answer import has_content
-from router.serving.reply import Piece
-from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
+from causeway_server.router.errors import ClientGone, StreamBroken
+from causeway_server.router.openai.answer import has_content
+from causeway_server.router.serving.reply import Piece
+from causeway_server.router.types import Chunk, TokenAlternative, TokenLogprob, Usage
 
 from ..core.request_context import AnswerHead, RequestContext
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport

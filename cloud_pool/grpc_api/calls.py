@@ -19,13 +19,13 @@ import msgspec
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
-from router.openai.answer import encode_error, error_headers
-from router.serving.logs import REQUEST, redacted
-from router.serving.request import read_request_id
-from router.serving.responses import STALLED_S
-from router.trackers import FairShare
-from router.types import RoutingHints
+from causeway_server.router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from causeway_server.router.openai.answer import encode_error, error_headers
+from causeway_server.router.serving.logs import REQUEST, redacted
+from causeway_server.router.serving.request import read_request_id
+from causeway_server.router.serving.responses import STALLED_S
+from causeway_server.router.trackers import FairShare
+from causeway_server.router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from router.errors import InvalidRequest, MissingField
-from router.openai.chat import parse_chat
-from router.openai.completions import parse_completion
+from causeway_server.router.errors import InvalidRequest, MissingField
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.completions import parse_completion
 
 from ..http.request_admission import Parse
 

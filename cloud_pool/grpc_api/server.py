@@ -26,9 +26,9 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from router.serving.listener import bind_tcp, url_of
-from router.serving.responses import STALLED_S
-from router.trackers import FairShare, network_of
+from causeway_server.router.serving.listener import bind_tcp, url_of
+from causeway_server.router.serving.responses import STALLED_S
+from causeway_server.router.trackers import FairShare, network_of
 
 from ..http.config import GrpcConfig, ServerConfig
 from .calls import GenerateCalls

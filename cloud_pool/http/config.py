@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.config import Pause, Positive, Seconds
-from router.web_origins import HostName, Origin
+from causeway_server.router.config import Pause, Positive, Seconds
+from causeway_server.router.web_origins import HostName, Origin
 
 MAX_PORT = 65535
 Port = Annotated[int, Meta(ge=0, le=MAX_PORT)]

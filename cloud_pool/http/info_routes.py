@@ -10,9 +10,9 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from router.errors import EngineUnavailable, ModelNotFound
-from router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
-from router.serving.responses import body_response
+from causeway_server.router.errors import EngineUnavailable, ModelNotFound
+from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
+from causeway_server.router.serving.responses import body_response
 
 from ..dispatch.pool import Pool
 from ..tiers.tier import AllowedTiers, Tier, find_tier, usable

@@ -20,10 +20,10 @@ from functools import partial
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
-from router.serving.logs import redacted
-from router.serving.request import Handler, allowed_methods, served_method
-from router.serving.responses import error_response, json_response
+from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.request import Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
 from ..observability.metrics import CONTENT_TYPE, Metrics

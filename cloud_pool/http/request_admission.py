@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import BodyTooLarge, Draining
-from router.openai.audio import check_form
-from router.openai.request_body import check_header_names, check_media_type
-from router.parts.reading import text_bytes
-from router.parts.uploads import FILE_MARK
-from router.serving.request import (
+from causeway_server.router.errors import BodyTooLarge, Draining
+from causeway_server.router.openai.audio import check_form
+from causeway_server.router.openai.request_body import check_header_names, check_media_type
+from causeway_server.router.parts.reading import text_bytes
+from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.serving.request import (
     DEADLINE,
     PRIORITY,
     TAGS,
@@ -29,7 +29,7 @@ from router.serving.request import (
     read_traceparent,
     receive_body,
 )
-from router.types import Request, RoutingHints, folded_tags
+from causeway_server.router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     ClientGone,
     ContextLengthExceeded,
@@ -22,10 +22,10 @@ from router.errors import (
     ModelNotFound,
     UnsupportedFeature,
 )
-from router.serving.logs import redacted
-from router.serving.reply import ClientReply
-from router.serving.responses import STOPPED
-from router.types import Chunk, Usage
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import ClientReply
+from causeway_server.router.serving.responses import STOPPED
+from causeway_server.router.types import Chunk, Usage
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry

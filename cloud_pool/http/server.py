@@ -14,19 +14,26 @@ import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
-from router.api.document import OPENAPI_PATH
-from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
-from router.openai.chat import parse_chat
-from router.openai.completions import parse_completion
-from router.openai.embeddings import parse_embedding
-from router.openai.responses.request import ResponseEcho, parse_response
-from router.serving.listener import Address, ConnectionTable, Listener
-from router.serving.live.sessions import Sessions
-from router.serving.logs import REQUEST, redacted
-from router.serving.request import Handler, allowed_methods, read_request_id, served_method
-from router.serving.responses import EVENTS, STREAMED, HttpReplyWriter, body_response, error_response, header_lines
-from router.types import Request, RoutingHints
-from router.web_origins import WebOrigins
+from causeway_server.router.api.document import OPENAPI_PATH
+from causeway_server.router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.completions import parse_completion
+from causeway_server.router.openai.embeddings import parse_embedding
+from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
+from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
+from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.serving.logs import REQUEST, redacted
+from causeway_server.router.serving.request import Handler, allowed_methods, read_request_id, served_method
+from causeway_server.router.serving.responses import (
+    EVENTS,
+    STREAMED,
+    HttpReplyWriter,
+    body_response,
+    error_response,
+    header_lines,
+)
+from causeway_server.router.types import Request, RoutingHints
+from causeway_server.router.web_origins import WebOrigins
 
 from ..core.request_context import AnswerHead, BodyMemory
 from ..tiers.config import NO_SOUND

@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from router.config import SessionConfig
-from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
-from router.openai.audio import Transcript, TranscriptionRequest
-from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
-from router.realtime.session import RealtimeSession
-from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionReply, SessionRequests
-from router.serving.logs import REQUEST, redacted
-from router.types import Request, RoutingHints
+from causeway_server.router.config import SessionConfig
+from causeway_server.router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
+from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.realtime.session import RealtimeSession
+from causeway_server.router.serving.live.live_session import (
+    Detect,
+    LiveSession,
+    SessionClient,
+    SessionReply,
+    SessionRequests,
+)
+from causeway_server.router.serving.logs import REQUEST, redacted
+from causeway_server.router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry

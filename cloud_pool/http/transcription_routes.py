@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 from aiohttp import hdrs, web
 
-from models.modalities.process.messages import Segment
-from router.errors import CausewayError, ClientGone
-from router.openai.answer import error_event
-from router.openai.audio import (
+from causeway_server.models.modalities.process.messages import Segment
+from causeway_server.router.errors import CausewayError, ClientGone
+from causeway_server.router.openai.answer import error_event
+from causeway_server.router.openai.audio import (
     JSON_FORMATS,
     TranscriptionRequest,
     encode_delta,
@@ -19,10 +19,10 @@ from router.openai.audio import (
     parse_form,
     parse_transcription,
 )
-from router.serving.logs import REQUEST
-from router.serving.request import read_authorization
-from router.serving.responses import JSON, STREAMED, EventStream, header_lines
-from router.types import RoutingHints
+from causeway_server.router.serving.logs import REQUEST
+from causeway_server.router.serving.request import read_authorization
+from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, header_lines
+from causeway_server.router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry
 from ..core.request_context import RequestContext, answer_head

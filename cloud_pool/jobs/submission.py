@@ -12,12 +12,19 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import InvalidRequest, NotFound, UnsupportedFeature
-from router.jobs.submission import Endpoint, JobFields, body_digest, key_digest, parse_job_request, split_body
-from router.jobs.webhooks import allowed_networks, check_webhook_url
-from router.parts.reading import text_bytes
-from router.parts.uploads import PART_PURPOSES, Reference, Upload, is_file_id, named_files
-from router.types import Request, RoutingHints
+from causeway_server.router.errors import InvalidRequest, NotFound, UnsupportedFeature
+from causeway_server.router.jobs.submission import (
+    Endpoint,
+    JobFields,
+    body_digest,
+    key_digest,
+    parse_job_request,
+    split_body,
+)
+from causeway_server.router.jobs.webhooks import allowed_networks, check_webhook_url
+from causeway_server.router.parts.reading import text_bytes
+from causeway_server.router.parts.uploads import PART_PURPOSES, Reference, Upload, is_file_id, named_files
+from causeway_server.router.types import Request, RoutingHints
 
 from ..accounts.ledger import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits

@@ -17,8 +17,8 @@ from typing import Literal
 from opentelemetry import trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from router.config import TracingConfig
-from router.serving.otel import (
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.serving.otel import (
     PROVIDER,
     Attributes,
     SpanExport,
@@ -30,7 +30,7 @@ from router.serving.otel import (
     traceparent_of,
     usage_attributes,
 )
-from router.types import Request, Usage
+from causeway_server.router.types import Request, Usage
 
 CacheOperation = Literal["lookup", "follow", "keep"]
 _OK = "ok"

@@ -16,14 +16,21 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from models.modalities.graph.branch import PLAIN, Branch, Memory, PartMemory, ReadPart
-from models.modalities.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
-from models.modalities.process.messages import Refusal, Refused, SegmentFound, SoundTerms
-from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
-from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded, EncoderFailed, InvalidRequest
-from router.openai.audio import Transcript, TranscriptionRequest
-from router.parts.reading import fuse
-from router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
+from causeway_server.models.modalities.graph.branch import PLAIN, Branch, Memory, PartMemory, ReadPart
+from causeway_server.models.modalities.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
+from causeway_server.models.modalities.process.messages import Refusal, Refused, SegmentFound, SoundTerms
+from causeway_server.models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
+from causeway_server.router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudTimeout,
+    DeadlineExceeded,
+    EncoderFailed,
+    InvalidRequest,
+)
+from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
+from causeway_server.router.parts.reading import fuse
+from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
 from ..core.late import LateReading
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext

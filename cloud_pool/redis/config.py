@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 Topology = Literal["server", "sentinel", "cluster"]
 _SCHEMES: dict[str, tuple[Topology, bool]] = {

@@ -35,7 +35,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 

@@ -23,7 +23,7 @@ from typing import Final, Literal
 import msgspec
 import redis.asyncio
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 KeyBound = Literal["ttl", "ends", "fixed"]
 KeyType = Literal["string", "hash", "list", "set", "zset", "stream"]

@@ -25,13 +25,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.constraints.grammars import HeldRequest, hold
-from router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
-from router.parts.reading import first_part
-from router.reasoning import ReasoningParser, Thinking, thinks
-from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import NO_FRAME, answer_schema, call_frame
-from router.types import Chunk, Embeddings, FinishReason, Modality, Request, TokenLogprob, ToolCallDelta, Usage
+from causeway_server.models.constraints.grammars import HeldRequest, hold
+from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, StreamBroken, UnsupportedFeature
+from causeway_server.router.parts.reading import first_part
+from causeway_server.router.reasoning import ReasoningParser, Thinking, thinks
+from causeway_server.router.tool_calls.parser import ToolCallParser
+from causeway_server.router.tool_calls.schema import NO_FRAME, answer_schema, call_frame
+from causeway_server.router.types import (
+    Chunk,
+    Embeddings,
+    FinishReason,
+    Modality,
+    Request,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 
 from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable

@@ -8,9 +8,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound, RecordUnreadable
-from router.jobs.job import JobState, encode_job_error
-from router.jobs.submission import Endpoint
+from causeway_server.router.errors import (
+    CausewayError,
+    IdempotencyConflict,
+    JobAlreadyEnded,
+    NotFound,
+    RecordUnreadable,
+)
+from causeway_server.router.jobs.job import JobState, encode_job_error
+from causeway_server.router.jobs.submission import Endpoint
 
 from ..core.principal import NO_GRANTS, Grants
 from .config import BatchConfig

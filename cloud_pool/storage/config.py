@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from router.config import Positive, Seconds
-from router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
-from router.jobs.webhooks import WebhookFormat
+from causeway_server.router.config import Positive, Seconds
+from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
+from causeway_server.router.jobs.webhooks import WebhookFormat
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 

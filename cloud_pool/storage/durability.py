@@ -16,7 +16,7 @@ from typing import Literal
 
 import anyio
 
-from router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
 
 from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing

@@ -25,8 +25,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
-from router.serving.folders import file_version, write_atomically
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
+from causeway_server.router.serving.folders import file_version, write_atomically
 
 from .record import tenant_of
 

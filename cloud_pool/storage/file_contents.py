@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from anyio import to_thread
 
-from router.errors import BodyTooLarge, CausewayError, ConfigError, JobStoreUnavailable
-from router.serving.folders import sync, write_atomically
+from causeway_server.router.errors import BodyTooLarge, CausewayError, ConfigError, JobStoreUnavailable
+from causeway_server.router.serving.folders import sync, write_atomically
 
 from .config import FilesConfig, S3Config
 from .redis_client import RedisClient, as_bytes

@@ -17,8 +17,8 @@ from typing import Literal
 import anyio
 import msgspec
 
-from router.errors import JobStoreUnavailable, NotFound, RateLimited, RecordUnreadable
-from router.parts.uploads import PART_PURPOSES
+from causeway_server.router.errors import JobStoreUnavailable, NotFound, RateLimited, RecordUnreadable
+from causeway_server.router.parts.uploads import PART_PURPOSES
 
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     IdempotencyConflict,
     JobAlreadyEnded,
@@ -19,9 +19,9 @@ from router.errors import (
     RateLimited,
     RecordUnreadable,
 )
-from router.jobs.job import JobState, encode_job_error
-from router.jobs.submission import is_same_request
-from router.types import Modality
+from causeway_server.router.jobs.job import JobState, encode_job_error
+from causeway_server.router.jobs.submission import is_same_request
+from causeway_server.router.types import Modality
 
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority

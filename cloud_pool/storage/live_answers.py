@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
-from router.jobs.job import RevisionDropped, encode_job_error
-from router.types import Modality
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
+from causeway_server.router.jobs.job import RevisionDropped, encode_job_error
+from causeway_server.router.types import Modality
 
 from .config import JobsConfig
 from .encryption import ContentCipher

@@ -13,8 +13,8 @@ import anyio
 import msgspec
 from redis.exceptions import RedisError
 
-from router.errors import JobStoreUnavailable
-from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
+from causeway_server.router.errors import JobStoreUnavailable
+from causeway_server.router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 
 from ..accounts.tenants.usage import UsageBatch
 from ..redis.connect import is_wrong_data, redis_fault

@@ -7,10 +7,10 @@ from typing import Final, Literal, cast
 
 import msgspec
 
-from router.errors import RecordUnreadable
-from router.jobs.job import FINAL_STATES, JobState, JobView
-from router.jobs.submission import Endpoint, Priority
-from router.types import Modality
+from causeway_server.router.errors import RecordUnreadable
+from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView
+from causeway_server.router.jobs.submission import Endpoint, Priority
+from causeway_server.router.types import Modality
 
 Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]

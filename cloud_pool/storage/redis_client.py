@@ -24,7 +24,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from router.errors import JobStoreUnavailable, RecordUnreadable
+from causeway_server.router.errors import JobStoreUnavailable, RecordUnreadable
 
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, is_unreachable, open_redis, redis_fault

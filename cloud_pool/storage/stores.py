@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from router.jobs.job import TRANSITIONS
+from causeway_server.router.jobs.job import TRANSITIONS
 
 from ..redis.keys import JOBS_LAYOUT, load_script
 from .batch_store import BatchStore

@@ -11,10 +11,10 @@ from dataclasses import KW_ONLY, dataclass
 import anyio
 import msgspec
 
-from router.errors import CausewayError, DeadlineExceeded, InvalidRequest
-from router.jobs.cloud_event import CloudEvent
-from router.jobs.job import JobState
-from router.serving.request import read_tags
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, InvalidRequest
+from causeway_server.router.jobs.cloud_event import CloudEvent
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.serving.request import read_tags
 
 from ..accounts.tenants.config import TenantLimits
 from ..core.principal import Grants, Principal

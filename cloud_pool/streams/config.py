@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.config import Pause, Positive, Seconds
+from causeway_server.router.config import Pause, Positive, Seconds
 
 from ..admission import Priority
 from ..brokers.port import BrokerLogin, TopicAddress

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from router.errors import CausewayError, InvalidRequest
-from router.jobs.cloud_event import (
+from causeway_server.router.errors import CausewayError, InvalidRequest
+from causeway_server.router.jobs.cloud_event import (
     CONTENT_TYPE,
     AnswerEvent,
     CloudEvent,
@@ -21,8 +21,8 @@ from router.jobs.cloud_event import (
     event_format,
     parse_event,
 )
-from router.jobs.job import encode_job_error
-from router.serving.request import OURS
+from causeway_server.router.jobs.job import encode_job_error
+from causeway_server.router.serving.request import OURS
 
 from ..brokers.port import IncomingMessage, OutgoingMessage
 

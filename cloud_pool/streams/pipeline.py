@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import JobStoreUnavailable
+from causeway_server.router.errors import JobStoreUnavailable
 
 from ..brokers.port import BrokerUnavailable, IncomingMessage
 from ..lifetime import StopSignal

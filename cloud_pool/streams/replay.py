@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 import anyio
 import msgspec
 
-from router.errors import CausewayError
+from causeway_server.router.errors import CausewayError
 
 from ..brokers.port import IncomingMessage, MessageHistory, MessageRange, MessageSink, TopicAddress
 from ..jobs.worker.execution import JobResult

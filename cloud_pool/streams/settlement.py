@@ -19,7 +19,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 
 from ..brokers.port import BrokerUnavailable, IncomingMessage, MessageSink, MessageSource, MessageTooLarge
 from ..jobs.worker.execution import JobResult

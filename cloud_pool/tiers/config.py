@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.config import Count, Positive, Seconds
-from router.errors import InvalidRequest
-from router.types import Modality, Request
+from causeway_server.router.config import Count, Positive, Seconds
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.types import Modality, Request
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings
 from ..dispatch.config import LoadBalancing, RetryBudgetConfig

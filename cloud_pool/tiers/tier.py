@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import Answers, ArtifactError, find_artifact
-from models.catalog.gguf import read_metadata
-from models.chat.sandbox import MARK
-from models.chat.template import render, thinking_of
-from router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
-from router.openai.audio import OPENAI_MODEL
-from router.reasoning import Thinking, closed_thought, thinks
-from router.tool_calls.schema import PLAIN, ToolFormat, copy_source_of, tool_format
-from router.types import Modality, Request, Transcripts
+from causeway_server.models.catalog.artifact import Answers, ArtifactError, find_artifact
+from causeway_server.models.catalog.gguf import read_metadata
+from causeway_server.models.chat.sandbox import MARK
+from causeway_server.models.chat.template import render, thinking_of
+from causeway_server.router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
+from causeway_server.router.openai.audio import OPENAI_MODEL
+from causeway_server.router.reasoning import Thinking, closed_thought, thinks
+from causeway_server.router.tool_calls.schema import PLAIN, ToolFormat, copy_source_of, tool_format
+from causeway_server.router.types import Modality, Request, Transcripts
 
 from ..dispatch.discovery import TierEndpoints
 from .config import PARTS, TierAbility, TierConfig, too_many_sequences

@@ -13,11 +13,19 @@ from collections.abc import Callable
 
 import msgspec
 
-from models.modalities.graph.branch import LocalBranch
-from models.modalities.process.messages import Found, PartLimits, Refusal, Refused, SegmentFound, SoundTerms, WorkerSpec
-from models.modalities.process.parent import WorkerFailed, WorkerTimeout
-from router.errors import CausewayError, ClientGone
-from router.types import Fact, Modality
+from causeway_server.models.modalities.graph.branch import LocalBranch
+from causeway_server.models.modalities.process.messages import (
+    Found,
+    PartLimits,
+    Refusal,
+    Refused,
+    SegmentFound,
+    SoundTerms,
+    WorkerSpec,
+)
+from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerTimeout
+from causeway_server.router.errors import CausewayError, ClientGone
+from causeway_server.router.types import Fact, Modality
 
 from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply
 from .model_runtime import Responder

@@ -24,7 +24,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2
 
-from router.serving.process import end_with_parent
+from causeway_server.router.serving.process import end_with_parent
 
 from ..upstreams.triton.calls import TritonConnection
 from .server_process import Ports, count_living_children, hide_in_command_line, remove_leftovers

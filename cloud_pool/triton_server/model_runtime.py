@@ -19,9 +19,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from models.llama_cpp.protocol import Emission, Emit, EngineStats, Job, OnFailure, Prompt
-from router.errors import CausewayError, ClientGone, DeadlineExceeded, InvalidRequest
-from router.types import TokenLogprob
+from causeway_server.models.llama_cpp.protocol import Emission, Emit, EngineStats, Job, OnFailure, Prompt
+from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, InvalidRequest
+from causeway_server.router.types import TokenLogprob
 
 from ..upstreams.triton.errors import error_of
 from ..upstreams.triton.messages import SamplingParameters

@@ -27,9 +27,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from models.llama_cpp.protocol import EngineOptions
-from router.child_environment import minimal_environment
-from router.errors import ConfigError
+from causeway_server.models.llama_cpp.protocol import EngineOptions
+from causeway_server.router.child_environment import minimal_environment
+from causeway_server.router.errors import ConfigError
 
 from ..upstreams.triton.model_control import restriction
 from .encoder_runtime import EncoderOptions

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.types import Usage
+from causeway_server.router.types import Usage
 
 
 class CallMeter:

@@ -20,10 +20,10 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, RolloutPlan
-from router.bundle.protocol import BoxState
-from router.bundle.refusals import DiskFull, RequestsLeave, UpdateRefused, Withdrawn
-from router.serving.logs import redacted
+from causeway_server.router.bundle.manifest import Blob, BundleManifest, BundleModel, RolloutPlan
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.refusals import DiskFull, RequestsLeave, UpdateRefused, Withdrawn
+from causeway_server.router.serving.logs import redacted
 
 from ..clock import Clock
 from .host import FleetLink, Host

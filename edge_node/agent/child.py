@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router.bundle.refusals import DiskFull, UpdateRefused
+from causeway_server.router.bundle.refusals import DiskFull, UpdateRefused
 
 from .inspection import BundleRequest, FetchFailed, FetchFile, Refusal, Request, frame
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     ENCODER_FILE,
     MMPROJ_FILE,
     PROJECTOR_FILE,
@@ -23,19 +23,19 @@ from models.catalog.artifact import (
     adapter_file,
     find_artifact,
 )
-from models.catalog.fit import Device, largest_batch
-from models.catalog.gguf import adapted_architecture, read_gguf
-from models.catalog.projector import missing_packages, read_mmproj
-from models.publish.check import check_beside, try_projector
-from models.signals.calibration import ConfidenceCalibrator
-from router.bundle.manifest import BundleModel, BundleProjector
-from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
-from router.checks.cases import read_cases, run_cases
-from router.checks.replay import replay
-from router.errors import PolicyError
-from router.policy.compiled import Policy, parse_policy, with_adapters
-from router.policy.signals import OPENAI_TEMPERATURE
-from router.types import DecisionRecord
+from causeway_server.models.catalog.fit import Device, largest_batch
+from causeway_server.models.catalog.gguf import adapted_architecture, read_gguf
+from causeway_server.models.catalog.projector import missing_packages, read_mmproj
+from causeway_server.models.publish.check import check_beside, try_projector
+from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.router.bundle.manifest import BundleModel, BundleProjector
+from causeway_server.router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
+from causeway_server.router.checks.cases import read_cases, run_cases
+from causeway_server.router.checks.replay import replay
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import Policy, parse_policy, with_adapters
+from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
+from causeway_server.router.types import DecisionRecord
 
 from ..storage.decisions import read_stored
 from .inspection import BundleReport, BundleRequest, ModelFile
@@ -226,7 +226,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
             elif signal.kind == "edge.quality":
                 _try_quality(artifact, model)
             else:
-                from models.signals.pair import load_pair_file  # brings ONNX Runtime
+                from causeway_server.models.signals.pair import load_pair_file  # brings ONNX Runtime
 
                 load_pair_file(artifact, model, others, model_dirs)
         except (ArtifactError, ImportError) as error:
@@ -234,7 +234,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
 
 
 def _try_quality(artifact: Artifact, model: Artifact) -> None:
-    from models.signals.quality import QualityEstimator  # brings ONNX Runtime
+    from causeway_server.models.signals.quality import QualityEstimator  # brings ONNX Runtime
 
     estimator = QualityEstimator(artifact.path_for(model))
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from router.bundle.manifest import BundleModel
+from causeway_server.router.bundle.manifest import BundleModel
 
 from ..observability.metrics import BoxCondition
 from .source import DownloadBounds, Source

@@ -17,11 +17,11 @@ from typing import Protocol
 
 import msgspec
 
-from models.catalog.artifact import Manifest
-from models.child_process import child_environment
-from router.bundle import refusals
-from router.bundle.manifest import BundleManifest, BundleModel, RolloutPlan
-from router.bundle.refusals import DownloadTooSlow, UpdateRefused
+from causeway_server.models.catalog.artifact import Manifest
+from causeway_server.models.child_process import child_environment
+from causeway_server.router.bundle import refusals
+from causeway_server.router.bundle.manifest import BundleManifest, BundleModel, RolloutPlan
+from causeway_server.router.bundle.refusals import DownloadTooSlow, UpdateRefused
 
 from .source import Source, generator
 
@@ -190,7 +190,7 @@ async def _child() -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "edge_node.agent.child",
+        "causeway_server.edge_node.agent.child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.bundle.protocol import BoxState
-from router.bundle.refusals import (
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.refusals import (
     BootsFailed,
     BundleAltered,
     CasesFailed,

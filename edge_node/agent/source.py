@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from router.bundle.manifest import Blob
-from router.bundle.refusals import DiskFull, DownloadTooSlow, EndlessData, UpdateUnavailable
+from causeway_server.router.bundle.manifest import Blob
+from causeway_server.router.bundle.refusals import DiskFull, DownloadTooSlow, EndlessData, UpdateUnavailable
 
 from .store import Disk
 

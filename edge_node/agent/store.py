@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     ENCODER_FILE,
     MANIFEST,
     MMPROJ_FILE,
@@ -29,9 +29,16 @@ from models.catalog.artifact import (
     load_artifact,
     sha256_of,
 )
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleSignal, encode_canonical, read_manifest
-from router.bundle.refusals import BundleAltered
-from router.serving.folders import sync
+from causeway_server.router.bundle.manifest import (
+    Blob,
+    BundleManifest,
+    BundleModel,
+    BundleSignal,
+    encode_canonical,
+    read_manifest,
+)
+from causeway_server.router.bundle.refusals import BundleAltered
+from causeway_server.router.serving.folders import sync
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router.bundle.manifest import binomial_tail
-from router.bundle.protocol import LATENCY_BOUNDS_S
-from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRose, Unhealthy, UpdateRefused
+from causeway_server.router.bundle.manifest import binomial_tail
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
+from causeway_server.router.bundle.refusals import (
+    DegradedRose,
+    ErrorsRose,
+    HeatRose,
+    LatencyRose,
+    Unhealthy,
+    UpdateRefused,
+)
 
 from ..observability.metrics import BoxCondition, Traffic
 

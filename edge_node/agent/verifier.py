@@ -18,7 +18,7 @@ from tuf.api.metadata import Metadata, Root, Signed, Snapshot, TargetFile, Times
 from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from router.bundle.manifest import (
+from causeway_server.router.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_PLAN_BYTES,
     BundleManifest,
@@ -27,7 +27,7 @@ from router.bundle.manifest import (
     read_manifest,
     read_plan,
 )
-from router.bundle.refusals import (
+from causeway_server.router.bundle.refusals import (
     BundleAltered,
     BundleNotSigned,
     DownloadTooSlow,

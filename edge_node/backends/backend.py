@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from router.errors import BackendError
-from router.jobs.job import JobEvent, LateTerms
-from router.jobs.submission import Priority
-from router.types import Chunk, Embeddings, Request, Target
+from causeway_server.router.errors import BackendError
+from causeway_server.router.jobs.job import JobEvent, LateTerms
+from causeway_server.router.jobs.submission import Priority
+from causeway_server.router.types import Chunk, Embeddings, Request, Target
 
 if TYPE_CHECKING:
-    from models.constraints.grammars import HeldRequest
-    from models.llama_cpp.protocol import SoftTokens
+    from causeway_server.models.constraints.grammars import HeldRequest
+    from causeway_server.models.llama_cpp.protocol import SoftTokens
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):

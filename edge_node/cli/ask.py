@@ -32,10 +32,10 @@ from causeway import (
     CausewayUnreachable,
     RequestOptions,
 )
-from router.checks.explanation import RouteExplanation, explain, try_draft
-from router.errors import ConfigError, ModelNotFound
-from router.policy.compiled import check_policy
-from router.types import NowSignals
+from causeway_server.router.checks.explanation import RouteExplanation, explain, try_draft
+from causeway_server.router.errors import ConfigError, ModelNotFound
+from causeway_server.router.policy.compiled import check_policy
+from causeway_server.router.types import NowSignals
 
 from .options import PATH, connect, read_prompt, request_arguments, request_options, usage_error
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from router.bundle.refusals import UpdateRefused
-from router.errors import ConfigError
-from router.serving.process import ask
+from causeway_server.router.bundle.refusals import UpdateRefused
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import ask
 
 from ..config.schema import Config
 from .options import PATH, config_options, read_prompt, usage_error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from causeway import CausewayAPIError, CausewayError
-from router.jobs.job import JobState
+from causeway_server.router.jobs.job import JobState
 
 from .options import connect, daemon_options
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from router.errors import ConfigError, PolicyError
-from router.policy.file import seconds
+from causeway_server.router.errors import ConfigError, PolicyError
+from causeway_server.router.policy.file import seconds
 
 from .. import daemon_version
 from ..config.loader import config_variable, meanings_of
@@ -143,7 +143,7 @@ def up(config: Config, small: str | None, large: str | None, no_cloud: bool, onc
     flags = click.get_current_context().params
     if flags["policy"] is not None and (small is not None or large is not None):
         usage_error("--policy names its models itself: leave out --small and --large")
-    from models.catalog.artifact import ArtifactError
+    from causeway_server.models.catalog.artifact import ArtifactError
 
     from .up.models import choose_models
     from .up.session import UpOptions, default_runs_dir, find_programs, run

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar, cast, get_args
 import click
 
 from causeway import Causeway, CausewayError, Prefer, RequestOptions
-from router.errors import ConfigError
-from router.serving.process import refuse
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.process import refuse
 
 from ..config.loader import load_config
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.serving.logs import start_log
-from router.serving.process import run_fast
+from causeway_server.router.serving.logs import start_log
+from causeway_server.router.serving.process import run_fast
 
 from ..app import App, build
 from ..config.schema import Config

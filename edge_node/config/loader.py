@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import inspect
 
-from router.config import leaves_of
-from router.documents import strict_yaml
-from router.errors import ConfigError
-from router.numbers import bytes_of, seconds_of
+from causeway_server.router.config import leaves_of
+from causeway_server.router.documents import strict_yaml
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.numbers import bytes_of, seconds_of
 
 from .schema import CloudConfig, Config
 

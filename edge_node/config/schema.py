@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.bundle.settings import (
+from causeway_server.router.bundle.settings import (
     CloudSettings,
     DecisionsConfig,
     DeviceFilesSettings,
@@ -23,11 +23,11 @@ from router.bundle.settings import (
     RealtimeConfig,
     ResponseCacheConfig,
 )
-from router.config import Count, Pause, Positive, Seconds, TracingConfig
-from router.errors import ConfigError
-from router.jobs.webhooks import WebhookFormat
-from router.openai.wire import Tag
-from router.web_origins import HostName, Origin, is_loopback
+from causeway_server.router.config import Count, Pause, Positive, Seconds, TracingConfig
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.jobs.webhooks import WebhookFormat
+from causeway_server.router.openai.wire import Tag
+from causeway_server.router.web_origins import HostName, Origin, is_loopback
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from router.checks.what_if import what_if
-from router.errors import NotFound
-from router.openai.request_body import check_media_type, load, validate
-from router.serving.console import HEADERS, file_response, page_files
-from router.serving.request import Handler
-from router.serving.responses import JSON
-from router.types import Snapshot
+from causeway_server.router.checks.what_if import what_if
+from causeway_server.router.errors import NotFound
+from causeway_server.router.openai.request_body import check_media_type, load, validate
+from causeway_server.router.serving.console import HEADERS, file_response, page_files
+from causeway_server.router.serving.request import Handler
+from causeway_server.router.serving.responses import JSON
+from causeway_server.router.types import Snapshot
 
 from ..daemon.components import Components
 from ..http.inspection import Readiness

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from router.serving.gauges import Gauge
-from router.serving.listener import ConnectionTable
-from router.serving.live.sessions import Sessions
-from router.types import CloudSignals
+from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.listener import ConnectionTable
+from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.types import CloudSignals
 
 from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool

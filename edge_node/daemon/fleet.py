@@ -23,15 +23,15 @@ import anyio
 import msgspec
 import psutil
 
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact
-from models.catalog.projector import find_projector
-from models.llama_cpp.protocol import SoftTokens
-from router.bundle.manifest import Blob, BundleModel, GoldenPrompt
-from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
-from router.bundle.settings import ModalitiesConfig, SettingValue
-from router.errors import CausewayError, ConfigError, PolicyError
-from router.policy.compiled import Policy
-from router.types import Message, Request, Sampling, Target, TextPart
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from causeway_server.models.catalog.projector import find_projector
+from causeway_server.models.llama_cpp.protocol import SoftTokens
+from causeway_server.router.bundle.manifest import Blob, BundleModel, GoldenPrompt
+from causeway_server.router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
+from causeway_server.router.bundle.settings import ModalitiesConfig, SettingValue
+from causeway_server.router.errors import CausewayError, ConfigError, PolicyError
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.types import Message, Request, Sampling, Target, TextPart
 
 from .. import daemon_version
 from ..agent.agent import Agent
@@ -237,9 +237,9 @@ async def golden_pictures(
     if not config.enabled:
         raise ModelUnusable(f"{model.name}: a golden prompt has a picture, and this box reads none: modalities.enabled")
     # Imported only where a bundle needs it.
-    from models.modalities.installed import DECODER
-    from models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
-    from models.modalities.process.parent import WorkerFailed, WorkerProcess
+    from causeway_server.models.modalities.installed import DECODER
+    from causeway_server.models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
+    from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess
 
     from ..serving.part_encoders import Projectors
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from router.serving.listener import Address, ConnectionTable, Listener, raise_file_limit
-from router.serving.logs import redacted
-from router.serving.process import tune_garbage_collector
-from router.web_origins import WebOrigins, listener_hosts
+from causeway_server.router.serving.listener import Address, ConnectionTable, Listener, raise_file_limit
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig
 from ..http.api import Api

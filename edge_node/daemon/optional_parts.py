@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact, list_artifacts
-from models.modalities.installed import find_encoders, find_speech_detector
-from router.errors import ConfigError
-from router.policy.signals import OPENAI_TEMPERATURE
-from router.types import Modality, Transcripts
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, find_artifact, list_artifacts
+from causeway_server.models.modalities.installed import find_encoders, find_speech_detector
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
+from causeway_server.router.types import Modality, Transcripts
 
 from .. import daemon_version
 from ..backends.engine.engines import Engine
@@ -29,7 +29,7 @@ from ..signals.estimators import LearnedEstimators
 from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
-    from models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.modalities.process.messages import WorkerSpec
 
     from ..agent.journal import Booted
     from ..agent.link.connection import FleetConnection
@@ -78,7 +78,7 @@ def make_engine_factory(
     """Return what makes engines from artifacts: `model_dirs` are searched first, then the models that ship."""
 
     def make(model: str) -> Engine:
-        from models.llama_cpp.protocol import adapter_files
+        from causeway_server.models.llama_cpp.protocol import adapter_files
 
         from ..backends.engine.backend import EngineBackend, EngineModel
 
@@ -112,7 +112,7 @@ def make_part_encoders(
         detector = find_speech_detector()
     if not found or not config.modalities.enabled:
         return None
-    from models.catalog.projector import find_projector
+    from causeway_server.models.catalog.projector import find_projector
 
     from ..serving.part_encoders import PartEncoders
 
@@ -155,7 +155,7 @@ def make_jobs(
     folder: Path, config: OutboxConfig, backends: Backends, serving: Serving, reader: RequestReader
 ) -> JobParts:
     """Return the outbox of jobs in the state folder, with what runs them."""
-    from router.serving.webhooks import WebhookSender
+    from causeway_server.router.serving.webhooks import WebhookSender
 
     from ..jobs.api import JobIntake, OutboxApi
     from ..jobs.runner import OutboxRunner

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from router.api.operations import DeletedFile, list_page
-from router.errors import InvalidRequest, UnsupportedFeature
-from router.numbers import read_page
-from router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.serving.request import TAGS, Handler, check_upload, read_upload, send_continue
-from router.serving.responses import json_response
+from causeway_server.router.api.operations import DeletedFile, list_page
+from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
+from causeway_server.router.numbers import read_page
+from causeway_server.router.parts.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from causeway_server.router.serving.request import TAGS, Handler, check_upload, read_upload, send_continue
+from causeway_server.router.serving.responses import json_response
 
 from ..http.api import RequestReader, routing_hints
 from .store import DeviceFileStore

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from router.parts.uploads import PREFIX
-from router.serving.folders import sync, write_atomically
-from router.types import Prefer
+from causeway_server.router.parts.uploads import PREFIX
+from causeway_server.router.serving.folders import sync, write_atomically
+from causeway_server.router.types import Prefer
 
 from ..clock import ClockMark
 

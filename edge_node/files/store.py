@@ -18,11 +18,18 @@ from typing import TypeVar
 
 import msgspec
 
-from router.api.operations import FileView
-from router.errors import BodyTooLarge, CausewayError, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
-from router.parts.uploads import PREFIX, Upload, UploadTerms, largest_file, named_files
-from router.trackers import FairShare, network_of, stored_share
-from router.types import RoutingHints
+from causeway_server.router.api.operations import FileView
+from causeway_server.router.errors import (
+    BodyTooLarge,
+    CausewayError,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    UnsupportedFeature,
+)
+from causeway_server.router.parts.uploads import PREFIX, Upload, UploadTerms, largest_file, named_files
+from causeway_server.router.trackers import FairShare, network_of, stored_share
+from causeway_server.router.types import RoutingHints
 
 from ..clock import BoxTime, Clock
 from ..config.schema import DeviceFilesConfig

@@ -31,16 +31,23 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import msgspec
 from aiohttp import hdrs, web
 
-from router.decision.decide import RequestMemo
-from router.errors import AuthenticationFailed, CausewayError, ClientGone, MethodNotAllowed, NotFound, QueueFull
-from router.openai.chat import parse_chat
-from router.openai.completions import parse_completion
-from router.openai.embeddings import parse_embedding
-from router.openai.request_body import BOM, check_header_names, check_media_type
-from router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
-from router.parts.uploads import FILE_MARK
-from router.serving.logs import redacted
-from router.serving.request import (
+from causeway_server.router.decision.decide import RequestMemo
+from causeway_server.router.errors import (
+    AuthenticationFailed,
+    CausewayError,
+    ClientGone,
+    MethodNotAllowed,
+    NotFound,
+    QueueFull,
+)
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.completions import parse_completion
+from causeway_server.router.openai.embeddings import parse_embedding
+from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
+from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
+from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.request import (
     DEADLINE,
     OURS,
     TAGS,
@@ -56,9 +63,9 @@ from router.serving.request import (
     receive_body,
     served_method,
 )
-from router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
-from router.trackers import MAX_CLIENTS, FairShare, network_of
-from router.types import Kind, Prefer, Request, RoutingHints
+from causeway_server.router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
+from causeway_server.router.trackers import MAX_CLIENTS, FairShare, network_of
+from causeway_server.router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import ServerConfig
 from ..serving.generation import policy_label

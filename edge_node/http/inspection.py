@@ -19,12 +19,12 @@ from typing import Literal, get_args
 import msgspec
 from aiohttp import web
 
-from router.api.document import OPENAPI_PATH
-from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
-from router.openai.answer import ModelObject, encode_model, encode_models
-from router.serving.request import Handler, read_choice
-from router.serving.responses import body_response, json_response
-from router.types import AUTO, Route
+from causeway_server.router.api.document import OPENAPI_PATH
+from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
+from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
+from causeway_server.router.serving.request import Handler, read_choice
+from causeway_server.router.serving.responses import body_response, json_response
+from causeway_server.router.types import AUTO, Route
 
 from ..clock import Clock
 from ..observability.metrics import CONTENT_TYPE, Metrics

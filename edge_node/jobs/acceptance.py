@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import NamedTuple, get_args
 
-from router.errors import IdempotencyConflict
-from router.jobs.job import JobEvent, encode_job_error
-from router.jobs.submission import is_same_request
-from router.trackers import network_of, stored_share
+from causeway_server.router.errors import IdempotencyConflict
+from causeway_server.router.jobs.job import JobEvent, encode_job_error
+from causeway_server.router.jobs.submission import is_same_request
+from causeway_server.router.trackers import network_of, stored_share
 
 from ..config.schema import OutboxConfig
 from .record import Accepted, EdgeJob, JobDropped, Lane, OutboxFull, ReplyTo

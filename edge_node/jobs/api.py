@@ -14,10 +14,17 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from router.decision.abilities import no_route
-from router.errors import CausewayError, ClientGone, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
-from router.jobs.job import NOT_REVISED, REVISED, JobFailed, JobState, WebhookSecrets
-from router.jobs.submission import (
+from causeway_server.router.decision.abilities import no_route
+from causeway_server.router.errors import (
+    CausewayError,
+    ClientGone,
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    UnsupportedFeature,
+)
+from causeway_server.router.jobs.job import NOT_REVISED, REVISED, JobFailed, JobState, WebhookSecrets
+from causeway_server.router.jobs.submission import (
     RANK,
     Endpoint,
     JobFields,
@@ -28,16 +35,16 @@ from router.jobs.submission import (
     parse_job_request,
     split_body,
 )
-from router.jobs.webhooks import allowed_networks, check_webhook_url
-from router.numbers import read_page
-from router.openai.answer import error_event
-from router.openai.request_body import check_media_type
-from router.parts.uploads import FILE_MARK, named_files
-from router.policy.signals import modalities
-from router.serving.request import PRIORITY, one_value, read_choice
-from router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
-from router.trackers import FairShare, network_of
-from router.types import RoutingHints, replace_surrogates
+from causeway_server.router.jobs.webhooks import allowed_networks, check_webhook_url
+from causeway_server.router.numbers import read_page
+from causeway_server.router.openai.answer import error_event
+from causeway_server.router.openai.request_body import check_media_type
+from causeway_server.router.parts.uploads import FILE_MARK, named_files
+from causeway_server.router.policy.signals import modalities
+from causeway_server.router.serving.request import PRIORITY, one_value, read_choice
+from causeway_server.router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
+from causeway_server.router.trackers import FairShare, network_of
+from causeway_server.router.types import RoutingHints, replace_surrogates
 
 from ..config.schema import OutboxConfig
 from ..http.api import RequestReader, routing_hints

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio.abc
 from aiohttp import web
 
-from router.errors import JobStoreUnavailable, NotFound
-from router.jobs.job import wait_of
-from router.jobs.submission import ENDPOINTS
-from router.serving.request import Handler
+from causeway_server.router.errors import JobStoreUnavailable, NotFound
+from causeway_server.router.jobs.job import wait_of
+from causeway_server.router.jobs.submission import ENDPOINTS
+from causeway_server.router.serving.request import Handler
 
 from . import FILE, PATH
 
 if TYPE_CHECKING:
-    from router.serving.webhooks import WebhookSender
+    from causeway_server.router.serving.webhooks import WebhookSender
 
     from .api import JobIntake, OutboxApi
     from .record import OutboxStats, OutboxWebhook

@@ -9,11 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, InvalidRequest, QueueFull
-from router.jobs.job import FINAL_STATES, JobState, JobView, LateParts, RevisionOutcome
-from router.jobs.submission import Endpoint, Priority
-from router.serving.webhooks import DueWebhook
-from router.types import PartRecord, Prefer
+from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull
+from causeway_server.router.jobs.job import FINAL_STATES, JobState, JobView, LateParts, RevisionOutcome
+from causeway_server.router.jobs.submission import Endpoint, Priority
+from causeway_server.router.serving.webhooks import DueWebhook
+from causeway_server.router.types import PartRecord, Prefer
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]

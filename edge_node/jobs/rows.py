@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from router.errors import NotFound
-from router.jobs.job import JobEvent, JobState, next_state
-from router.jobs.submission import RANK
-from router.jobs.webhooks import JobNotice
-from router.trackers import network_of
+from causeway_server.router.errors import NotFound
+from causeway_server.router.jobs.job import JobEvent, JobState, next_state
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.jobs.webhooks import JobNotice
+from causeway_server.router.trackers import network_of
 
 from ..clock import BoxTime
 from .record import ClientStats, DueReply, EdgeJob, OutboxStats, OutboxWebhook, ReplyTo, WebhookStatus

@@ -18,8 +18,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from models.modalities.revising import revise_each
-from router.errors import (
+from causeway_server.models.modalities.revising import revise_each
+from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     CloudSaturated,
@@ -33,12 +33,19 @@ from router.errors import (
     RateLimited,
     ResultTooLarge,
 )
-from router.jobs.job import MOST_LATE, LateTerms, RevisionDropped, check_read, check_revised, revision_id
-from router.jobs.submission import encode_job_answer, parse_job_request
-from router.openai.cached_answer import CachedAnswer
-from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Piece
-from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
+from causeway_server.router.jobs.job import (
+    MOST_LATE,
+    LateTerms,
+    RevisionDropped,
+    check_read,
+    check_revised,
+    revision_id,
+)
+from causeway_server.router.jobs.submission import encode_job_answer, parse_job_request
+from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead, Piece
+from causeway_server.router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ..backends.backend import JobTerms
 from ..clock import BoxTime, Clock

@@ -20,9 +20,15 @@ import anyio
 import anyio.abc
 import msgspec
 
-from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, InvalidRequest, JobStoreUnavailable
-from router.jobs.job import JobEvent, LateParts, LateTerms, late_kinds, no_room
-from router.serving.logs import redacted
+from causeway_server.router.errors import (
+    CausewayError,
+    CloudUnreachable,
+    DeadlineExceeded,
+    InvalidRequest,
+    JobStoreUnavailable,
+)
+from causeway_server.router.jobs.job import JobEvent, LateParts, LateTerms, late_kinds, no_room
+from causeway_server.router.serving.logs import redacted
 
 from ..backends.backend import CloudJobEnded, JobTerms
 from ..backends.cloud.backend import CloudBackend

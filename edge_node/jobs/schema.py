@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.errors import RecordUnreadable
-from router.jobs.job import JobState, encode_job_error
-from router.jobs.submission import RANK
-from router.jobs.webhooks import JobNotice
+from causeway_server.router.errors import RecordUnreadable
+from causeway_server.router.jobs.job import JobState, encode_job_error
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.jobs.webhooks import JobNotice
 
 from ..clock import ClockMark
 from .record import EdgeJob

@@ -14,9 +14,23 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from router.errors import CausewayError, DeadlineExceeded, JobAlreadyEnded, JobCancelled, RecordUnreadable
-from router.jobs.job import JobEvent, JobState, LateParts, encode_job_error, next_state, outcome_of, revision_id
-from router.types import Modality
+from causeway_server.router.errors import (
+    CausewayError,
+    DeadlineExceeded,
+    JobAlreadyEnded,
+    JobCancelled,
+    RecordUnreadable,
+)
+from causeway_server.router.jobs.job import (
+    JobEvent,
+    JobState,
+    LateParts,
+    encode_job_error,
+    next_state,
+    outcome_of,
+    revision_id,
+)
+from causeway_server.router.types import Modality
 
 from ..clock import BoxTime, Clock
 from ..config.schema import OutboxConfig

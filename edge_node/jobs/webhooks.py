@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import anyio
 
-from router.errors import CausewayError, ConfigError
-from router.serving.logs import redacted
-from router.serving.webhooks import DeliveryOutcome, WebhookQueue
+from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
 from ..backends.cloud.backend import CloudBackend
 from ..clock import Clock

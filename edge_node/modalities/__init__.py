@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from router.serving.request import Handler
+from causeway_server.router.serving.request import Handler
 
 if TYPE_CHECKING:
     from .audio import AudioApi, AudioService

@@ -17,12 +17,12 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from models.modalities.graph.graph import EncoderGraph, transcript_of
-from models.modalities.installed import NO_SPEECH, SPEECH_MODEL
-from models.modalities.process.messages import Refusal, Segment
-from models.modalities.process.parent import Tell, WorkerFailed
-from router.decision.decide import features_of
-from router.errors import (
+from causeway_server.models.modalities.graph.graph import EncoderGraph, transcript_of
+from causeway_server.models.modalities.installed import NO_SPEECH, SPEECH_MODEL
+from causeway_server.models.modalities.process.messages import Refusal, Segment
+from causeway_server.models.modalities.process.parent import Tell, WorkerFailed
+from causeway_server.router.decision.decide import features_of
+from causeway_server.router.errors import (
     CausewayError,
     ClientGone,
     Draining,
@@ -32,8 +32,8 @@ from router.errors import (
     NoRoute,
     UnsupportedFeature,
 )
-from router.openai.answer import error_event
-from router.openai.audio import (
+from causeway_server.router.openai.answer import error_event
+from causeway_server.router.openai.audio import (
     JSON_FORMATS,
     OPENAI_MODEL,
     SpeechRequest,
@@ -47,12 +47,12 @@ from router.openai.audio import (
     parse_speech,
     parse_transcription,
 )
-from router.openai.request_body import check_media_type
-from router.policy.compiled import Policy
-from router.policy.signals import COSTLY
-from router.serving.logs import redacted
-from router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
-from router.types import (
+from causeway_server.router.openai.request_body import check_media_type
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import COSTLY
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
+from causeway_server.router.types import (
     AUTO,
     AudioPart,
     DecisionRecord,

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError
-from models.modalities.installed import PROGRAM, find_program, is_onnxruntime_installed
-from models.modalities.process.messages import Refusal, Synthesize, Synthesized
-from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
-from models.modalities.voices import (
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.modalities.installed import PROGRAM, find_program, is_onnxruntime_installed
+from causeway_server.models.modalities.process.messages import Refusal, Synthesize, Synthesized
+from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+from causeway_server.models.modalities.voices import (
     DEFAULT,
     Voice,
     find_voice,
@@ -31,9 +31,9 @@ from models.modalities.voices import (
     split_sentences,
     worker_spec,
 )
-from router.child_environment import minimal_environment
-from router.documents.reader import did_you_mean
-from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
+from causeway_server.router.child_environment import minimal_environment
+from causeway_server.router.documents.reader import did_you_mean
+from causeway_server.router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
 PCM_HZ = 24_000
 """Rate of OpenAI's `pcm`, which has no header to say so."""
@@ -65,7 +65,7 @@ class SpokenText(msgspec.Struct, frozen=True):
         """Return the samples alone, at `rate` Hz."""
         import numpy as np
 
-        from models.modalities.decoding.sound import resample
+        from causeway_server.models.modalities.decoding.sound import resample
 
         samples = np.frombuffer(self.samples, "<i2").astype(np.float32)
         return np.round(resample(samples, self.rate, rate)).astype("<i2").tobytes()

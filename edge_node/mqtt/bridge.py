@@ -14,11 +14,11 @@ import anyio
 import anyio.abc
 import msgspec
 
-from router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited, ResultTooLarge
-from router.jobs.submission import RANK
-from router.serving.gauges import Gauge
-from router.serving.logs import redacted
-from router.serving.request import PRIORITY, read_choice
+from causeway_server.router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited, ResultTooLarge
+from causeway_server.router.jobs.submission import RANK
+from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.request import PRIORITY, read_choice
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.api import Caller, routing_hints

@@ -22,8 +22,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from router.errors import InvalidRequest
-from router.serving.request import combined
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.serving.request import combined
 
 from ..config.schema import MqttConfig
 from .messages import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused

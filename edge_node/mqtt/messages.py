@@ -18,11 +18,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, JobCancelled
-from router.jobs.cloud_event import CONTENT_TYPE, AnswerEvent, EventFormat, encode_event, event_format, parse_event
-from router.jobs.job import REVISED, JobState, encode_job_error, revision_id
-from router.jobs.submission import answer_text
-from router.openai.answer import encode_error
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, InvalidRequest, JobCancelled
+from causeway_server.router.jobs.cloud_event import (
+    CONTENT_TYPE,
+    AnswerEvent,
+    EventFormat,
+    encode_event,
+    event_format,
+    parse_event,
+)
+from causeway_server.router.jobs.job import REVISED, JobState, encode_job_error, revision_id
+from causeway_server.router.jobs.submission import answer_text
+from causeway_server.router.openai.answer import encode_error
 
 from ..config.schema import MqttTopicConfig
 from ..jobs.record import DueReply, EdgeJob

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import combinations, zip_longest
 from urllib.parse import SplitResult, urlsplit
 
-from router.errors import ConfigError, InvalidRequest
+from causeway_server.router.errors import ConfigError, InvalidRequest
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from router.types import AttemptRecord, Decision, DecisionRecord, Request
+from causeway_server.router.types import AttemptRecord, Decision, DecisionRecord, Request
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.bundle.protocol import LATENCY_BOUNDS_S
-from router.serving.gauges import Gauge, GaugeCollector
-from router.types import AUTO, AttemptRecord, Kind, Outcome, Request, Target, Usage
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
+from causeway_server.router.serving.gauges import Gauge, GaugeCollector
+from causeway_server.router.types import AUTO, AttemptRecord, Kind, Outcome, Request, Target, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -15,8 +15,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
-from router.config import TracingConfig
-from router.serving.otel import (
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.serving.otel import (
     SpanExport,
     attempt_attributes,
     context_of,
@@ -25,7 +25,7 @@ from router.serving.otel import (
     span_name,
     traceparent_of,
 )
-from router.types import AttemptRecord, DecisionRecord, Request
+from causeway_server.router.types import AttemptRecord, DecisionRecord, Request
 
 
 class _SpanIds(RandomIdGenerator):

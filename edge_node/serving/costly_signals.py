@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from router.errors import EncoderFailed
-from router.policy.compiled import Policy
-from router.serving.logs import redacted
-from router.types import Request
+from causeway_server.router.errors import EncoderFailed
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.types import Request
 
 from ..clock import Clock
 from ..signals.estimators import QUALITY

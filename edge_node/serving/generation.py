@@ -22,9 +22,9 @@ import anyio
 import anyio.abc
 import msgspec
 
-from router.decision.abilities import no_route
-from router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
-from router.errors import (
+from causeway_server.router.decision.abilities import no_route
+from causeway_server.router.decision.attempts import Attempt, AttemptSequence, AttemptState, final_error
+from causeway_server.router.errors import (
     BackendError,
     BreakerOpen,
     CausewayError,
@@ -39,11 +39,11 @@ from router.errors import (
     NoRoute,
     TargetNotConfigured,
 )
-from router.policy.compiled import Policy
-from router.policy.signals import COSTLY, modalities
-from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Piece, Reply
-from router.types import (
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import COSTLY, modalities
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
+from causeway_server.router.types import (
     AttemptPlan,
     AttemptRecord,
     AudioPart,
@@ -67,10 +67,10 @@ from ..config.schema import CloudConfig
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:
-    from models.constraints.grammars import HeldRequest
-    from models.llama_cpp.protocol import SoftTokens
-    from models.modalities.graph.graph import RequestFacts, RequestSoftTokens
-    from models.semantic.judge import ComparedText
+    from causeway_server.models.constraints.grammars import HeldRequest
+    from causeway_server.models.llama_cpp.protocol import SoftTokens
+    from causeway_server.models.modalities.graph.graph import RequestFacts, RequestSoftTokens
+    from causeway_server.models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
 
@@ -228,7 +228,7 @@ class Generation:
         elsewhere = "" if self.upstream is None else self.upstream.modalities
         if not (used := self.used_parts):
             return elsewhere
-        from models.modalities.graph.graph import summary  # imported when there was such a part
+        from causeway_server.models.modalities.graph.graph import summary  # imported when there was such a part
 
         return ",".join(filter(None, (summary(used), elsewhere)))
 

@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError, ArtifactNotFound
-from models.catalog.projector import Projector, missing_packages
-from models.llama_cpp.protocol import SoftTokens
-from models.modalities.graph.branch import LocalBranch, PartMemory, SpeechDetection
-from models.modalities.graph.graph import EncoderGraph, RequestFacts, facts_of, invalid_part, soft_tokens_of
-from models.modalities.installed import DECODER
-from models.modalities.process.messages import (
+from causeway_server.models.catalog.artifact import ArtifactError, ArtifactNotFound
+from causeway_server.models.catalog.projector import Projector, missing_packages
+from causeway_server.models.llama_cpp.protocol import SoftTokens
+from causeway_server.models.modalities.graph.branch import LocalBranch, PartMemory, SpeechDetection
+from causeway_server.models.modalities.graph.graph import (
+    EncoderGraph,
+    RequestFacts,
+    facts_of,
+    invalid_part,
+    soft_tokens_of,
+)
+from causeway_server.models.modalities.installed import DECODER
+from causeway_server.models.modalities.process.messages import (
     Decode,
     PartLimits,
     Picture,
@@ -30,13 +36,13 @@ from models.modalities.process.messages import (
     Refusal,
     WorkerSpec,
 )
-from models.modalities.process.parent import WorkerFailed, WorkerProcess
-from router.bundle.settings import ModalitiesConfig
-from router.jobs.job import LateTerms
-from router.parts.reading import find_parts, fuse, has_parts
-from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
-from router.serving.gauges import Gauge
-from router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
+from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.jobs.job import LateTerms
+from causeway_server.router.parts.reading import find_parts, fuse, has_parts
+from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
+from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock
 
@@ -48,8 +54,8 @@ log = logging.getLogger(__name__)
 _N = TypeVar("_N", int, float)
 _PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
 _STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
-WORKER = "models.modalities.encoders.projector:PictureProjector"
-VISION_WORKER = "models.modalities.encoders.mmproj:VisionModel"
+WORKER = "causeway_server.models.modalities.encoders.projector:PictureProjector"
+VISION_WORKER = "causeway_server.models.modalities.encoders.mmproj:VisionModel"
 
 
 class PartEncoders:

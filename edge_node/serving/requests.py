@@ -27,16 +27,16 @@ import anyio
 import anyio.abc
 import msgspec
 
-from router.decision.decide import RequestMemo, features_of
-from router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
-from router.openai.cached_answer import CachedAnswer
-from router.policy.compiled import Limits
-from router.policy.signals import concerned
-from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
-from router.tool_calls.schema import with_own_ids
-from router.trackers import MAX_CLIENTS, network_of
-from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
+from causeway_server.router.decision.decide import RequestMemo, features_of
+from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
+from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.policy.compiled import Limits
+from causeway_server.router.policy.signals import concerned
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
+from causeway_server.router.tool_calls.schema import with_own_ids
+from causeway_server.router.trackers import MAX_CLIENTS, network_of
+from causeway_server.router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
 from ..clock import Clock

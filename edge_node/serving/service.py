@@ -21,9 +21,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from router.decision.attempts import AttemptSequence
-from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass, until_first_cloud, without_down
-from router.errors import (
+from causeway_server.router.decision.attempts import AttemptSequence
+from causeway_server.router.decision.decide import (
+    CachePlanner,
+    RequestMemo,
+    decide,
+    early_bypass,
+    until_first_cloud,
+    without_down,
+)
+from causeway_server.router.errors import (
     AllAttemptsFailed,
     BackendError,
     CausewayError,
@@ -32,12 +39,22 @@ from router.errors import (
     Draining,
     QueueFull,
 )
-from router.openai.cached_answer import CachedAnswer, is_keepable
-from router.policy.compiled import Policy
-from router.policy.signals import COSTLY
-from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Reply
-from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
+from causeway_server.router.openai.cached_answer import CachedAnswer, is_keepable
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import COSTLY
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead, Reply
+from causeway_server.router.types import (
+    AUTO,
+    CachePlan,
+    Chunk,
+    Decision,
+    Embeddings,
+    Estimates,
+    Message,
+    Request,
+    Snapshot,
+)
 
 from ..backends.backend import JobTerms
 from ..observability.logs import log_arrival, log_decision, log_outcome

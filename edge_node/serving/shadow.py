@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import msgspec
 
-from models.catalog.artifact import ArtifactError
-from router.decision.decide import other_target
-from router.decision.features import question_of
-from router.errors import BackendError, CausewayError
-from router.openai.cached_answer import CachedAnswer
-from router.policy.compiled import Policy
-from router.policy.signals import wants_tools
-from router.serving.gauges import Gauge
-from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Piece, Reply
-from router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.router.decision.decide import other_target
+from causeway_server.router.decision.features import question_of
+from causeway_server.router.errors import BackendError, CausewayError
+from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import wants_tools
+from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
+from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
 
 from ..backends.backend import Backend, BackendRequest, UpstreamInfo
 from ..clock import Clock

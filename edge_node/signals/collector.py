@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from router.policy.compiled import Policy
-from router.policy.signals import TargetAvailability
-from router.types import (
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import TargetAvailability
+from causeway_server.router.types import (
     BoxSetup,
     CloudSignals,
     DeviceSignals,

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import psutil
 
-from router.types import DeviceSignals
+from causeway_server.router.types import DeviceSignals
 
 from .sensors import PowerSensors, ThermalSensors, read_number, read_text
 

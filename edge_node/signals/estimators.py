@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     ArtifactError,
     ArtifactNotFound,
     SignalKind,
@@ -22,15 +22,15 @@ from models.catalog.artifact import (
     find_signal,
     list_artifacts,
 )
-from models.signals.calibration import ConfidenceCalibrator
-from router.policy.compiled import Policy
-from router.types import Chunk, Confidence, Message, Request, TextPart
+from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.types import Chunk, Confidence, Message, Request, TextPart
 
 from ..backends.backend import BackendRequest
 
 if TYPE_CHECKING:
-    from models.signals.pair import PairEstimator
-    from models.signals.quality import QualityEstimator
+    from causeway_server.models.signals.pair import PairEstimator
+    from causeway_server.models.signals.quality import QualityEstimator
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEst
         ImportError: ONNX Runtime is not installed.
     """
     # Imported on demand: ONNX Runtime takes memory and is optional.
-    from models.signals.quality import QualityEstimator
+    from causeway_server.models.signals.quality import QualityEstimator
 
     return QualityEstimator(_find_signal("edge.quality", model, extra_dirs))
 
@@ -216,7 +216,7 @@ def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEst
     if all(artifact.manifest.signal != "pair" for artifact in list_artifacts(extra_dirs)):
         raise ArtifactNotFound("no pair is calibrated")
     # Imported on demand, like the quality estimator.
-    from models.signals.pair import find_pair
+    from causeway_server.models.signals.pair import find_pair
 
     others = [target.model for target in policy.targets if target.model != model]
     return find_pair(find_artifact(model, extra_dirs), others, extra_dirs)

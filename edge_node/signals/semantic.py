@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.catalog.artifact import ArtifactError
-from router.decision.features import question_of
-from router.policy.compiled import Policy
-from router.types import Request
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.router.decision.features import question_of
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.types import Request
 
 if TYPE_CHECKING:
-    from models.semantic.index import Match, SemanticIndex
-    from models.semantic.judge import ComparedText, Findings, Judge
+    from causeway_server.models.semantic.index import Match, SemanticIndex
+    from causeway_server.models.semantic.judge import ComparedText, Findings, Judge
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class SemanticAnswers:
             self._index, self._thresholds = None, {}
             return
         if self._index is None:
-            from models.semantic.index import SemanticIndex
-            from models.semantic.judge import Findings
+            from causeway_server.models.semantic.index import SemanticIndex
+            from causeway_server.models.semantic.judge import Findings
 
             self._index = SemanticIndex(self._judge)
             if self._findings is None:
@@ -124,7 +124,9 @@ class SemanticAnswers:
 
         The thresholds rise if more differ than the promises explain.
         """
-        from models.calibrate.prompts import answers_agree  # imported only where a policy has shadow requests
+        from causeway_server.models.calibrate.prompts import (
+            answers_agree,  # imported only where a policy has shadow requests
+        )
 
         if self._judge is None or self._findings is None:
             return True
@@ -159,8 +161,8 @@ def load_judge(extra_dirs: Sequence[Path]) -> Judge:
         ArtifactError: there is none, or it is broken.
         ImportError: ONNX Runtime is not installed.
     """
-    from models.catalog.artifact import find_judged_artifact, find_signal
-    from models.semantic.judge import Judge
+    from causeway_server.models.catalog.artifact import find_judged_artifact, find_signal
+    from causeway_server.models.semantic.judge import Judge
 
     judge = find_signal("same-answer", None, extra_dirs)
     return Judge.load(judge, find_judged_artifact(judge, extra_dirs))

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from models.calibrate.prompts import answers_agree
-from models.calibrate.routing_curves import LEAST_ANSWERS, CalibrationDrift, measure_drift
-from models.calibrate.shadow import ShadowAnswer
-from models.catalog.artifact import find_signal
-from models.signals.encoder import SentenceEncoder
-from models.signals.pair import ModelIdentity, prompt_features
-from router.serving.gauges import Gauge
-from router.types import Confidence
+from causeway_server.models.calibrate.prompts import answers_agree
+from causeway_server.models.calibrate.routing_curves import LEAST_ANSWERS, CalibrationDrift, measure_drift
+from causeway_server.models.calibrate.shadow import ShadowAnswer
+from causeway_server.models.catalog.artifact import find_signal
+from causeway_server.models.signals.encoder import SentenceEncoder
+from causeway_server.models.signals.pair import ModelIdentity, prompt_features
+from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.types import Confidence
 
 from .estimators import LearnedEstimators
 

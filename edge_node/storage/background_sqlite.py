@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.serving.logs import redacted
+from causeway_server.router.serving.logs import redacted
 
 from ..observability.logs import Fault
 

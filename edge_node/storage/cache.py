@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from router.errors import StreamBroken
-from router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chunks
-from router.types import Embeddings, Request
+from causeway_server.router.errors import StreamBroken
+from causeway_server.router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chunks
+from causeway_server.router.types import Embeddings, Request
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write, evict

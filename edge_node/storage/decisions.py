@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from router.errors import QueueFull
-from router.trackers import FairShare, network_of
-from router.types import DecisionRecord
+from causeway_server.router.errors import QueueFull
+from causeway_server.router.trackers import FairShare, network_of
+from causeway_server.router.types import DecisionRecord
 
 from ..clock import BoxTime, Clock, ClockMark
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, evict

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from router.errors import CausewayError, JobStoreUnavailable
-from router.serving.folders import sync
-from router.serving.logs import redacted
+from causeway_server.router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.router.serving.folders import sync
+from causeway_server.router.serving.logs import redacted
 
 from ..observability.logs import Fault
 from .background_sqlite import SqliteThread

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from router.errors import PolicyError
-from router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
-from router.serving.folders import file_version, write_atomically
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import ModelAdapters, ModelTemperature, Policy, parse_policy, with_adapters
+from causeway_server.router.serving.folders import file_version, write_atomically
 
 from ..clock import Clock
 

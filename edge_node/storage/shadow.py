@@ -12,9 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from models.calibrate import SHADOW_FILE as FILE
-from models.calibrate.shadow import NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
-from models.semantic.judge import Findings
+from causeway_server.models.calibrate import SHADOW_FILE as FILE
+from causeway_server.models.calibrate.shadow import (
+    NEWEST_ANSWERS,
+    PUT_ANSWER,
+    SCHEMA,
+    TRIM_ANSWERS,
+    ShadowAnswer,
+    decode_answer,
+)
+from causeway_server.models.semantic.judge import Findings
 
 from ..clock import Clock
 from .background_sqlite import Row, Write

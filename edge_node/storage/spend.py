@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from router.trackers import SpendState, SpendTracker
-from router.types import SpendSignals
+from causeway_server.router.trackers import SpendState, SpendTracker
+from causeway_server.router.types import SpendSignals
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from router.errors import ConfigError
-from router.serving.folders import close_to_others, is_shared
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import close_to_others, is_shared
 
 log = logging.getLogger(__name__)
 

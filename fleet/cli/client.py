@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from router.api.document import ErrorDocument
+from causeway_server.router.api.document import ErrorDocument
 
 Answer = TypeVar("Answer")
 PROGRAM = "causeway-fleet"

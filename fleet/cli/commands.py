@@ -11,16 +11,16 @@ import click
 import msgspec
 from rich.text import Text
 
-from router.checks.explanation import explain, try_draft
-from router.checks.replay import replay as run_replay
-from router.documents.reader import did_you_mean
-from router.errors import CausewayError, ConfigError, ModelNotFound
-from router.policy.compiled import Policy
-from router.policy.file import policy_schema
-from router.policy.signals import SIGNALS
-from router.serving.logs import start_log
-from router.serving.process import run_fast
-from router.types import NowSignals
+from causeway_server.router.checks.explanation import explain, try_draft
+from causeway_server.router.checks.replay import replay as run_replay
+from causeway_server.router.documents.reader import did_you_mean
+from causeway_server.router.errors import CausewayError, ConfigError, ModelNotFound
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.file import policy_schema
+from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.serving.logs import start_log
+from causeway_server.router.serving.process import run_fast
+from causeway_server.router.types import NowSignals
 
 from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from router.numbers import seconds_of
-from router.serving.process import ask
+from causeway_server.router.numbers import seconds_of
+from causeway_server.router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
 from ..rollout.settings import counted_boxes

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.checks.possible import NO_ANSWER
-from router.checks.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
-from router.documents.strict_yaml import Problem
+from causeway_server.router.checks.possible import NO_ANSWER
+from causeway_server.router.checks.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
+from causeway_server.router.documents.strict_yaml import Problem
 
 from ..repository.folder import CheckedFleet
 from ..repository.policies import CaseRun, CheckedPolicy

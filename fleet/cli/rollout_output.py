@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from router.bundle.manifest import WHOLE, Blob, BundleAdapter, BundleManifest, BundleModel, BundleProjector
+from causeway_server.router.bundle.manifest import (
+    WHOLE,
+    Blob,
+    BundleAdapter,
+    BundleManifest,
+    BundleModel,
+    BundleProjector,
+)
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from router.bundle.manifest import BundleManifest
-from router.serving.process import ask
+from causeway_server.router.bundle.manifest import BundleManifest
+from causeway_server.router.serving.process import ask
 
 from ..operators.answers import FleetAnswer, RolloutDetail, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from router.bundle.refusals import UpdateRefused
-from router.errors import ConfigError
+from causeway_server.router.bundle.refusals import UpdateRefused
+from causeway_server.router.errors import ConfigError
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet, check_fleet

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from router.checks.cases import read_cases, run_cases
-from router.checks.replay import replay
-from router.errors import PolicyError
-from router.policy.compiled import Policy, check_policy, with_adapters
+from causeway_server.router.checks.cases import read_cases, run_cases
+from causeway_server.router.checks.replay import replay
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import Policy, check_policy, with_adapters
 
 from ..repository.records import RecordReader, record_files
 from ..rollout.rollout import Rollout

@@ -17,9 +17,9 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from router.bundle.manifest import RolloutPlan
-from router.errors import CausewayError
-from router.serving.folders import write_atomically
+from causeway_server.router.bundle.manifest import RolloutPlan
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.serving.folders import write_atomically
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.rollout import Rollout

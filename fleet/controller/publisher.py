@@ -11,9 +11,9 @@ import msgspec
 from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
-from router.bundle.manifest import BundleManifest, RolloutPlan, encode_canonical
-from router.documents.reader import read_struct
-from router.errors import ConfigError
+from causeway_server.router.bundle.manifest import BundleManifest, RolloutPlan, encode_canonical
+from causeway_server.router.documents.reader import read_struct
+from causeway_server.router.errors import ConfigError
 
 from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows
 from ..rollout.rollout import plan_of

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.bundle.manifest import RolloutPlan, position
-from router.bundle.protocol import LATENCY_BOUNDS_S
+from causeway_server.router.bundle.manifest import RolloutPlan, position
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share
 from ..rollout.settings import MINUTES_OF_DAY, MaintenanceWindow, RolloutEvent, RolloutSettings, RolloutState, is_silent

@@ -22,8 +22,8 @@ from rich.console import Console
 READY_S = 120.0
 STOP_S = 30.0
 _READY_POLL_S = 0.05
-CAUSEWAY_FLEET = (sys.executable, "-m", "fleet")
-CAUSEWAY_EDGE = (sys.executable, "-m", "edge_node")
+CAUSEWAY_FLEET = (sys.executable, "-m", "causeway_server.fleet")
+CAUSEWAY_EDGE = (sys.executable, "-m", "causeway_server.edge_node")
 OFFLINE = ("anna", "ben", "carla")
 ONLINE = "server"
 COHORT = "kiosks"

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.bundle.manifest import Name, Sha256
+from causeway_server.router.bundle.manifest import Name, Sha256
 
 from ..store.history import AuditRow, DeviceEvent
 

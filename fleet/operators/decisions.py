@@ -11,8 +11,8 @@ import msgspec
 from anyio import to_thread
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.documents.reader import read_struct
-from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
+from causeway_server.router.documents.reader import read_struct
+from causeway_server.router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
 from ..controller.publisher import Publisher
 from ..controller.step import least_share

@@ -18,8 +18,8 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from router.bundle.protocol import base64url
-from router.errors import AuthenticationFailed, PermissionDenied
+from causeway_server.router.bundle.protocol import base64url
+from causeway_server.router.errors import AuthenticationFailed, PermissionDenied
 
 from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, Operator, OperatorsDoc, role_of
 

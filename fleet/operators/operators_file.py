@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.documents.reader import read_struct
-from router.errors import ConfigError
+from causeway_server.router.documents.reader import read_struct
+from causeway_server.router.errors import ConfigError
 
 OPERATORS_FILE = "operators.yaml"
 Role = Literal["viewer", "operator", "approver"]

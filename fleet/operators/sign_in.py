@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
-from router.serving.folders import write_new
-from router.serving.request import one_value, read_authorization
-from router.serving.responses import json_response
+from causeway_server.router.errors import AuthenticationFailed, CausewayError, ConfigError, NotFound, PermissionDenied
+from causeway_server.router.serving.folders import write_new
+from causeway_server.router.serving.request import one_value, read_authorization
+from causeway_server.router.serving.responses import json_response
 
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.bundle.manifest import (
+from causeway_server.router.bundle.manifest import (
     Blob,
     BundleAdapter,
     BundleManifest,
@@ -22,7 +22,7 @@ from router.bundle.manifest import (
     check_manifest,
     format_of,
 )
-from router.bundle.settings import read_setting
+from causeway_server.router.bundle.settings import read_setting
 
 from .fleet_file import AdapterDoc, CohortDoc, ModelDoc, ProjectorDoc, SignalDoc, WeightsFile
 from .folder import CheckedFleet, cases_of

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
-from router.bundle.settings import SettingValue
-from router.numbers import seconds_of
+from causeway_server.router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
+from causeway_server.router.bundle.settings import SettingValue
+from causeway_server.router.numbers import seconds_of
 
 from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutSettings, RolloutStage
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from router.bundle.manifest import is_scale
-from router.bundle.settings import read_setting
-from router.checks.cases import read_cases
-from router.documents.reader import KeyLocations, did_you_mean, read_struct
-from router.documents.strict_yaml import Problem, SourceLocation
-from router.policy.signals import SIGNALS
+from causeway_server.router.bundle.manifest import is_scale
+from causeway_server.router.bundle.settings import read_setting
+from causeway_server.router.checks.cases import read_cases
+from causeway_server.router.documents.reader import KeyLocations, did_you_mean, read_struct
+from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
+from causeway_server.router.policy.signals import SIGNALS
 
 from .fleet_file import (
     FLEET_FILE,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from router.bundle.manifest import SignalKind
-from router.checks.cases import CaseResult, read_cases, run_cases
-from router.documents.strict_yaml import Problem, SourceLocation
-from router.errors import PolicyError
-from router.policy.compiled import Policy, check_policy, with_adapters
+from causeway_server.router.bundle.manifest import SignalKind
+from causeway_server.router.checks.cases import CaseResult, read_cases, run_cases
+from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import Policy, check_policy, with_adapters
 
 CASES = "cases"
 AdapterNames = Mapping[str, Sequence[str]]

@@ -10,7 +10,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from router.types import DecisionRecord
+from causeway_server.router.types import DecisionRecord
 
 STDIN: Final = "-"
 _SUFFIXES: Final = (".jsonl", ".ndjson")

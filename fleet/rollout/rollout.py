@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from router.bundle.manifest import WHOLE, RolloutPlan
+from causeway_server.router.bundle.manifest import WHOLE, RolloutPlan
 
 from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state
 from .verdict import Observations, Outcome, Verdict, judge

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from router.bundle.manifest import WHOLE
+from causeway_server.router.bundle.manifest import WHOLE
 
 LATENCY = "latency"
 MINUTES_OF_DAY = 1440

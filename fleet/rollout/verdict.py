@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from router.bundle.manifest import binomial_tail, log_choose
+from causeway_server.router.bundle.manifest import binomial_tail, log_choose
 
 from .settings import LATENCY, MetricLimit, RolloutSettings
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.streams import StreamReader
 
-from router.bundle.protocol import MAX_MESSAGE_BYTES
-from router.serving.listener import HttpRequest, is_between_requests, with_plain_path
-from router.trackers import FairShare, network_of
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
+from causeway_server.router.serving.listener import HttpRequest, is_between_requests, with_plain_path
+from causeway_server.router.trackers import FairShare, network_of
 
 MOST_FILES = 65_536
 _OTHER_FILES = 128  # the database, the log, the issuer of single sign-on

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import anyio
 from aiohttp import web
 
-from router.bundle.protocol import (
+from causeway_server.router.bundle.protocol import (
     MAC_HEADER,
     SIGNATURE_HEADER,
     Enrolment,
@@ -22,9 +22,9 @@ from router.bundle.protocol import (
     TokenRequest,
     Wake,
 )
-from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
-from router.serving.request import one_value
-from router.serving.responses import json_response
+from causeway_server.router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
+from causeway_server.router.serving.request import one_value
+from causeway_server.router.serving.responses import json_response
 
 from ..store.database import StoreUnavailable, TooManyMessages
 from ..store.devices import Device

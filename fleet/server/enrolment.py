@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.protocol import EnrolmentRequest, enrolment_proof
-from router.errors import CausewayError
+from causeway_server.router.bundle.protocol import EnrolmentRequest, enrolment_proof
+from causeway_server.router.errors import CausewayError
 
 from ..repository.fleet_file import FleetDoc, cohort_of
 from ..store.devices import Device, read_device

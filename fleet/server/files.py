@@ -14,8 +14,8 @@ from typing import Final
 
 from aiohttp import web
 
-from router.errors import NotFound
-from router.serving.console import HEADERS, file_response, media_type, page_files
+from causeway_server.router.errors import NotFound
+from causeway_server.router.serving.console import HEADERS, file_response, media_type, page_files
 
 from .routes import ApiRoute
 

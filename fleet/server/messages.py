@@ -16,8 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.protocol import StatusReply, StatusReport, Telemetry, TelemetrySample, TokenRequest, signed_bytes
-from router.errors import CausewayError
+from causeway_server.router.bundle.protocol import (
+    StatusReply,
+    StatusReport,
+    Telemetry,
+    TelemetrySample,
+    TokenRequest,
+    signed_bytes,
+)
+from causeway_server.router.errors import CausewayError
 
 from ..store.devices import CHANGING, Device, changing_at, lock_devices, write_reports
 from ..store.generations import CohortPace

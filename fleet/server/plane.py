@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.protocol import EnrolmentRequest
-from router.errors import CausewayError, Draining
-from router.serving.gauges import Gauge, GaugeCollector
-from router.serving.responses import json_response
+from causeway_server.router.bundle.protocol import EnrolmentRequest
+from causeway_server.router.errors import CausewayError, Draining
+from causeway_server.router.serving.gauges import Gauge, GaugeCollector
+from causeway_server.router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..repository.fleet_file import FleetDoc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.errors import AuthenticationFailed, CausewayError, PermissionDenied
+from causeway_server.router.errors import AuthenticationFailed, CausewayError, PermissionDenied
 
 # --- enrolment -------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from router.api.document import ApiResponse, Operation, Parameter, openapi_document
-from router.bundle.protocol import MAX_MESSAGE_BYTES
-from router.errors import (
+from causeway_server.router.api.document import ApiResponse, Operation, Parameter, openapi_document
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
+from causeway_server.router.errors import (
     BodyTooLarge,
     CausewayError,
     InvalidJSON,
@@ -22,9 +22,9 @@ from router.errors import (
     OriginNotAllowed,
     UnsupportedMediaType,
 )
-from router.openai.request_body import check_media_type
-from router.serving.responses import JSON, error_response
-from router.web_origins import WebOrigins
+from causeway_server.router.openai.request_body import check_media_type
+from causeway_server.router.serving.responses import JSON, error_response
+from causeway_server.router.web_origins import WebOrigins
 
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 Caller = Literal["anyone", "device", "viewer", "operator", "approver"]

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jwt.algorithms import OKPAlgorithm
 
-from router.bundle.protocol import ReportKey, base64url, key_id, mac_header
-from router.errors import AuthenticationFailed, ConfigError
-from router.serving.folders import write_new
+from causeway_server.router.bundle.protocol import ReportKey, base64url, key_id, mac_header
+from causeway_server.router.errors import AuthenticationFailed, ConfigError
+from causeway_server.router.serving.folders import write_new
 
 from .refusals import SignatureInvalid, TokenExpired
 

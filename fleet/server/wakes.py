@@ -26,9 +26,9 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from router.bundle.protocol import Wake
-from router.errors import CausewayError
-from router.openai.answer import encode_error, error_headers
+from causeway_server.router.bundle.protocol import Wake
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.openai.answer import encode_error, error_headers
 
 from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations, revoked_devices

@@ -43,7 +43,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Programmin
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from router.errors import CausewayError, ConfigError
+from causeway_server.router.errors import CausewayError, ConfigError
 
 from .tables import metadata
 

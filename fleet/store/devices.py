@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Dialect, Insert, Select, Update, bindparam, case, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import BoxState
 
 from .database import among, as_list, one_of
 from .history import DeviceEvent

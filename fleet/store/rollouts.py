@@ -10,8 +10,8 @@ import msgspec
 from sqlalchemy import and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.refusals import MetadataRollback
-from router.errors import CausewayError
+from causeway_server.router.bundle.refusals import MetadataRollback
+from causeway_server.router.errors import CausewayError
 
 from ..rollout.rollout import Rollout
 from ..rollout.settings import RolloutState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, false
 
-from router.bundle.protocol import LATENCY_BOUNDS_S
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
 
 metadata = MetaData(
     naming_convention={

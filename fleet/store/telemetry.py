@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import String, and_, delete, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router.bundle.protocol import TelemetrySample
+from causeway_server.router.bundle.protocol import TelemetrySample
 
 from .database import insert_of
 from .tables import COUNTERS, devices, telemetry, telemetry_marks

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from router.documents.reader import KeyLocations, read_struct
-from router.documents.strict_yaml import Problem, SourceLocation
-from router.errors import ConfigError
-from router.numbers import seconds_of
-from router.serving.folders import write_new
+from causeway_server.router.documents.reader import KeyLocations, read_struct
+from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.numbers import seconds_of
+from causeway_server.router.serving.folders import write_new
 
 PRIVATE, PUBLIC = ".pem", ".pub"
 TRUST_FILE = "trust.yaml"

@@ -13,7 +13,7 @@ import msgspec
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, Role, Root, T, TargetFile, Targets
 
-from router.bundle.manifest import BundleManifest, bundle_id, encode_canonical
+from causeway_server.router.bundle.manifest import BundleManifest, bundle_id, encode_canonical
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet

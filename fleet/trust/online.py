@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
 
-from router.bundle.manifest import RolloutPlan, encode_canonical, read_plan
-from router.bundle.refusals import BundleNotSigned
-from router.errors import ConfigError
+from causeway_server.router.bundle.manifest import RolloutPlan, encode_canonical, read_plan
+from causeway_server.router.bundle.refusals import BundleNotSigned
+from causeway_server.router.errors import ConfigError
 
 from .keys import Trust
 from .published import ROLLOUT, PublishedFolder, RepositoryInvalid

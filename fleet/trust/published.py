@@ -19,9 +19,9 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, T, TargetFile, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
 
-from router.bundle.manifest import BundleManifest, blob_of
-from router.errors import ConfigError
-from router.serving.folders import copy_atomically, write_atomically
+from causeway_server.router.bundle.manifest import BundleManifest, blob_of
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import copy_atomically, write_atomically
 
 PUBLISHED, PENDING = "published", "pending"
 ROLLOUT = "rollout"

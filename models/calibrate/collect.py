@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 import httpx2
 import msgspec
 
-from router.errors import BackendError, EngineCrashed
-from router.types import Confidence, Message, Sampling, TokenLogprob
+from causeway_server.router.errors import BackendError, EngineCrashed
+from causeway_server.router.types import Confidence, Message, Sampling, TokenLogprob
 
 from ..catalog.artifact import Artifact
 from ..llama_cpp.process.parent import EngineProcess

@@ -22,7 +22,7 @@ from typing import Literal, Self, TypeVar
 import msgspec
 import numpy as np
 
-from router.types import Confidence
+from causeway_server.router.types import Confidence
 
 from ..catalog.artifact import ArtifactError, DataSource
 from ..signals.pair import Encode, ModelIdentity

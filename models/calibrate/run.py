@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from router.errors import BackendError
+from causeway_server.router.errors import BackendError
 
 from ..catalog.artifact import Artifact, ArtifactError, DataSource, find_signal
 from ..publish.publish import SignalMetadata, publish_signal

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from router.types import Confidence
+from causeway_server.router.types import Confidence
 
 from ..catalog.artifact import ArtifactError
 from ..signals.pair import STRUCTURE, ModelIdentity

@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from router.types import Transcripts
+from causeway_server.router.types import Transcripts
 
 SHIPPED = Path(__file__).parents[1] / "artifacts"
 MANIFEST = "manifest.json"

@@ -20,7 +20,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from router.errors import InvalidRequest
+from causeway_server.router.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser

@@ -34,10 +34,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.errors import InvalidRequest, UnsupportedFeature
-from router.reasoning import CLOSE, OPEN, Thinking
-from router.tool_calls.schema import ToolFormat, tool_format
-from router.types import Message, TextPart, Tool, ToolCall
+from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
+from causeway_server.router.reasoning import CLOSE, OPEN, Thinking
+from causeway_server.router.tool_calls.schema import ToolFormat, tool_format
+from causeway_server.router.types import Message, TextPart, Tool, ToolCall
 
 from .sandbox import MARK, TemplateFailed, compile_template, generate
 

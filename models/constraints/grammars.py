@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
-from router.errors import InvalidGrammar
-from router.tool_calls.schema import NO_FRAME, CallFrame
-from router.types import Request, Tool
+from causeway_server.router.errors import InvalidGrammar
+from causeway_server.router.tool_calls.schema import NO_FRAME, CallFrame
+from causeway_server.router.types import Request, Tool
 
 from .rewriting import Json, Node, Rewriter, Unenforceable, subschemas, target_of
 

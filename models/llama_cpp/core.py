@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable
-from router.tool_calls.schema import tool_format
+from causeway_server.router.errors import EngineUnavailable
+from causeway_server.router.tool_calls.schema import tool_format
 
 from ..chat.template import thinking_of
 from .embedding import Embedder

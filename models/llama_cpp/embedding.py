@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable
+from causeway_server.router.errors import EngineUnavailable
 
 from .native import bindings
 from .native.context import Context

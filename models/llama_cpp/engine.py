@@ -20,8 +20,14 @@ import msgspec
 import psutil
 from llguidance import LLMatcher
 
-from router.errors import CausewayError, ClientGone, ContextLengthExceeded, InvalidGrammar, InvalidRequest
-from router.tool_calls.schema import last_user_text
+from causeway_server.router.errors import (
+    CausewayError,
+    ClientGone,
+    ContextLengthExceeded,
+    InvalidGrammar,
+    InvalidRequest,
+)
+from causeway_server.router.tool_calls.schema import last_user_text
 
 from ..constraints.grammars import call_grammar, fault_of, framed_grammar
 from .core import EngineCore

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature
-from router.types import Message
+from causeway_server.router.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature
+from causeway_server.router.types import Message
 
 from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary

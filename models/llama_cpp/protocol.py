@@ -11,9 +11,9 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from router.reasoning import Thinking
-from router.tool_calls.schema import NO_FRAME, PLAIN, CallFrame, ToolFormat
-from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
+from causeway_server.router.reasoning import Thinking
+from causeway_server.router.tool_calls.schema import NO_FRAME, PLAIN, CallFrame, ToolFormat
+from causeway_server.router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
 from ..catalog.artifact import Artifact
 

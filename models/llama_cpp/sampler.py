@@ -31,9 +31,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from router.errors import InvalidGrammar, InvalidRequest
-from router.reasoning import CLOSE, OPEN, closed_thought
-from router.types import Confidence, Sampling, TokenAlternative, TokenLogprob
+from causeway_server.router.errors import InvalidGrammar, InvalidRequest
+from causeway_server.router.reasoning import CLOSE, OPEN, closed_thought
+from causeway_server.router.types import Confidence, Sampling, TokenAlternative, TokenLogprob
 
 from ..constraints.grammars import LIMITS
 from .native import bindings

@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from router.child_environment import minimal_environment
-from router.types import Modality
+from causeway_server.router.child_environment import minimal_environment
+from causeway_server.router.types import Modality
 
 from ..catalog.artifact import ArtifactError, find_artifact, find_signal
 from .process.messages import WorkerSpec
@@ -31,11 +31,11 @@ NO_SPEECH = (
 )
 PROGRAM = "espeak-ng"
 """It speaks; a package of the distribution."""
-DECODER = "models.modalities.decoding.decoder:PartDecoder"
+DECODER = "causeway_server.models.modalities.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _WORKERS: Mapping[Modality, str] = {
-    "audio": "models.modalities.encoders.speech:SpeechEncoder",
-    "image": "models.modalities.encoders.pictures:PictureEncoder",
+    "audio": "causeway_server.models.modalities.encoders.speech:SpeechEncoder",
+    "image": "causeway_server.models.modalities.encoders.pictures:PictureEncoder",
     "file": DECODER,  # a file of text needs no encoder
 }
 _PACKAGES: Mapping[Modality, tuple[str, ...]] = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
@@ -73,7 +73,9 @@ def find_speech_detector() -> WorkerSpec | None:
     model = Path(package.origin).parent / "assets" / "silero_vad_v6.onnx"
     if not model.is_file() or importlib.util.find_spec("onnxruntime") is None:
         return None
-    return WorkerSpec("models.modalities.encoders.voice_activity:SpeechDetector", options={"model": str(model)})
+    return WorkerSpec(
+        "causeway_server.models.modalities.encoders.voice_activity:SpeechDetector", options={"model": str(model)}
+    )
 
 
 def is_installed(kind: Modality) -> bool:

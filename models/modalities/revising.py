@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from router.errors import CausewayError
-from router.types import Modality
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.types import Modality
 
 
 async def revise_each(

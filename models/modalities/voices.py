@@ -38,7 +38,7 @@ DEFAULT = "auto"
 WEIGHTS, SETTINGS, LICENCE = "model.onnx", "model.onnx.json", "LICENCE.txt"
 """The names of its files in its folder."""
 PAD, START, END = "_", "^", "$"
-WORKER = "models.modalities.synthesizer:VoiceSynthesizer"
+WORKER = "causeway_server.models.modalities.synthesizer:VoiceSynthesizer"
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _MIB = 2**20
 _PROCESS_BYTES = 512 * _MIB  # interpreter, ONNX Runtime, threads, and what the layers of a long sentence hold

@@ -4,7 +4,7 @@ adapter: load it with its model and decode one step. Of an mmproj file: load it 
 All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
 never ends takes the child, and the caller gets an ArtifactError.
 
-    python -m models.publish.check FILE CONTEXT [adapter|mmproj MODEL]      prints a `_Verdict` as JSON
+    python -m causeway_server.models.publish.check FILE CONTEXT [adapter|mmproj MODEL]      prints a `_Verdict` as JSON
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import EngineUnavailable, InvalidRequest
-from router.types import Message
+from causeway_server.router.errors import EngineUnavailable, InvalidRequest
+from causeway_server.router.types import Message
 
 from ..catalog.artifact import ArtifactError
 from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.child_environment import minimal_environment
+from causeway_server.router.child_environment import minimal_environment
 
 from ..catalog.artifact import Artifact, Manifest, save_manifest
 from ..catalog.gguf import GgufFile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.types import Confidence
+from causeway_server.router.types import Confidence
 
 from ..catalog.artifact import ArtifactError
 

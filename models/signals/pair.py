@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from router.types import Confidence
+from causeway_server.router.types import Confidence
 
 from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, find_signal, list_artifacts
 from .calibration import LinearLogit, log_odds

@@ -14,11 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cloud_pool.admission.permits import AdmissionConfig, AdmissionSettings
-from cloud_pool.admission.scheduler import AdmissionScheduler, Reason
-from cloud_pool.admission.waiting import Ticket, TicketState
-from router.errors import CausewayError, DeadlineExceeded
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission.permits import AdmissionConfig, AdmissionSettings
+from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler, Reason
+from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
+from causeway_server.router.errors import CausewayError, DeadlineExceeded
+from causeway_server.router.jobs.submission import Priority
 
 Profile = Callable[[float], float]
 """Something over time."""

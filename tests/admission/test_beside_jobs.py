@@ -6,11 +6,17 @@ import statistics
 
 import pytest
 
-from cloud_pool.admission.division import JobShare, PeerState, gateway_permits, reserved_for_jobs, worker_permits
-from cloud_pool.admission.peer_heartbeat import EVERY_S
-from cloud_pool.admission.permits import AdmissionSettings, TierCapacity
-from cloud_pool.admission.scheduler import AdmissionScheduler
-from cloud_pool.admission.waiting import Ticket
+from causeway_server.cloud_pool.admission.division import (
+    JobShare,
+    PeerState,
+    gateway_permits,
+    reserved_for_jobs,
+    worker_permits,
+)
+from causeway_server.cloud_pool.admission.peer_heartbeat import EVERY_S
+from causeway_server.cloud_pool.admission.permits import AdmissionSettings, TierCapacity
+from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler
+from causeway_server.cloud_pool.admission.waiting import Ticket
 
 from .simulation import (
     Callers,

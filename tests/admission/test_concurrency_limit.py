@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.concurrency_limit import ConcurrencyLimit
+from causeway_server.cloud_pool.admission.concurrency_limit import ConcurrencyLimit
 
 from .simulation import Callers, Run, Server, Simulation, TwoGateways, between, flat, server, settings
 

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.http.request_admission import read_headers
-from router.errors import DeadlineExceeded, InvalidRequest, QueueFull
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.http.request_admission import read_headers
+from causeway_server.router.errors import DeadlineExceeded, InvalidRequest, QueueFull
+from causeway_server.router.jobs.submission import Priority
 
 from .waiters import acquire
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.admission.division import (
+from causeway_server.cloud_pool.admission.division import (
     CUT_S,
     JobShare,
     PeerState,

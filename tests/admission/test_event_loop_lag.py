@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.observability.metrics import INTERVAL_S, EventLoopLag
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.observability.metrics import INTERVAL_S, EventLoopLag
 
 from .simulation import settings
 from .waiters import acquire

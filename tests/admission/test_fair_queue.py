@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.waiting import FairQueue, Ticket
+from causeway_server.cloud_pool.admission.waiting import FairQueue, Ticket
 
 MAY, DO = 50.0, 14.0  # tokens
 PLACES = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.concurrency_limit import INTERVAL_S, OverloadDetector, ReleaseRate
+from causeway_server.cloud_pool.admission.concurrency_limit import INTERVAL_S, OverloadDetector, ReleaseRate
 
 OBJECTIVE_S = 2.0
 

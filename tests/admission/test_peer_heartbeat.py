@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from cloud_pool.admission import AdmissionController, AdmissionSettings
-from cloud_pool.admission.division import PeerKind, PeerState
-from cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTier
-from cloud_pool.dispatch.endpoint_selection import PoolCapacity
+from causeway_server.cloud_pool.admission import AdmissionController, AdmissionSettings
+from causeway_server.cloud_pool.admission.division import PeerKind, PeerState
+from causeway_server.cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTier
+from causeway_server.cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from tests.redis_server import RedisServer, unreachable_redis
 
 from .waiters import acquire

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cloud_pool.admission.permits import AdmissionConfig, PermitAllocator
-from cloud_pool.admission.waiting import Ticket, TicketState
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission.permits import AdmissionConfig, PermitAllocator
+from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
+from causeway_server.router.jobs.submission import Priority
 
 
 class PermitBooks:

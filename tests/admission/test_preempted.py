@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission import AdmissionController, AdmissionSettings, Preempted
-from cloud_pool.admission.controller import AdmissionMetrics
-from router.errors import DeadlineExceeded, QueueFull
+from causeway_server.cloud_pool.admission import AdmissionController, AdmissionSettings, Preempted
+from causeway_server.cloud_pool.admission.controller import AdmissionMetrics
+from causeway_server.router.errors import DeadlineExceeded, QueueFull
 
 from .waiters import acquire
 

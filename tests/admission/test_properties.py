@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from cloud_pool.admission.scheduler import AdmissionScheduler
-from cloud_pool.admission.waiting import FairQueue, Ticket, TicketState
-from router.errors import CausewayError
-from router.jobs.submission import RANK, Priority
+from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler
+from causeway_server.cloud_pool.admission.waiting import FairQueue, Ticket, TicketState
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.jobs.submission import RANK, Priority
 
 from .simulation import settings
 

@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from cloud_pool.admission import AdmissionController, Permit
-from cloud_pool.admission.scheduler import AdmissionScheduler, Reason
-from cloud_pool.admission.waiting import Ticket, TicketState
-from router.errors import DeadlineExceeded, QueueFull, Shed
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission import AdmissionController, Permit
+from causeway_server.cloud_pool.admission.scheduler import AdmissionScheduler, Reason
+from causeway_server.cloud_pool.admission.waiting import Ticket, TicketState
+from causeway_server.router.errors import DeadlineExceeded, QueueFull, Shed
+from causeway_server.router.jobs.submission import Priority
 
 from .simulation import settings
 from .waiters import acquire

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.admission.controller import AdmissionMetrics
-from router.errors import QueueFull, Shed
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.admission.controller import AdmissionMetrics
+from causeway_server.router.errors import QueueFull, Shed
+from causeway_server.router.jobs.submission import Priority
 
 from .waiters import acquire
 

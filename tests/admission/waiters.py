@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cloud_pool.admission import AdmissionController, Permit
-from router.jobs.submission import Priority
+from causeway_server.cloud_pool.admission import AdmissionController, Permit
+from causeway_server.router.jobs.submission import Priority
 
 
 @asynccontextmanager

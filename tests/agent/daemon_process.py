@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-from edge_node.agent.host import AgentSettings, FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.agent.trial import TrialSettings
-from edge_node.cli.serve import run
-from edge_node.config.loader import load_config
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.agent.trial import TrialSettings
+from causeway_server.edge_node.cli.serve import run
+from causeway_server.edge_node.config.loader import load_config
 
 from .fleet import Publisher, member
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_node.agent.store import Disk
+from causeway_server.edge_node.agent.store import Disk
 
 
 class WatchedDisk(Disk):

@@ -10,27 +10,27 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from edge_node.agent.agent import Agent
-from edge_node.agent.dry_run import examine
-from edge_node.agent.host import AgentSettings, FleetLink, at_once
-from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
-from edge_node.agent.journal import Booted, boot
-from edge_node.agent.link.identity import Identity
-from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
-from edge_node.agent.store import Disk, InstalledBundle
-from edge_node.agent.trial import TrialSettings
-from edge_node.agent.verifier import look
-from edge_node.clock import Clock
-from edge_node.observability.metrics import BoxCondition, Traffic
-from fleet.repository.folder import check_fleet
-from fleet.trust.keys import Trust, load_signer, new_key, read_trust
-from fleet.trust.offline import sign_offline, signed_manifests
-from fleet.trust.online import publish_online
-from fleet.trust.published import PublishedFolder
-from router.bundle.manifest import WHOLE, BundleManifest, BundleModel, RolloutPlan, bundle_id
-from router.bundle.protocol import BoxState
-from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
-from router.policy.compiled import Policy, parse_policy
+from causeway_server.edge_node.agent.agent import Agent
+from causeway_server.edge_node.agent.dry_run import examine
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink, at_once
+from causeway_server.edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
+from causeway_server.edge_node.agent.journal import Booted, boot
+from causeway_server.edge_node.agent.link.identity import Identity
+from causeway_server.edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
+from causeway_server.edge_node.agent.store import Disk, InstalledBundle
+from causeway_server.edge_node.agent.trial import TrialSettings
+from causeway_server.edge_node.agent.verifier import look
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.observability.metrics import BoxCondition, Traffic
+from causeway_server.fleet.repository.folder import check_fleet
+from causeway_server.fleet.trust.keys import Trust, load_signer, new_key, read_trust
+from causeway_server.fleet.trust.offline import sign_offline, signed_manifests
+from causeway_server.fleet.trust.online import publish_online
+from causeway_server.fleet.trust.published import PublishedFolder
+from causeway_server.router.bundle.manifest import WHOLE, BundleManifest, BundleModel, RolloutPlan, bundle_id
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
+from causeway_server.router.policy.compiled import Policy, parse_policy
 
 from ..fleet.trust.signed_fleet import NOW, TRUST
 

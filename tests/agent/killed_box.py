@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge_node.agent.store import Disk
-from router.bundle.protocol import BoxState
+from causeway_server.edge_node.agent.store import Disk
+from causeway_server.router.bundle.protocol import BoxState
 
 from .disks import killing_disk
 from .fleet import Publisher, TestBox

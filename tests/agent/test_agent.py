@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_node.agent.journal import TRANSITIONS, Event
-from router.bundle.protocol import BoxState
+from causeway_server.edge_node.agent.journal import TRANSITIONS, Event
+from causeway_server.router.bundle.protocol import BoxState
 
 from ..engine.tiny_gguf import write_tiny_gguf
 from .fleet import POLICY, Publisher, TestBox

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.agent.agent import BUILT_AT
-from edge_node.agent.source import FolderSource
-from router.bundle.manifest import Blob
-from router.bundle.protocol import BoxState
+from causeway_server.edge_node.agent.agent import BUILT_AT
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.router.bundle.manifest import Blob
+from causeway_server.router.bundle.protocol import BoxState
 
 from ..fleet.trust.signed_fleet import NOW, days
 from .fleet import Publisher, TestBox, Time

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import BoxState
 
 from .disks import FullDisk, PowerCuts
 from .fleet import Publisher, TestBox

@@ -10,12 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.agent.host import AgentSettings, FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.agent.trial import TrialSettings
-from edge_node.app import App, build
-from edge_node.storage.decisions import read_stored
-from router.bundle.protocol import BoxState
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.agent.trial import TrialSettings
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.storage.decisions import read_stored
+from causeway_server.router.bundle.protocol import BoxState
 
 from ..edge.box import config
 from ..edge.scripted import ScriptedEngine

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.journal import JOURNAL, boot
-from edge_node.agent.link.connection import LINK_FILE, read_record
-from edge_node.agent.link.identity import IDENTITY, read_identity
-from edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryLog
-from edge_node.agent.store import POINTER, BundleStore, Disk
-from edge_node.clock import Clock
-from edge_node.observability.metrics import Traffic
-from router.errors import ConfigError
+from causeway_server.edge_node.agent.journal import JOURNAL, boot
+from causeway_server.edge_node.agent.link.connection import LINK_FILE, read_record
+from causeway_server.edge_node.agent.link.identity import IDENTITY, read_identity
+from causeway_server.edge_node.agent.link.telemetry import TELEMETRY_FILE, TelemetryLog
+from causeway_server.edge_node.agent.store import POINTER, BundleStore, Disk
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.observability.metrics import Traffic
+from causeway_server.router.errors import ConfigError
 
 
 def test_each_file_counts_as_damaged(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from edge_node.backends.engine.engines import EnginePool
-from router.errors import EngineUnavailable
-from router.policy.compiled import Policy, parse_policy
+from causeway_server.edge_node.backends.engine.engines import EnginePool
+from causeway_server.router.errors import EngineUnavailable
+from causeway_server.router.policy.compiled import Policy, parse_policy
 
 from ..edge.scripted import ScriptedEngine
 from .fleet import POLICY

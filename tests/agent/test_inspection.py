@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_node.agent.inspection import ChildInspector, LookRequest
-from edge_node.agent.source import FolderSource
+from causeway_server.edge_node.agent.inspection import ChildInspector, LookRequest
+from causeway_server.edge_node.agent.source import FolderSource
 
 from .fleet import COHORT, Publisher
 
@@ -24,7 +24,9 @@ class WatchingSource:
         self.environments: list[dict[str, str]] = []
 
     async def fetch(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
-        children = [one for one in psutil.Process().children() if "edge_node.agent.child" in one.cmdline()]
+        children = [
+            one for one in psutil.Process().children() if "causeway_server.edge_node.agent.child" in one.cmdline()
+        ]
         self.environments += [child.environ() for child in children]
         async for chunk in self._source.fetch(path, offset):
             yield chunk

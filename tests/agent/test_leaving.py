@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.storage.decisions import DecisionStore
-from router.bundle.protocol import BoxState
-from router.policy.compiled import parse_policy
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.storage.decisions import DecisionStore
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.policy.compiled import parse_policy
 
 from ..router.replay.recorded import ask, record_of
 from .fleet import Publisher, TestBox

@@ -21,15 +21,15 @@ from urllib.error import URLError
 
 import pytest
 
-from edge_node.agent.journal import Journal, JournalRow
-from edge_node.agent.store import Disk
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.config.schema import EngineConfig
-from edge_node.daemon.fleet import golden_answer
-from models.catalog.artifact import Manifest, save_manifest, sha256_of
-from models.llama_cpp.protocol import AdapterFile, SoftTokens
-from router.bundle.protocol import BoxState
-from router.types import Target
+from causeway_server.edge_node.agent.journal import Journal, JournalRow
+from causeway_server.edge_node.agent.store import Disk
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.edge_node.daemon.fleet import golden_answer
+from causeway_server.models.catalog.artifact import Manifest, save_manifest, sha256_of
+from causeway_server.models.llama_cpp.protocol import AdapterFile, SoftTokens
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.types import Target
 
 from ..engine.tiny_adapter import write_tiny_adapter
 from ..engine.tiny_gguf import write_tiny_gguf
@@ -307,7 +307,7 @@ def white_picture() -> bytes:
 
 
 def white_tokens(folder: Path) -> SoftTokens:
-    from models.llama_cpp.native.mtmd import VisionEncoder
+    from causeway_server.models.llama_cpp.native.mtmd import VisionEncoder
 
     encoder = VisionEncoder(folder / "mmproj.gguf", folder / "model.gguf", threads=1)
     try:

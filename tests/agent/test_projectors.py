@@ -13,15 +13,15 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_node.agent.host import AgentSettings, FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.app import App, build
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import find_artifact, sha256_of
-from models.catalog.projector import find_projector
-from models.llama_cpp.protocol import adapter_files
-from models.publish.publish import publish_gguf
-from router.bundle.protocol import BoxState
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import find_artifact, sha256_of
+from causeway_server.models.catalog.projector import find_projector
+from causeway_server.models.llama_cpp.protocol import adapter_files
+from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.bundle.protocol import BoxState
 
 from ..edge.box import config
 from ..engine.tiny_adapter import write_tiny_adapter

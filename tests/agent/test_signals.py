@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.signals.estimators import LearnedEstimators
-from models.catalog.artifact import SHIPPED, sha256_of
-from router.bundle.protocol import BoxState
-from router.policy.compiled import parse_policy
-from router.types import Chunk, Confidence, Message, Request
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.signals.estimators import LearnedEstimators
+from causeway_server.models.catalog.artifact import SHIPPED, sha256_of
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import Chunk, Confidence, Message, Request
 
 from ..engine.tiny_gguf import write_tiny_gguf
 from .fleet import Publisher, TestBox

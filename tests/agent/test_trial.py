@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.agent.trial import Trial, TrialSettings
-from edge_node.observability.metrics import BoxCondition, Traffic
-from router.bundle.manifest import binomial_tail
-from router.bundle.refusals import UpdateRefused
+from causeway_server.edge_node.agent.trial import Trial, TrialSettings
+from causeway_server.edge_node.observability.metrics import BoxCondition, Traffic
+from causeway_server.router.bundle.manifest import binomial_tail
+from causeway_server.router.bundle.refusals import UpdateRefused
 
 SETTINGS = TrialSettings()
 LATENCY = (0, 0, 900, 60, 40, 0, 0, 0, 0)

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page, Route
 
-from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
-from cloud_pool.app import App, build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig as GatewayServer
-from edge_node.config.schema import DeviceFilesConfig, ServerConfig
+from causeway_server.cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig as GatewayServer
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 from tests.edge.box import Box, running
 

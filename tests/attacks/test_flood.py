@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.http.config import ServerConfig
 from tests.cloud.conftest import Command
 from tests.waiting import until
 

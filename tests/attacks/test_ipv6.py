@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cloud_pool.config import Flags, load_config
-from cloud_pool.storage.config import WebhookConfig
-from router.errors import ConfigError
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.storage.config import WebhookConfig
+from causeway_server.router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, url  # noqa: F401  (fixtures)

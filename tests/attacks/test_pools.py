@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.config import GatewaySessionConfig
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.storage.config import JobsConfig
-from edge_node.config.schema import DeviceFilesConfig, KeyConfig
-from edge_node.config.schema import ServerConfig as EdgeServer
-from router.bundle.settings import RealtimeConfig
+from causeway_server.cloud_pool.config import GatewaySessionConfig
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig
+from causeway_server.edge_node.config.schema import ServerConfig as EdgeServer
+from causeway_server.router.bundle.settings import RealtimeConfig
 from tests.accounts.identity.token_issuer import Issuer
 from tests.edge.box import running
 from tests.redis_server import RedisServer

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cloud_pool.app import App
+from causeway_server.cloud_pool.app import App
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end
 
 pytestmark = pytest.mark.slow

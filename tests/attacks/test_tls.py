@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from cloud_pool.storage.config import WebhookConfig
+from causeway_server.cloud_pool.storage.config import WebhookConfig
 from tests.cloud.test_listener import gateway, is_alive
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed  # noqa: F401  (fixtures)

@@ -10,8 +10,8 @@ import pytest
 import redis as plain_redis
 import redis.asyncio
 
-from cloud_pool.accounts.identity.issuing import remove_key
-from cloud_pool.accounts.identity.revocation import revoke_token
+from causeway_server.cloud_pool.accounts.identity.issuing import remove_key
+from causeway_server.cloud_pool.accounts.identity.revocation import revoke_token
 from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 

@@ -7,8 +7,8 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from cloud_pool.storage.config import WebhookConfig
-from router.jobs.webhooks import WebhookRefused, allowed_networks, check_webhook_url
+from causeway_server.cloud_pool.storage.config import WebhookConfig
+from causeway_server.router.jobs.webhooks import WebhookRefused, allowed_networks, check_webhook_url
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, receiver, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver

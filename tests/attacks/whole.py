@@ -12,10 +12,10 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer

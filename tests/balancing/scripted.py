@@ -8,11 +8,11 @@ from typing import cast
 
 import anyio
 
-from cloud_pool.dispatch.config import LoadBalancing, LoadBalancingConfig
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.upstreams.triton.client import TritonClient
-from router.errors import CausewayError, DeadlineExceeded
+from causeway_server.cloud_pool.dispatch.config import LoadBalancing, LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.router.errors import CausewayError, DeadlineExceeded
 
 
 class Clock:

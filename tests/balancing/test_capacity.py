@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolCapacity, PoolState, capacity_of
-from router.errors import CloudUnreachable
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Endpoint, PoolCapacity, PoolState, capacity_of
+from causeway_server.router.errors import CloudUnreachable
 
 from .scripted import Bed
 

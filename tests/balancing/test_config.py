@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import cloud_pool
-from cloud_pool.config import Flags, load_config
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.tiers.config import TierConfig
-from router.errors import ConfigError
+import causeway_server.cloud_pool
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.router.errors import ConfigError
 
 
 def write(folder: Path, text: str) -> Path:
@@ -58,7 +58,7 @@ def test_a_flag_error_names_the_flag_and_not_the_file(tmp_path: Path) -> None:
 
 
 def test_the_example_shows_every_load_balancing_key_with_its_default() -> None:
-    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    path = Path(causeway_server.cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
     assert load_config(path, Flags()).load_balancing == LoadBalancingConfig()
     text = path.read_text()
     assert all(f"  {name}:" in text for name in LoadBalancingConfig.__struct_fields__)

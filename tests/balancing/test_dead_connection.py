@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from tests.waiting import until
 
 from ..cloud.test_triton_client import bed, two_pieces

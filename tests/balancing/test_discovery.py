@@ -11,15 +11,15 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.app import reload_endpoints
-from cloud_pool.config import Config
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
-from cloud_pool.dispatch.pool import Pools, TritonClients
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import ConfigError
+from causeway_server.cloud_pool.app import reload_endpoints
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
+from causeway_server.cloud_pool.dispatch.pool import Pools, TritonClients
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
 

@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState, choose, draw_two, prefix_key
-from router.types import Message, Request
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState, choose, draw_two, prefix_key
+from causeway_server.router.types import Message, Request
 
 DRAWS = st.floats(0.0, 1.0, exclude_max=True)
 LOADS = st.lists(st.integers(0, 9), min_size=1, max_size=6)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch import health
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState
-from cloud_pool.upstreams.triton.errors import StubProcessDied
-from router.errors import (
+from causeway_server.cloud_pool.dispatch import health
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState
+from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied
+from causeway_server.router.errors import (
     CausewayError,
     ClientGone,
     CloudFailed,

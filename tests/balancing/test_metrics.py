@@ -4,8 +4,8 @@ from contextlib import closing
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.dispatch.metrics import DispatchMetrics
-from router.errors import CloudUnreachable
+from causeway_server.cloud_pool.dispatch.metrics import DispatchMetrics
+from causeway_server.router.errors import CloudUnreachable
 
 from .scripted import Bed
 

@@ -10,8 +10,8 @@ from functools import partial
 import anyio
 import pytest
 
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from router.errors import (
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudUnreachable,

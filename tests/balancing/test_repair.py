@@ -11,13 +11,13 @@ import anyio
 import grpc
 import pytest
 
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.errors import StubProcessDied
-from cloud_pool.upstreams.triton.tensors import Delta
-from router.errors import CausewayError, EngineUnavailable, StreamBroken
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta
+from causeway_server.router.errors import CausewayError, EngineUnavailable, StreamBroken
 from tests.waiting import until
 
 from ..cloud.test_triton_client import (

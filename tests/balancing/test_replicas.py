@@ -15,14 +15,14 @@ import anyio
 import psutil
 import pytest
 
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.pool import Pool, TritonClients
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.model_control import default_key_file
-from cloud_pool.upstreams.triton.tensors import InferenceRequest
-from router.errors import CausewayError
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
+from causeway_server.cloud_pool.dispatch.pool import Pool, TritonClients
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.model_control import default_key_file
+from causeway_server.cloud_pool.upstreams.triton.tensors import InferenceRequest
+from causeway_server.router.errors import CausewayError
 from tests.waiting import until
 
 from ..cloud.conftest import PATIENCE_S, Command

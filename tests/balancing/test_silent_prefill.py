@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, closing
 import anyio
 import pytest
 
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken
 from tests.ports import free_port
 from tests.waiting import until
 

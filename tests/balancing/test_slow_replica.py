@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from cloud_pool.dispatch.dispatcher import EndpointLease
+from causeway_server.cloud_pool.dispatch.dispatcher import EndpointLease
 
 from .scripted import Bed
 

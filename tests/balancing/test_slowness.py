@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch import health
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.endpoint_selection import (
+from causeway_server.cloud_pool.dispatch import health
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import (
     LATE_LIMIT,
     SLOW,
     Endpoint,

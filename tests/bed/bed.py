@@ -18,8 +18,8 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
-from cloud_pool.core.principal import Grants, Scope
+from causeway_server.cloud_pool.accounts.identity.issuing import issue, new_key, read_private
+from causeway_server.cloud_pool.core.principal import Grants, Scope
 from tests.ports import free_port
 from tests.redis_deployments import SentinelDeployment
 from tests.redis_server import RedisServer
@@ -266,7 +266,7 @@ class Bed:
 
     def reconcile(self) -> set[str]:
         """Return the ids that `causeway-cloud jobs reconcile` names. Raises RuntimeError if it fails."""
-        command = [sys.executable, "-m", "cloud_pool", "jobs", "reconcile", "--json"]
+        command = [sys.executable, "-m", "causeway_server.cloud_pool", "jobs", "reconcile", "--json"]
         command += ["--config", str(self.folder / "gateway.yaml")]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if found.returncode not in (0, 1):

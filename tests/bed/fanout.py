@@ -20,7 +20,7 @@ import time
 
 import aiohttp
 
-from cloud_pool.admission import AdmissionConfig
+from causeway_server.cloud_pool.admission import AdmissionConfig
 from tests.tool import run_tool
 
 from .bed import Bed, Model, running_bed

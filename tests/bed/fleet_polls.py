@@ -18,10 +18,10 @@ from typing import cast
 import psutil
 import uvloop
 
-from fleet.server.tokens import TokenKey, load_token_key
-from fleet.store.database import Store
-from fleet.store.generations import advance
-from router.serving.listener import raise_file_limit
+from causeway_server.fleet.server.tokens import TokenKey, load_token_key
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.generations import advance
+from causeway_server.router.serving.listener import raise_file_limit
 from tests.bench.fleet import plane
 from tests.bench.fleet.boxes import box_name
 from tests.tool import run_tool

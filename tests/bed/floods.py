@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
 from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 from tests.tool import run_tool
@@ -211,7 +211,9 @@ def gateway(folder: Path) -> Iterator[tuple[Target, Target]]:
         "jobs: {durability: warn}\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "cloud_pool", "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "causeway_server.cloud_pool", "serve", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         cores = sorted(os.sched_getaffinity(0))

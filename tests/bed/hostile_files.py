@@ -27,7 +27,7 @@ import aiohttp
 import numpy as np
 import psutil
 
-from models.modalities.installed import ENCODERS
+from causeway_server.models.modalities.installed import ENCODERS
 from tests.cloud.conftest import ROOT, Command
 from tests.dispatch.replica import Replica
 from tests.edge.box import running

@@ -24,11 +24,11 @@ import msgspec
 import psutil
 import redis.asyncio
 
-from cloud_pool.accounts.ledger import BYTES_PER_TOKEN
-from cloud_pool.accounts.tenants.usage import tenant_key
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.record import JobRecord, NewJob
-from cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.accounts.ledger import BYTES_PER_TOKEN
+from causeway_server.cloud_pool.accounts.tenants.usage import tenant_key
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.record import JobRecord, NewJob
+from causeway_server.cloud_pool.storage.stores import JobStores
 from tests.tool import run_tool
 
 from .bed import Bed, ReplicaSpeed, running_bed

@@ -81,7 +81,7 @@ class Daemon:
             "log": "error",
         }
         flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        self._command = [sys.executable, "-m", "edge_node", "serve", *flags]
+        self._command = [sys.executable, "-m", "causeway_server.edge_node", "serve", *flags]
         self._process: asyncio.subprocess.Process | None = None
         self.kills = 0
 

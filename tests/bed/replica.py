@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cloud_pool.cli.process import until_stopped
-from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.triton_server.launcher import Launcher, ServerCommand
-from cloud_pool.triton_server.server_process import (
+from causeway_server.cloud_pool.cli.process import until_stopped
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.triton_server.launcher import Launcher, ServerCommand
+from causeway_server.cloud_pool.triton_server.server_process import (
     TEMPLATES,
     Ports,
     ServedModel,
@@ -22,9 +22,9 @@ from cloud_pool.triton_server.server_process import (
     memory_prefix,
     write_repository,
 )
-from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
-from models.catalog.artifact import find_artifact
-from models.llama_cpp.protocol import EngineOptions
+from causeway_server.cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.llama_cpp.protocol import EngineOptions
 
 _MODELS = Path(__file__).parent / "models"
 

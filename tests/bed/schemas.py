@@ -20,11 +20,11 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from models.catalog.artifact import find_artifact
-from models.constraints.grammars import fault_of
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
-from router.types import Message, Request, Sampling, Tool, ToolChoice
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.constraints.grammars import fault_of
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
+from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
 from tests.engine.conftest import Answer, Rig
 from tests.models.constraints.bytewise import CORPUS, accepts, draw, matcher
 from tests.tool import run_tool

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 from jsonschema import Draft202012Validator
 
-from models.constraints.grammars import fault_of, held_arguments
+from causeway_server.models.constraints.grammars import fault_of, held_arguments
 from tests.models.constraints.bytewise import CORPUS
 from tests.stack import TOKEN, Stack
 from tests.tool import run_tool

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import psutil
 
-from edge_node.app import App, build
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.config.schema import Config, EngineConfig, ServerConfig
-from router.bundle.settings import RealtimeConfig
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.config.schema import Config, EngineConfig, ServerConfig
+from causeway_server.router.bundle.settings import RealtimeConfig
 from tests.tool import run_tool
 
 from ..engine.tiny_gguf import write_tiny_gguf
@@ -65,7 +65,7 @@ async def idle_memory(sessions: int, folder: Path) -> dict[str, float]:
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     daemon = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "edge_node", "serve", *flags), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "causeway_server.edge_node", "serve", *flags), stdout=asyncio.subprocess.PIPE
     )
     peers: list[Peer] = []
     try:

@@ -94,7 +94,7 @@ class Pipelines:
 
     def start(self, name: str) -> Process:
         topic = self._broker.topic
-        command = [sys.executable, "-P", "-m", "cloud_pool", "stream"]
+        command = [sys.executable, "-P", "-m", "causeway_server.cloud_pool", "stream"]
         command += ["--config", str(self._bed.folder / "gateway.yaml")]
         command += ["--in", topic(SUBJECTS[0]), "--out", topic(SUBJECTS[1]), "--operator-port", "0"]
         log = self._bed.folder / f"{name}.log"

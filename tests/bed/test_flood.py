@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 
 from .bed import ReplicaSpeed, running_bed
 from .client import RequestResult, send

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 
 from .bed import running_bed
 from .kills import CONFIG, LONG, REPLICAS, TIERS, VICTIMS, run, summary

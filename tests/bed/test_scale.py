@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark, send

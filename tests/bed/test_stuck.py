@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 
 from .bed import SPEED, Replica
 

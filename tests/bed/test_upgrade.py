@@ -13,8 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, JOBS_LAYOUT
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.redis.keys import ACCOUNTS_LAYOUT, JOBS_LAYOUT
 from tests.jobs.webhook_receiver import receiving
 
 from .batch_load import BatchLoad

@@ -34,27 +34,27 @@ from typing import Any, cast
 import anyio
 import msgspec
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.admission.division import PeerKind
-from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.app import worker_admission
-from cloud_pool.core.request_context import AnswerHead, RequestContext
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals, TierWarmer
-from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.config import LoadBalancingConfig
-from cloud_pool.dispatch.discovery import TierEndpoints
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.observability.metrics import EventLoopLag
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from router.errors import CausewayError
-from router.types import Message, Request, RoutingHints
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.admission.division import PeerKind
+from causeway_server.cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from causeway_server.cloud_pool.app import worker_admission
+from causeway_server.cloud_pool.core.request_context import AnswerHead, RequestContext
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.fallback import TierFallback, TierSignals, TierWarmer
+from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
+from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.observability.metrics import EventLoopLag
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.types import Message, Request, RoutingHints
 from tests.dispatch.simulated import PROBE, Client, run_in_virtual_time
 from tests.tool import run_tool
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from cloud_pool.admission import scheduler
-from cloud_pool.admission.permits import PermitAllocator
-from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
-from cloud_pool.degradation import fallback
-from cloud_pool.degradation.tier_health import offer_share
-from cloud_pool.dispatch import endpoint_selection
-from cloud_pool.observability.metrics import EventLoopLag
+from causeway_server.cloud_pool.admission import scheduler
+from causeway_server.cloud_pool.admission.permits import PermitAllocator
+from causeway_server.cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
+from causeway_server.cloud_pool.degradation import fallback
+from causeway_server.cloud_pool.degradation.tier_health import offer_share
+from causeway_server.cloud_pool.dispatch import endpoint_selection
+from causeway_server.cloud_pool.observability.metrics import EventLoopLag
 from tests.tool import run_tool
 
 
@@ -96,7 +96,7 @@ def add_without(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     mechanism = sys.argv.pop(1)
     PATCHES[mechanism]()
-    from cloud_pool.cli.main import main as run
+    from causeway_server.cloud_pool.cli.main import main as run
 
     run()
 

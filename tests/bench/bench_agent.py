@@ -17,7 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.demo.show import CAUSEWAY_EDGE, CAUSEWAY_FLEET, OFFLINE, ONLINE, run_command, write_folder, write_policy
+from causeway_server.fleet.demo.show import (
+    CAUSEWAY_EDGE,
+    CAUSEWAY_FLEET,
+    OFFLINE,
+    ONLINE,
+    run_command,
+    write_folder,
+    write_policy,
+)
 
 from .bench_edge import HITS, PASSED, ask, bare, daemon, hit_rows, passed_rows
 from .rows import Row
@@ -72,7 +80,7 @@ def _control_plane(directory: Path) -> Iterator[tuple[str, str]]:
     keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(fleet / f"keys/{name}.pem"))]
     run_command(*CAUSEWAY_FLEET, "sign", str(fleet), *keys)
     flags = ["--keys", str(fleet / "keys"), "--data", str(data), "--listen", "127.0.0.1:0"]
-    with process("-m", "fleet", "serve", str(fleet), *flags, ready="ready url=") as (url, _):
+    with process("-m", "causeway_server.fleet", "serve", str(fleet), *flags, ready="ready url=") as (url, _):
         operator = ["--url", url, "--token-file", str(data / "bootstrap-token")]
         yield url, run_command(*CAUSEWAY_FLEET, "enroll", "--uses", "1", *operator).strip()
 

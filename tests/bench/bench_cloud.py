@@ -32,9 +32,9 @@ import numpy as np
 import psutil
 import tritonclient.grpc.aio as tritonclient
 
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.catalog.gguf import read_gguf
 from causeway_train.data.prompt_renderer import PromptRenderer
-from models.catalog.artifact import find_artifact
-from models.catalog.gguf import read_gguf
 
 from .rows import Row
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from router.decision.decide import decide, plan_cache
-from router.policy.compiled import Policy, parse_policy
-from router.types import (
+from causeway_server.router.decision.decide import decide, plan_cache
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import (
     CloudSignals,
     DeviceSignals,
     EdgeSignals,

@@ -175,7 +175,7 @@ def daemon(directory: Path, upstream: int) -> Iterator[Daemon]:
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     started = time.perf_counter()
-    with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, pid):
+    with process("-m", "causeway_server.edge_node", "serve", *flags, ready="ready url=") as (url, pid):
         ready_s = time.perf_counter() - started
         yield Daemon(int(url.rpartition(":")[2]), ready_s, pid)
 

@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.native.resources import choose_threads
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.router.types import Message
 from causeway_train.export.quantize import quantize
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.native.resources import choose_threads
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from router.types import Message
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf
 from .decoding.raw import Raw, prompt_of

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
-from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
+from causeway_server.cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.issuing import issue, new_key, read_private
+from causeway_server.cloud_pool.accounts.identity.revocation import RevocationList
+from causeway_server.cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
 
 from .rows import Row, scaled
 

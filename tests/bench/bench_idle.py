@@ -120,5 +120,5 @@ def _daemon(folder: Path, upstream: int, max_connections: int) -> Iterator[tuple
         "log": "warning",
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, _):
+    with process("-m", "causeway_server.edge_node", "serve", *flags, ready="ready url=") as (url, _):
         yield ("127.0.0.1", int(url.rpartition(":")[2])), str(folder / "edge.sock")

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from cloud_pool.planning import (
+from causeway_server.cloud_pool.planning import (
     ExpectedLoad,
     Lengths,
     LoadRun,

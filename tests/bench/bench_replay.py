@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from router.decision.decide import decide, features_of
-from router.policy.compiled import parse_policy
-from router.policy.signals import COSTLY
-from router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage
+from causeway_server.router.decision.decide import decide, features_of
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.policy.signals import COSTLY
+from causeway_server.router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage
 from tests.tool import run_tool
 
 from .bench_decide import POLICY, mixed
@@ -36,7 +36,17 @@ def main() -> list[Row]:
         records, new = Path(folder) / "records.jsonl", Path(folder) / "new.yaml"
         new.write_text(NEW)
         _write(records)
-        command = [sys.executable, "-m", "fleet", "replay", str(new), "--over", str(records), "--format", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            "causeway_server.fleet",
+            "replay",
+            str(new),
+            "--over",
+            str(records),
+            "--format",
+            "json",
+        ]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         started, used = time.monotonic(), _children_s()
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False)

@@ -16,15 +16,21 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact, find_judged_artifact, find_signal
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.semantic.index import ENTRIES, SemanticIndex
-from models.semantic.judge import Judge
-from models.signals.calibration import ConfidenceCalibrator
-from models.signals.encoder import SentenceEncoder
-from models.signals.quality import QualityEstimator
-from router.types import Confidence, Message, Sampling
+from causeway_server.models.catalog.artifact import (
+    Artifact,
+    ArtifactError,
+    find_artifact,
+    find_judged_artifact,
+    find_signal,
+)
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.semantic.index import ENTRIES, SemanticIndex
+from causeway_server.models.semantic.judge import Judge
+from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.models.signals.encoder import SentenceEncoder
+from causeway_server.models.signals.quality import QualityEstimator
+from causeway_server.router.types import Confidence, Message, Sampling
 
 from .rows import Row, scaled
 

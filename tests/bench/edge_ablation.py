@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from edge_node.daemon import lifecycle
-from edge_node.http import api
-from router.serving import responses
+from causeway_server.edge_node.daemon import lifecycle
+from causeway_server.edge_node.http import api
+from causeway_server.router.serving import responses
 from tests.bed.figures import table
 from tests.tool import run_tool
 
@@ -85,7 +85,7 @@ class _Daemon(msgspec.Struct, frozen=True):
 def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in PATCHES:
         PATCHES[sys.argv.pop(1)]()
-        from edge_node.cli.main import main as run
+        from causeway_server.edge_node.cli.main import main as run
 
         run()
         return

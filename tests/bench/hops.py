@@ -41,7 +41,7 @@ BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
 MAX_DAEMON_FILES = 26
 MAX_CHAT_FILES = {"edge": 28, "gateway": 46}
 MAX_JOB_FILES, MAX_WORKER_DEPTH = 87, 25
-_CHILD = "models.llama_cpp.process.child"
+_CHILD = "causeway_server.models.llama_cpp.process.child"
 _ROLE = "CAUSEWAY_HOPS_PROCESS"
 _TIMEOUT_S = 60.0
 # Functions of tasks that run without a request, too: of the daemon and its engines, of the gateway, of the worker.

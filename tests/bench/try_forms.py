@@ -13,10 +13,20 @@ import sys
 
 import msgspec
 
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import GEMMA, HERMES, LLAMA, MISTRAL, PHI, PLAIN, ToolFormat, answer_schema, call_frame
-from router.types import Message, Request, Sampling, Tool, ToolChoice
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.tool_calls.parser import ToolCallParser
+from causeway_server.router.tool_calls.schema import (
+    GEMMA,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    PHI,
+    PLAIN,
+    ToolFormat,
+    answer_schema,
+    call_frame,
+)
+from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
 from tests.tool import run_tool
 
 from ..engine.conftest import Rig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge_node.deploy.prepare.environments import locked_names
+from causeway_server.edge_node.deploy.prepare.environments import locked_names
 
 from .sources import (
     FOLDERS,
@@ -249,11 +249,11 @@ def test_set_up_parses_on_an_old_python() -> None:
 @pytest.mark.parametrize(
     ("package", "source", "breach"),
     [
-        ("router", "import models.catalog.artifact", "line 1: router imports models"),
-        ("models", "from edge_node import cli", "line 1: models imports edge_node"),
+        ("router", "import causeway_server.models.catalog.artifact", "line 1: router imports models"),
+        ("models", "from causeway_server.edge_node import cli", "line 1: models imports edge_node"),
         ("edge_node", "def late():\n    import cloud_pool", "line 2: edge_node imports cloud_pool"),
-        ("fleet", "from models.catalog.artifact import Artifact", "line 1: fleet imports models"),
-        ("models", "from models.catalog.artifact import Artifact", "line 1: models imports models"),
+        ("fleet", "from causeway_server.models.catalog.artifact import Artifact", "line 1: fleet imports models"),
+        ("models", "from causeway_server.models.catalog.artifact import Artifact", "line 1: models imports models"),
         ("models", "def late():\n    from causeway_train import data", "line 2: models imports causeway_train"),
     ],
 )
@@ -274,12 +274,15 @@ def test_an_impurity_is_seen(source: str) -> None:
 def test_allowed_imports_pass() -> None:
     """The rules leave the allowed directions and plain values alone."""
     assert (
-        direction_breaches("edge_node", ast.parse("from router.types import Request\nfrom .config import Config")) == []
+        direction_breaches(
+            "edge_node", ast.parse("from causeway_server.router.types import Request\nfrom .config import Config")
+        )
+        == []
     )
     assert purity_breaches(ast.parse("import msgspec, hashlib, math\nfrom .types import Request")) == []
 
 
-@pytest.mark.parametrize("module", ["cloud_pool.cli.main", "edge_node.cli.main"])
+@pytest.mark.parametrize("module", ["causeway_server.cloud_pool.cli.main", "causeway_server.edge_node.cli.main"])
 def test_commands_choose_how_grpc_polls_before_they_import_it(module: str) -> None:
     """Afterwards its setting has no effect: a gateway whose commands import it has 20 µs more for each token."""
     program = f"import {module}, sys; print([name for name in sys.modules if name.partition('.')[0] == 'grpc'])"

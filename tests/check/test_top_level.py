@@ -90,4 +90,6 @@ def test_the_wheel_holds_the_product_alone() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found = PEP420PackageFinder.find(str(ROOT), **settings["tool"]["setuptools"]["packages"]["find"])
     assert {name.partition(".")[0] for name in found} == {*PACKAGES, "policies"}
-    assert [name for name in found if name.startswith(("edge_node.sdk", "models.train"))] == []
+    assert [
+        name for name in found if name.startswith(("causeway_server.edge_node.sdk", "causeway_server.models.train"))
+    ] == []

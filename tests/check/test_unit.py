@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from edge_node.cli.main import main
-from edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.cli.main import main
+from causeway_server.edge_node.config.schema import ServerConfig
 
 from .sources import ROOT
 

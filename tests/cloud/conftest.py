@@ -37,7 +37,7 @@ class Command:
 
     def __init__(self, *args: str, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cloud_pool", *args],
+            [sys.executable, "-m", "causeway_server.cloud_pool", *args],
             cwd=ROOT,
             env={**os.environ, **environ},
             stdout=subprocess.PIPE,

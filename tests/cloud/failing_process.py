@@ -7,13 +7,13 @@ import sys
 
 from anyio.abc import TaskGroup
 
-from cloud_pool.app import build
-from cloud_pool.cli.process import until_stopped
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.lifetime import Closing, run_with_tasks
-from router.serving.logs import log_crashes, start_log
-from router.serving.process import run_fast
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.cli.process import until_stopped
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.lifetime import Closing, run_with_tasks
+from causeway_server.router.serving.logs import log_crashes, start_log
+from causeway_server.router.serving.process import run_fast
 
 from .unreachable import unreachable_tier
 

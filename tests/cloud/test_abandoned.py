@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.upstreams.token_meter import Consumption, TokenMeter
-from cloud_pool.upstreams.triton.client import TritonClient
-from router.types import Usage
+from causeway_server.cloud_pool.upstreams.token_meter import Consumption, TokenMeter
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.router.types import Usage
 from tests.bed.abandoned import Gateway
 from tests.waiting import until
 

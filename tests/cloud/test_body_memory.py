@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.core.request_context import FREE_BYTES, BodyMemory
-from cloud_pool.http.config import ServerConfig
-from router.errors import ConfigError, RateLimited, Shed
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.request_context import FREE_BYTES, BodyMemory
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.router.errors import ConfigError, RateLimited, Shed
 
 from .conftest import Command
 from .unreachable import unreachable_tier

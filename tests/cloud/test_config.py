@@ -7,20 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import cloud_pool
-from cloud_pool.accounts.identity.authenticator import load_tokens
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.shared_cache import CacheKeys
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.core.principal import Grants
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier, escape_special_tokens, load_tiers
-from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
-from models.chat.sandbox import MARK
-from models.publish.publish import publish_gguf
-from router.errors import AuthenticationFailed, ConfigError
-from router.types import Message, Request
+import causeway_server.cloud_pool
+from causeway_server.cloud_pool.accounts.identity.authenticator import load_tokens
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.shared_cache import CacheKeys
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.cloud_pool.core.principal import Grants
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import Tier, escape_special_tokens, load_tiers
+from causeway_server.models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
+from causeway_server.models.chat.sandbox import MARK
+from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.errors import AuthenticationFailed, ConfigError
+from causeway_server.router.types import Message, Request
 from tests.engine.tiny_adapter import write_tiny_adapter
 from tests.engine.tiny_gguf import write_tiny_gguf
 
@@ -198,7 +198,7 @@ def test_empty_or_malformed_token_file_is_an_error(tmp_path: Path, text: str) ->
 
 
 def test_example_loads_and_shows_every_key() -> None:
-    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    path = Path(causeway_server.cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
     config = load_config(path, Flags())
     assert (config.server, config.tiers[0], config.log) == (ServerConfig(), TierConfig(), Config().log)
     text = path.read_text()

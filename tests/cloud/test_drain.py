@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
-from cloud_pool.http.config import GrpcConfig
+from causeway_server.cloud_pool.http.config import GrpcConfig
 from tests.cloud_grpc.served import chat, connected, rest
 from tests.dispatch.replica import Replica
 from tests.sessions.gateway import FOREVER, orders, replica, running

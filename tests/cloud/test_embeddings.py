@@ -15,22 +15,22 @@ import pytest
 import pytest_asyncio
 from tritonclient.grpc import service_pb2
 
-from cloud_pool.accounts.audit import AuditRecord
-from cloud_pool.admission import AdmissionController
-from cloud_pool.config import Flags, load_config
-from cloud_pool.core.request_context import RequestContext
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.pool import Pool as Endpoints
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.config import TierAbility, TierConfig
-from cloud_pool.tiers.tier import Tier, load_tiers
-from cloud_pool.upstreams.triton.client import TritonClient
-from router.errors import CausewayError, CloudFailed, UnsupportedFeature
-from router.types import Embeddings, Request
+from causeway_server.cloud_pool.accounts.audit import AuditRecord
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.core.request_context import RequestContext
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.fallback import TierFallback, TierSignals
+from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
+from causeway_server.cloud_pool.dispatch.pool import Pool as Endpoints
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.config import TierAbility, TierConfig
+from causeway_server.cloud_pool.tiers.tier import Tier, load_tiers
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.router.errors import CausewayError, CloudFailed, UnsupportedFeature
+from causeway_server.router.types import Embeddings, Request
 from tests.waiting import until
 
 from .conftest import TOKEN, Command, Pool

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.upstreams.triton.errors import StubProcessDied, error_of, translate
-from router.errors import (
+from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied, error_of, translate
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudRejected,

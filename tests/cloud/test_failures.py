@@ -12,11 +12,11 @@ import anyio
 import psutil
 import pytest
 
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.triton_server.server_process import SHARED_MEMORY
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.triton_server.server_process import SHARED_MEMORY
 from tests.waiting import until
 
 from .conftest import PATIENCE_S, Command, Pool

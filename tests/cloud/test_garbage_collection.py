@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 COUNT_ON_SIGNAL = """
 import gc, signal, sys
 signal.signal(signal.SIGUSR1, lambda *_: print("objects", len(gc.get_objects()), gc.get_freeze_count(), flush=True))
-from cloud_pool.cli.main import main
+from causeway_server.cloud_pool.cli.main import main
 sys.argv = ["causeway-cloud", *sys.argv[1:]]
 main()
 """

@@ -21,9 +21,9 @@ from openai.types.chat import (
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from causeway_server.models.catalog.artifact import find_artifact
 from causeway_train.evaluate.greedy import GreedyModel
 from causeway_train.function_calls.call import parse_call
-from models.catalog.artifact import find_artifact
 from tests.waiting import until
 
 from .conftest import TOKEN, Pool

@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.upstreams.triton.calls import CallCancelled, GrpcStream, TritonConnection
+from causeway_server.cloud_pool.upstreams.triton.calls import CallCancelled, GrpcStream, TritonConnection
 
 KB = 1024
 

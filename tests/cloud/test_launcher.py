@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.triton_server.launcher import STUCK_S, Launcher, LogFilter, ServerCommand
-from cloud_pool.triton_server.server_process import (
+from causeway_server.cloud_pool.triton_server.launcher import STUCK_S, Launcher, LogFilter, ServerCommand
+from causeway_server.cloud_pool.triton_server.server_process import (
     SHARED_MEMORY,
     Ports,
     ServedModel,
@@ -27,8 +27,8 @@ from cloud_pool.triton_server.server_process import (
     memory_prefix,
     write_repository,
 )
-from models.llama_cpp.protocol import EngineOptions
-from router.errors import ConfigError
+from causeway_server.models.llama_cpp.protocol import EngineOptions
+from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -322,7 +322,7 @@ def test_texts_that_may_quote_a_request_are_hidden() -> None:
         "Traceback (most recent call last):",
         '  File "/app/engine.py", line 7, in _run',
         "    self._serve()",
-        f"router.errors.InvalidGrammar: {secret}",
+        f"causeway_server.router.errors.InvalidGrammar: {secret}",
         f"KeyError: '{secret}'",
         f"  of {secret}",
         "GGML_ASSERT(n > 0) failed",
@@ -342,7 +342,7 @@ def test_texts_that_may_quote_a_request_are_hidden() -> None:
         "Traceback (most recent call last):",
         '  File "/app/engine.py", line 7, in _run',
         "    self._serve()",
-        "router.errors.InvalidGrammar",
+        "causeway_server.router.errors.InvalidGrammar",
         "KeyError",
         "fine again",
         "GGML_ASSERT(n > 0) failed",

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from cloud_pool.app import App, build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
 
 from .unreachable import unreachable_tier
 

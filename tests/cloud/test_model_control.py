@@ -17,11 +17,17 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.dispatch.pool import TritonClients
-from cloud_pool.triton_server.server_process import Ports, choose_ports, command, find_environment
-from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, ensure_key, read_key, restriction
-from edge_node.cli.doctor.network import check_triton
-from router.errors import ConfigError
+from causeway_server.cloud_pool.dispatch.pool import TritonClients
+from causeway_server.cloud_pool.triton_server.server_process import Ports, choose_ports, command, find_environment
+from causeway_server.cloud_pool.upstreams.triton.model_control import (
+    HEADER,
+    default_key_file,
+    ensure_key,
+    read_key,
+    restriction,
+)
+from causeway_server.edge_node.cli.doctor.network import check_triton
+from causeway_server.router.errors import ConfigError
 from tests.ports import free_port
 from tests.waiting import until
 

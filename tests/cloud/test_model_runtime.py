@@ -7,13 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_pool.triton_server.model_runtime import ModelRequest, ModelResponse, ModelRuntime, RequestedOutputs
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.messages import decode_parameters as decode
-from models.catalog.artifact import find_artifact
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, Emit, EngineOptions, EngineStats, Job, OnFailure
-from router.errors import CausewayError
+from causeway_server.cloud_pool.triton_server.model_runtime import (
+    ModelRequest,
+    ModelResponse,
+    ModelRuntime,
+    RequestedOutputs,
+)
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.messages import decode_parameters as decode
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, Emit, EngineOptions, EngineStats, Job, OnFailure
+from causeway_server.router.errors import CausewayError
 
 pytestmark = pytest.mark.engine
 PATIENCE_S = 60.0

@@ -20,14 +20,14 @@ import pytest
 from click.testing import CliRunner
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build
-from cloud_pool.background import run_worker
-from cloud_pool.cli.jobs import dlq
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.storage.config import JobsConfig
-from router.config import TracingConfig
-from router.serving.logs import OURS, log_loop_errors, start_log
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.background import run_worker
+from causeway_server.cloud_pool.cli.jobs import dlq
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.serving.logs import OURS, log_loop_errors, start_log
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer
 from tests.redis_server import redis_server as redis_server  # a fixture
@@ -243,7 +243,7 @@ def test_a_crash_is_logged_without_its_message() -> None:
     """Of the process, of a thread, and of what cannot be raised."""
     program = f"""
 import threading
-from router.serving.logs import log_crashes, start_log
+from causeway_server.router.serving.logs import log_crashes, start_log
 class Unraisable:
     def __del__(self): raise OSError("{MARKER}")
 def breaks(): raise KeyError("{MARKER}")

@@ -18,13 +18,13 @@ import anyio
 import grpc
 import pytest
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config import Config
-from cloud_pool.core.request_context import Piece, RequestContext, answer_head
-from cloud_pool.http.config import ServerConfig
-from router.errors import CloudFailed, DeadlineExceeded
-from router.types import Chunk, Request, Usage
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.request_context import Piece, RequestContext, answer_head
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.router.errors import CloudFailed, DeadlineExceeded
+from causeway_server.router.types import Chunk, Request, Usage
 from tests.accounts.identity.gateway import ASK, Gateway, running
 
 from .test_triton_client import CHAT, PATIENCE_S, Reply, Script, answer, answering, bed, infer_request, piece

@@ -14,12 +14,12 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.app import App, build
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.http.config import OperatorConfig, ServerConfig
-from router.errors import ConfigError
+from causeway_server.cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.cloud_pool.http.config import OperatorConfig, ServerConfig
+from causeway_server.router.errors import ConfigError
 from tests.accounts.identity.token_issuer import Issuer
 
 from .unreachable import unreachable_tier

@@ -19,18 +19,18 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from cloud_pool.app import App, build
-from cloud_pool.background import run_worker
-from cloud_pool.cli.main import main
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.parts.request_parts import FORGETS, TenantMemory
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.tiers.config import PartsConfig, TierConfig
-from models.modalities.graph.branch import PartMemory, ReadPart
-from models.modalities.installed import is_installed
-from models.modalities.process.messages import Found
-from router.types import Fact
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.background import run_worker
+from causeway_server.cloud_pool.cli.main import main
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.parts.request_parts import FORGETS, TenantMemory
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
+from causeway_server.models.modalities.graph.branch import PartMemory, ReadPart
+from causeway_server.models.modalities.installed import is_installed
+from causeway_server.models.modalities.process.messages import Found
+from causeway_server.router.types import Fact
 from tests.dispatch.replica import Replica
 from tests.jobs.redis_server import RedisServer
 from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, png, tone, wav
@@ -443,6 +443,6 @@ def test_a_model_that_is_not_here_is_named_with_how_to_get_it(
 
 
 def test_a_gateway_without_encoders_imports_none_of_this() -> None:
-    check = "import cloud_pool.app, sys; sys.exit(any('parts' in n or 'modalities.graph' in n for n in sys.modules if"
-    check += " n.startswith(('cloud_pool.parts.r', 'cloud_pool.parts.e', 'models.modalities.graph'))))"
+    check = "import causeway_server.cloud_pool.app, sys; sys.exit(any('parts' in n or 'modalities.graph' in n for n in sys.modules if"
+    check += " n.startswith(('causeway_server.cloud_pool.parts.r', 'causeway_server.cloud_pool.parts.e', 'causeway_server.models.modalities.graph'))))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

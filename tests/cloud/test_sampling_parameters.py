@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from cloud_pool.triton_server.model_runtime import ModelRequest, jobs_of
-from cloud_pool.upstreams.triton.messages import Guided, from_request
-from cloud_pool.upstreams.triton.messages import decode_parameters as decode
-from cloud_pool.upstreams.triton.messages import encode_parameters as encode
-from router.errors import InvalidRequest
-from router.types import Request, Sampling
+from causeway_server.cloud_pool.triton_server.model_runtime import ModelRequest, jobs_of
+from causeway_server.cloud_pool.upstreams.triton.messages import Guided, from_request
+from causeway_server.cloud_pool.upstreams.triton.messages import decode_parameters as decode
+from causeway_server.cloud_pool.upstreams.triton.messages import encode_parameters as encode
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.types import Request, Sampling
 
 CHAT = Request(kind="chat", model="large")
 

@@ -13,10 +13,10 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from cloud_pool.app import App, build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from router.errors import CausewayError, CloudUnreachable
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.router.errors import CausewayError, CloudUnreachable
 from tests.check.sources import ROOT
 
 from .unreachable import unreachable_tier

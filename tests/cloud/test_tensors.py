@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from cloud_pool.upstreams.triton.messages import SamplingParameters, decode_logprobs, encode_logprobs
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest, read_delta, to_infer_request
-from router.errors import CloudFailed
-from router.types import TokenAlternative, TokenLogprob
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters, decode_logprobs, encode_logprobs
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest, read_delta, to_infer_request
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.types import TokenAlternative, TokenLogprob
 
 
 def texts(*values: bytes) -> bytes:

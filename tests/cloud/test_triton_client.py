@@ -16,24 +16,24 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.cache.shared_cache import SharedCache
-from cloud_pool.core.request_context import RequestContext
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
-from router.types import Chunk, Message, Request
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.cache.shared_cache import SharedCache
+from causeway_server.cloud_pool.core.request_context import RequestContext
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.fallback import TierFallback, TierSignals
+from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
+from causeway_server.router.types import Chunk, Message, Request
 
 Reply: TypeAlias = service_pb2.ModelStreamInferResponse
 Script = Callable[[service_pb2.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[Reply]]

@@ -11,10 +11,10 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.storage.config import JobsConfig
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierConfig
 
 
 def unreachable_tier(name: str = "large") -> TierConfig:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.config import CacheConfig
 from tests.redis_server import RedisServer
 
 from .gateways import Clock

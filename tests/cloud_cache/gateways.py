@@ -12,17 +12,17 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission import Priority
-from cloud_pool.cache.caching_service import Billing, CachingService
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.shared_cache import SharedCache
-from cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
-from cloud_pool.observability.tracing import Trace
-from cloud_pool.redis.config import RedisAddress
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import CausewayError
-from router.types import Chunk, Message, Request, Sampling, Usage
+from causeway_server.cloud_pool.admission import Priority
+from causeway_server.cloud_pool.cache.caching_service import Billing, CachingService
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.shared_cache import SharedCache
+from causeway_server.cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
+from causeway_server.cloud_pool.observability.tracing import Trace
+from causeway_server.cloud_pool.redis.config import RedisAddress
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.types import Chunk, Message, Request, Sampling, Usage
 from tests.waiting import until
 
 TIER = Tier(TierConfig(name="large", aliases=("big",)), ChatFormat("template"))

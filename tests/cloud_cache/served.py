@@ -17,18 +17,18 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import build_accounts, build_server
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.cache.shared_cache import SharedCache, read_secret
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.core.request_context import BodyMemory, answer_head
-from cloud_pool.http.info_routes import Readiness
-from cloud_pool.http.request_admission import RequestAdmission
-from cloud_pool.http.request_runner import RequestRunner
-from cloud_pool.http.server import gateway_listener
-from cloud_pool.observability.metrics import Metrics
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.tier import by_name, load_tiers
+from causeway_server.cloud_pool.app import build_accounts, build_server
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.cache.shared_cache import SharedCache, read_secret
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.cloud_pool.core.request_context import BodyMemory, answer_head
+from causeway_server.cloud_pool.http.info_routes import Readiness
+from causeway_server.cloud_pool.http.request_admission import RequestAdmission
+from causeway_server.cloud_pool.http.request_runner import RequestRunner
+from causeway_server.cloud_pool.http.server import gateway_listener
+from causeway_server.cloud_pool.observability.metrics import Metrics
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.tier import by_name, load_tiers
 
 from .gateways import Script
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.cache.config import CacheConfig
-from router.errors import CloudFailed, Draining
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.router.errors import CloudFailed, Draining
 from tests.redis_server import RedisServer
 from tests.waiting import until
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.app import build
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config import Flags, load_config
-from router.errors import ConfigError
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.router.errors import ConfigError
 
 
 @pytest.mark.parametrize(

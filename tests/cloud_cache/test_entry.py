@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
-from cloud_pool.core.request_context import AnswerHead
-from router.types import Chunk, Request, TokenLogprob, ToolCallDelta, Usage
+from causeway_server.cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
+from causeway_server.cloud_pool.core.request_context import AnswerHead
+from causeway_server.router.types import Chunk, Request, TokenLogprob, ToolCallDelta, Usage
 
 KEY = "0" * 32
 HEAD = AnswerHead((("x-causeway-tier", "large"),))

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import redis
 
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.store import GenerationKey, RemoteLeader
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.store import GenerationKey, RemoteLeader
 from tests.redis_server import RedisServer
 from tests.waiting import until
 

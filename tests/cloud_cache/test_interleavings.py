@@ -22,11 +22,11 @@ from hypothesis.stateful import (
 )
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.entry_codec import EntryCodec
-from cloud_pool.cache.store import AnswerStore, CacheMetrics, GenerationKey, LeaderLease, RemoteLeader
-from cloud_pool.core.request_context import AnswerHead, CachedAnswer
-from router.types import Chunk, Request
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.entry_codec import EntryCodec
+from causeway_server.cloud_pool.cache.store import AnswerStore, CacheMetrics, GenerationKey, LeaderLease, RemoteLeader
+from causeway_server.cloud_pool.core.request_context import AnswerHead, CachedAnswer
+from causeway_server.router.types import Chunk, Request
 from tests.redis_server import RedisServer
 
 from .gateways import Clock

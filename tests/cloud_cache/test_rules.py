@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.shared_cache import CacheKeys, bypass_reason
-from cloud_pool.cache.shared_generation import EmittedPrefix, ResumeFilter
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import ConfigError, StreamBroken
-from router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cache.shared_cache import CacheKeys, bypass_reason
+from causeway_server.cloud_pool.cache.shared_generation import EmittedPrefix, ResumeFilter
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import ConfigError, StreamBroken
+from causeway_server.router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage
 
 from .gateways import TIER, ask
 

@@ -8,10 +8,17 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.core.request_context import AnswerHead
-from router.errors import CausewayError, CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
-from router.types import Request, Usage
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.core.request_context import AnswerHead
+from causeway_server.router.errors import (
+    CausewayError,
+    CloudFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    StreamBroken,
+)
+from causeway_server.router.types import Request, Usage
 from tests.redis_server import RedisServer
 from tests.waiting import until
 

@@ -20,12 +20,12 @@ import redis
 import redis.asyncio
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from cloud_pool.accounts.tenants.config import Price, TenantsConfig
-from cloud_pool.accounts.tenants.usage import read_usage
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config import Config
-from cloud_pool.core.request_context import answer_head
-from router.errors import CloudFailed
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.usage import read_usage
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.request_context import answer_head
+from causeway_server.router.errors import CloudFailed
 from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 from tests.waiting import until

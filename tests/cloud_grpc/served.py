@@ -10,13 +10,13 @@ import anyio
 import msgspec
 from grpc import StatusCode, aio
 
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config import Config
-from cloud_pool.grpc_api.calls import GenerateCalls
-from cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
-from cloud_pool.grpc_api.server import GrpcServer
-from cloud_pool.http.config import GrpcConfig, ServerConfig
-from router.trackers import FairShare
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.grpc_api.calls import GenerateCalls
+from causeway_server.cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
+from causeway_server.cloud_pool.grpc_api.server import GrpcServer
+from causeway_server.cloud_pool.http.config import GrpcConfig, ServerConfig
+from causeway_server.router.trackers import FairShare
 from tests.accounts.identity.gateway import Gateway, running
 
 Metadata = Iterable[tuple[str, str]]

@@ -14,14 +14,14 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config import Config
-from cloud_pool.core.request_context import Piece, RequestContext, answer_head
-from cloud_pool.grpc_api.messages import SERVICE, InputChunk
-from cloud_pool.grpc_api.server import MAX_CHUNK_BYTES, GrpcServer
-from cloud_pool.http.config import GrpcConfig, ServerConfig
-from router.errors import ConfigError, StreamBroken
-from router.types import Chunk
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.request_context import Piece, RequestContext, answer_head
+from causeway_server.cloud_pool.grpc_api.messages import SERVICE, InputChunk
+from causeway_server.cloud_pool.grpc_api.server import MAX_CHUNK_BYTES, GrpcServer
+from causeway_server.cloud_pool.http.config import GrpcConfig, ServerConfig
+from causeway_server.router.errors import ConfigError, StreamBroken
+from causeway_server.router.types import Chunk
 from tests.accounts.identity.gateway import static_token_config
 from tests.waiting import until
 

@@ -11,8 +11,8 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
 from tests.waiting import until
 
 from .served import Served, chat, connected, rest, serving, text_of

@@ -13,8 +13,8 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cloud_pool.grpc_api.messages import SERVICE, InputChunk
-from cloud_pool.http.config import GrpcConfig
+from causeway_server.cloud_pool.grpc_api.messages import SERVICE, InputChunk
+from causeway_server.cloud_pool.http.config import GrpcConfig
 from tests.cloud.conftest import Command, triton_environment
 from tests.dispatch.replica import Replica
 from tests.sessions.gateway import FOREVER, TEMPLATE, Gateway, orders, replica, running, words

@@ -12,15 +12,22 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-import router.errors
-from cloud_pool.grpc_api.answer_output import Outbox, OutputEncoder
-from cloud_pool.grpc_api.calls import status_code, trailing_metadata
-from cloud_pool.grpc_api.messages import InputChunk
-from cloud_pool.grpc_api.request_input import RequestInput
-from router.errors import CausewayError, ClientGone, InvalidRequest, MissingField, RateLimited, StreamBroken
-from router.openai.chat import parse_chat
-from router.openai.completions import parse_completion
-from router.types import (
+import causeway_server.router.errors
+from causeway_server.cloud_pool.grpc_api.answer_output import Outbox, OutputEncoder
+from causeway_server.cloud_pool.grpc_api.calls import status_code, trailing_metadata
+from causeway_server.cloud_pool.grpc_api.messages import InputChunk
+from causeway_server.cloud_pool.grpc_api.request_input import RequestInput
+from causeway_server.router.errors import (
+    CausewayError,
+    ClientGone,
+    InvalidRequest,
+    MissingField,
+    RateLimited,
+    StreamBroken,
+)
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.completions import parse_completion
+from causeway_server.router.types import (
     AudioPart,
     Chunk,
     ImagePart,
@@ -56,9 +63,9 @@ def test_the_compiled_form_is_that_of_the_published_proto(proto: Path) -> None:
 
 @pytest.mark.slow
 def test_a_gateway_without_the_key_imports_none_of_it() -> None:
-    program = "import sys, cloud_pool.app; print([name for name in sys.modules if 'grpc_' in name or 'http.' in name])"
+    program = "import sys, causeway_server.cloud_pool.app; print([name for name in sys.modules if 'grpc_' in name or 'http.' in name])"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "cloud_pool.http.config" in loaded.stdout  # which has the key
+    assert "causeway_server.cloud_pool.http.config" in loaded.stdout  # which has the key
     assert [name for name in ("grpc_api.server", "grpc_health.v1", "grpc_reflection.v1") if name in loaded.stdout] == []
 
 
@@ -258,7 +265,11 @@ async def test_texts_that_wait_are_bounded() -> None:
 
 
 def test_each_error_has_a_status() -> None:
-    errors = {one for one in vars(router.errors).values() if isinstance(one, type) and issubclass(one, CausewayError)}
+    errors = {
+        one
+        for one in vars(causeway_server.router.errors).values()
+        if isinstance(one, type) and issubclass(one, CausewayError)
+    }
     by_code = {one.code: status_code(one("")) for one in errors}
     assert by_code["invalid_value"] == StatusCode.INVALID_ARGUMENT
     assert by_code["invalid_api_key"] == StatusCode.UNAUTHENTICATED

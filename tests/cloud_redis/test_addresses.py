@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.config import Flags, load_config
-from cloud_pool.redis.config import RedisConfig, parse_redis, shown_address, with_url
-from cloud_pool.storage.config import JobsConfig, with_shared_redis
-from router.errors import ConfigError
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.redis.config import RedisConfig, parse_redis, shown_address, with_url
+from causeway_server.cloud_pool.storage.config import JobsConfig, with_shared_redis
+from causeway_server.router.errors import ConfigError
 
 SENTINELS = "redis+sentinel://a:1,b/causeway/2"
 CLUSTER = "redis+cluster://a:1,b,[::1]:3"
@@ -100,7 +100,7 @@ def test_an_unknown_key_of_a_redis_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
-    from cloud_pool.redis.connect import open_redis
+    from causeway_server.cloud_pool.redis.connect import open_redis
 
     address = RedisConfig(url="redis://a", password_file=str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="absent") as raised:

@@ -11,25 +11,25 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
-from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder, read_usage
-from cloud_pool.admission import AdmissionController, AdmissionSettings
-from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from cloud_pool.erasure import ErasureSubject, gateway_kinds
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.redis.connect import open_redis
-from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
-from cloud_pool.storage.config import JobsConfig
-from router.errors import ConfigError, RateLimited
-from router.types import Usage
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder, read_usage
+from causeway_server.cloud_pool.admission import AdmissionController, AdmissionSettings
+from causeway_server.cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import PoolCapacity
+from causeway_server.cloud_pool.erasure import ErasureSubject, gateway_kinds
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.redis.connect import open_redis
+from causeway_server.cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.router.errors import ConfigError, RateLimited
+from causeway_server.router.types import Usage
 from tests.cloud_cache.gateways import Clock, ask, gateway
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import ScriptedRunner, answers

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.connect import EvictionCheck, eviction_fault, open_redis
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.redis.connect import EvictionCheck, eviction_fault, open_redis
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_deployments import ClusterDeployment
 from tests.redis_server import RedisServer, unreachable_redis

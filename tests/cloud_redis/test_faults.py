@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from redis.exceptions import BusyLoadingError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
-from cloud_pool.app import build
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cli.erase import erase
-from cloud_pool.cli.jobs import dlq, jobs
-from cloud_pool.cli.keys import keys
-from cloud_pool.cli.usage import usage_command
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.connect import redis_fault
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cli.erase import erase
+from causeway_server.cloud_pool.cli.jobs import dlq, jobs
+from causeway_server.cloud_pool.cli.keys import keys
+from causeway_server.cloud_pool.cli.usage import usage_command
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.redis.connect import redis_fault
 from tests.cloud.unreachable import unreachable_tier
 from tests.ports import free_port
 from tests.redis_server import RedisServer, redis_server

@@ -22,25 +22,25 @@ import redis
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.identity.revocation import revoke_device, revoke_token
-from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Charge, Demand, UsageRecorder
-from cloud_pool.admission import AdmissionController, AdmissionSettings
-from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.redis.connect import open_redis
-from cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
-from cloud_pool.storage.config import JobsConfig, WebhookConfig
-from cloud_pool.storage.stores import JobStores
-from router.errors import CloudFailed, RateLimited
-from router.types import Chunk, Usage
+from causeway_server.cloud_pool.accounts.identity.revocation import revoke_device, revoke_token
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Demand, UsageRecorder
+from causeway_server.cloud_pool.admission import AdmissionController, AdmissionSettings
+from causeway_server.cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.dispatch.endpoint_selection import PoolCapacity
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.redis.connect import open_redis
+from causeway_server.cloud_pool.redis.keys import REDIS_KEYS, declared, ensure_accounts_layout
+from causeway_server.cloud_pool.storage.config import JobsConfig, WebhookConfig
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import CloudFailed, RateLimited
+from causeway_server.router.types import Chunk, Usage
 from tests.cloud_cache.gateways import Clock as CacheClock
 from tests.cloud_cache.gateways import ask, gateway
 from tests.jobs.conftest import Clock
@@ -320,7 +320,7 @@ async def revoke_both(day: MiniatureDay) -> None:
 def test_every_key_in_the_scripts_of_jobs_is_declared() -> None:
     """Also those that the miniature days do not write."""
     used = set()
-    for file in Path(str(files("cloud_pool.storage") / "lua")).rglob("*.lua"):
+    for file in Path(str(files("causeway_server.cloud_pool.storage") / "lua")).rglob("*.lua"):
         used |= set(re.findall(r"\bkey\('(\w+)'", file.read_text()))
     assert "job" in used
     assert used - {key.pattern.split(":")[1] for key in REDIS_KEYS} == set()

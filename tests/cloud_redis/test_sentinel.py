@@ -15,20 +15,20 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.identity.revocation import DEVICES_KEY
-from cloud_pool.app import JobsGateway
-from cloud_pool.cli.keys import keys
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.reconciliation import reconcile
-from cloud_pool.redis.connect import open_redis
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import JobStoreNotReplicated
-from cloud_pool.storage.stores import JobStores
-from router.errors import JobStoreUnavailable
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.accounts.audit import AuditLog
+from causeway_server.cloud_pool.accounts.identity.revocation import DEVICES_KEY
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.cli.keys import keys
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.reconciliation import reconcile
+from causeway_server.cloud_pool.redis.connect import open_redis
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import JobStoreNotReplicated
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import JobStoreUnavailable
+from causeway_server.router.jobs.job import JobState
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.jobs.test_api import TIER

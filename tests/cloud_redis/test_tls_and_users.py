@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 from redis.exceptions import RedisError
 
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cli.main import main
-from cloud_pool.redis.config import RedisConfig
-from cloud_pool.redis.connect import open_redis
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.durability import DurabilityCheck
-from cloud_pool.storage.stores import JobStores
-from router.errors import JobStoreUnavailable
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.cli.main import main
+from causeway_server.cloud_pool.redis.config import RedisConfig
+from causeway_server.cloud_pool.redis.connect import open_redis
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.durability import DurabilityCheck
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import JobStoreUnavailable
 from tests.cloud_cache.gateways import Clock, ask, gateway
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.redis_deployments import Certificates, SentinelDeployment, TlsServer, running

@@ -17,9 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
-from fleet.server.files import console_routes
-from fleet.server.routes import errors_as_json
-from router.errors import AuthenticationFailed, CausewayError, InvalidRequest, NotFound
+from causeway_server.fleet.server.files import console_routes
+from causeway_server.fleet.server.routes import errors_as_json
+from causeway_server.router.errors import AuthenticationFailed, CausewayError, InvalidRequest, NotFound
 
 TOKEN = "bootstrap-token"
 NOW = time.time()

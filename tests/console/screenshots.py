@@ -14,9 +14,9 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, expect
 
-from edge_node.agent.host import AgentSettings, FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.agent.trial import TrialSettings
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.agent.trial import TrialSettings
 from tests.agent.fleet import FACTORY, Publisher, member
 from tests.check.sources import ROOT
 from tests.edge.box import Box, running

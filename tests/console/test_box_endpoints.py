@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 import pytest
 
-from edge_node.config.schema import KeyConfig, ServerConfig
-from edge_node.console.routes import PAGE
-from router.serving.console import page_files
-from router.types import ReasonCode
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.console.routes import PAGE
+from causeway_server.router.serving.console import page_files
+from causeway_server.router.types import ReasonCode
 from tests.edge.box import Box, running
 
 

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Error, Route, expect
 
-from edge_node.agent.host import AgentSettings, FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.agent.trial import TrialSettings
-from edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.agent.trial import TrialSettings
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.agent.fleet import FACTORY, Publisher, member
 from tests.edge.box import POLICY, Box, running
 

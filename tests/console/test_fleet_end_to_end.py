@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import bundle_id
-from router.bundle.protocol import BoxState
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.router.bundle.manifest import bundle_id
+from causeway_server.router.bundle.protocol import BoxState
 from tests.fleet_operators.conftest import operated_fleet, serving
 from tests.fleet_server.box import sample
 

@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from fleet.operators import answers
-from fleet.operators.operators_file import Operator
+from causeway_server.fleet.operators import answers
+from causeway_server.fleet.operators.operators_file import Operator
 
 from .fleet_fixture import FleetFixture, bundle, serving
 

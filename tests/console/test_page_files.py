@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from router.serving.console import SHARED
+from causeway_server.router.serving.console import SHARED
 from tests.check.sources import ROOT
 
 BOX, FLEET = ROOT / "edge_node" / "console" / "page", ROOT / "fleet" / "console" / "page"

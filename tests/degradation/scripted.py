@@ -10,18 +10,18 @@ from types import MappingProxyType
 import anyio
 from cryptography.fernet import Fernet, MultiFernet
 
-from cloud_pool.admission import AdmissionController, Priority
-from cloud_pool.core.request_context import AnswerHead, CachedAnswer, RequestContext
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.continue_token import ContinueTokens
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from models.catalog.artifact import Answers
-from router.types import Chunk, Message, Request
+from causeway_server.cloud_pool.admission import AdmissionController, Priority
+from causeway_server.cloud_pool.core.request_context import AnswerHead, CachedAnswer, RequestContext
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.continue_token import ContinueTokens
+from causeway_server.cloud_pool.degradation.fallback import TierFallback, TierSignals
+from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.models.catalog.artifact import Answers
+from causeway_server.router.types import Chunk, Message, Request
 
 CHAT = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=100)
 WORDS = ("one ", "two ", "three ", "four ", "five ", "six ")

@@ -10,18 +10,18 @@ from cryptography.fernet import Fernet, MultiFernet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.degradation.continue_token import (
+from causeway_server.cloud_pool.degradation.continue_token import (
     ContinueTokens,
     PartialAnswer,
     continued,
     is_resumable,
     load_continue_tokens,
 )
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from models.chat.sandbox import MARK
-from router.errors import ConfigError, InvalidRequest, PermissionDenied
-from router.types import Message, Request, ResponseFormat, Sampling, Tool
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.models.chat.sandbox import MARK
+from causeway_server.router.errors import ConfigError, InvalidRequest, PermissionDenied
+from causeway_server.router.types import Message, Request, ResponseFormat, Sampling, Tool
 
 KEY = Fernet.generate_key()
 REQUEST = Request(kind="chat", model="large", messages=(Message("user", "tell me"),), max_tokens=500)

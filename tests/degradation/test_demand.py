@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cloud_pool.degradation.tier_health import MEMORY_S, ArrivalRate, fitting_share
+from causeway_server.cloud_pool.degradation.tier_health import MEMORY_S, ArrivalRate, fitting_share
 
 
 def test_the_arrival_rate_forgets_within_seconds() -> None:

@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.http.request_admission import read_headers
-from cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
-from router.errors import EngineUnavailable, InvalidRequest
-from router.types import Chunk
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.http.request_admission import read_headers
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
+from causeway_server.router.errors import EngineUnavailable, InvalidRequest
+from causeway_server.router.types import Chunk
 from tests.jobs.scripted_worker import running_record
 
 from .scripted import CHAT, WORDS, Bed, ScriptedTriton, text_of

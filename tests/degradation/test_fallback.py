@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import anyio
 import pytest
 
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import (
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.fallback import (
     FallbackRequest,
     FallbackStep,
     TierFallback,
@@ -16,7 +16,7 @@ from cloud_pool.degradation.fallback import (
     TierWarmer,
     stress_of_error,
 )
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudRejected,

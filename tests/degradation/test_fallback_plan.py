@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.degradation.config import ShareRamp
-from cloud_pool.degradation.fallback import FallbackPlan, FallbackRequest, plan
-from cloud_pool.degradation.tier_health import TierHealth, TierSnapshot
+from causeway_server.cloud_pool.degradation.config import ShareRamp
+from causeway_server.cloud_pool.degradation.fallback import FallbackPlan, FallbackRequest, plan
+from causeway_server.cloud_pool.degradation.tier_health import TierHealth, TierSnapshot
 
 SHARE_RAMP = ShareRamp()
 LARGE, MEDIUM, SMALL = TierSnapshot("large"), TierSnapshot("medium"), TierSnapshot("small")

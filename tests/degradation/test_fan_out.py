@@ -8,10 +8,10 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
-from router.errors import CausewayError, InvalidRequest, QueueFull, StreamBroken
-from router.types import Request, Sampling, Usage
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import Tier
+from causeway_server.router.errors import CausewayError, InvalidRequest, QueueFull, StreamBroken
+from causeway_server.router.types import Request, Sampling, Usage
 
 from .scripted import Bed, Hung, ScriptedTriton
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from cryptography.fernet import Fernet
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
+from causeway_server.cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
 from tests.cloud.conftest import PATIENCE_S, Command, Pool, triton_environment
 from tests.redis_server import RedisServer, redis_server
 from tests.waiting import until

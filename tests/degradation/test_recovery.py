@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from router.errors import CausewayError, DeadlineExceeded, EngineUnavailable
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, EngineUnavailable
 
 from .scripted import WORDS, Bed, Hung, ScriptedTriton, text_of
 

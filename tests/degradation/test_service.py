@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from cloud_pool.core.request_context import CachedAnswer, answer_head
-from cloud_pool.upstreams.triton.messages import Guided
-from router.errors import (
+from causeway_server.cloud_pool.core.request_context import CachedAnswer, answer_head
+from causeway_server.cloud_pool.upstreams.triton.messages import Guided
+from causeway_server.router.errors import (
     CausewayError,
     CloudRejected,
     CloudUnreachable,
@@ -20,7 +20,7 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
-from router.types import Chunk, Request, Sampling, Tool, Usage
+from causeway_server.router.types import Chunk, Request, Sampling, Tool, Usage
 
 from .scripted import CHAT, WORDS, Bed, Hung, ScriptedTriton, end_of, text_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.degradation.config import ShareRamp
-from cloud_pool.degradation.tier_health import (
+from causeway_server.cloud_pool.degradation.config import ShareRamp
+from causeway_server.cloud_pool.degradation.tier_health import (
     FULL_SHARE,
     Stress,
     TierHealth,

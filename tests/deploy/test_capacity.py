@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.cli.plan import plan_command
-from cloud_pool.planning import (
+from causeway_server.cloud_pool.cli.plan import plan_command
+from causeway_server.cloud_pool.planning import (
     ExpectedLoad,
     Lengths,
     MeasuredEndpoint,
@@ -32,7 +32,7 @@ from cloud_pool.planning import (
     measure,
     plan,
 )
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 LOAD = ExpectedLoad(peak_rps=10.0, prompt=Lengths(400.0), completion=Lengths(100.0))
 # One request is 0.1 s + 0.2 s of a replica.

@@ -14,13 +14,13 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission.controller import AdmissionMetrics
-from cloud_pool.cli.main import main
-from cloud_pool.config import Flags, load_config
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.observability.metrics import Metrics
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.upstreams.triton.model_control import restriction
+from causeway_server.cloud_pool.admission.controller import AdmissionMetrics
+from causeway_server.cloud_pool.cli.main import main
+from causeway_server.cloud_pool.config import Flags, load_config
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.observability.metrics import Metrics
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.upstreams.triton.model_control import restriction
 
 from .manifests import (
     FOLDER,
@@ -378,7 +378,7 @@ def test_triton_has_a_gpu_and_real_probes() -> None:
         assert any(each["resources"]["limits"].get("nvidia.com/gpu", 0) >= 1 for each in containers)
         assert any(each["image"].startswith("causeway/gateway:") and each["args"][0] == "serve" for each in containers)
         ready = [each["readinessProbe"]["exec"]["command"] for each in containers if "readinessProbe" in each]
-        assert ready == [["python3", "-m", "cloud_pool.cli.readiness_probe"]]
+        assert ready == [["python3", "-m", "causeway_server.cloud_pool.cli.readiness_probe"]]
 
 
 def test_dockerfiles_copy_existing_files_and_do_not_run_as_root() -> None:

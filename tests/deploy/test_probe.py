@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from anyio import to_thread
 
-from cloud_pool.cli.readiness_probe import main
+from causeway_server.cloud_pool.cli.readiness_probe import main
 
 
 async def test_the_probe_reports_ready_not_ready_and_unreachable(capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,12 @@ from urllib.request import urlopen
 
 import psutil
 
-from cloud_pool.cli.process import until_stopped
-from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.triton_server import server_process
-from cloud_pool.triton_server.encoder_runtime import EncoderOptions
-from cloud_pool.triton_server.launcher import Launcher, ServerCommand
-from cloud_pool.triton_server.server_process import (
+from causeway_server.cloud_pool.cli.process import until_stopped
+from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
+from causeway_server.cloud_pool.triton_server import server_process
+from causeway_server.cloud_pool.triton_server.encoder_runtime import EncoderOptions
+from causeway_server.cloud_pool.triton_server.launcher import Launcher, ServerCommand
+from causeway_server.cloud_pool.triton_server.server_process import (
     TEMPLATES,
     Ports,
     ServedModel,
@@ -30,10 +30,10 @@ from cloud_pool.triton_server.server_process import (
     find_environment,
     memory_prefix,
 )
-from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
-from models.modalities.installed import ENCODERS
-from models.modalities.process.messages import PartLimits, WorkerSpec
-from router.types import Modality
+from causeway_server.cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
+from causeway_server.models.modalities.installed import ENCODERS
+from causeway_server.models.modalities.process.messages import PartLimits, WorkerSpec
+from causeway_server.router.types import Modality
 from tests.ports import free_port
 from tests.stack import Process
 

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import anyio
 
-from cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend, RetryBudget
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from router.errors import CausewayError, CloudUnreachable
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend, RetryBudget
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.router.errors import CausewayError, CloudUnreachable
 
 PATIENCE_S = 60.0
 LEFT_S = 90.0

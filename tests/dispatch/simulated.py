@@ -14,21 +14,21 @@ from typing import Any, TypeVar, cast
 import anyio
 import msgspec
 
-from cloud_pool.admission import AdmissionController
-from cloud_pool.admission.permits import AdmissionSettings as AdmissionSettings
-from cloud_pool.core.request_context import RequestContext
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import FallbackRequest, TierFallback, TierSignals
-from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
-from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.pool import Pool
-from cloud_pool.tiers.tier import Tier
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
-from router.errors import CausewayError, DeadlineExceeded
-from router.types import Request
+from causeway_server.cloud_pool.admission import AdmissionController
+from causeway_server.cloud_pool.admission.permits import AdmissionSettings as AdmissionSettings
+from causeway_server.cloud_pool.core.request_context import RequestContext
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.degradation.fallback import FallbackRequest, TierFallback, TierSignals
+from causeway_server.cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
+from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.tiers.tier import Tier
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.router.errors import CausewayError, DeadlineExceeded
+from causeway_server.router.types import Request
 
 T = TypeVar("T")
 TIER = "large"

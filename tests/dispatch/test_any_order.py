@@ -9,8 +9,8 @@ from contextlib import aclosing, suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.upstreams.triton.tensors import Delta
-from router.errors import (
+from causeway_server.cloud_pool.upstreams.triton.tensors import Delta
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudRejected,

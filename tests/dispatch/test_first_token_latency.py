@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_pool.dispatch.dispatcher import FirstTokenLatency
+from causeway_server.cloud_pool.dispatch.dispatcher import FirstTokenLatency
 
 
 def test_too_few_samples_exclude_nothing() -> None:

@@ -17,14 +17,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
-from cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource, RetryBudget
-from cloud_pool.dispatch.pool import Pool as RealPool
-from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.messages import SamplingParameters
-from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
-from cloud_pool.upstreams.triton.tensors import InferenceRequest
-from router.errors import (
+from causeway_server.cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
+from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource, RetryBudget
+from causeway_server.cloud_pool.dispatch.pool import Pool as RealPool
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
+from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
+from causeway_server.cloud_pool.upstreams.triton.tensors import InferenceRequest
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudRejected,

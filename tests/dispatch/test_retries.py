@@ -7,9 +7,9 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from cloud_pool.dispatch.dispatcher import RetryBudget
-from cloud_pool.upstreams.triton.errors import StubProcessDied
-from router.errors import (
+from causeway_server.cloud_pool.dispatch.dispatcher import RetryBudget
+from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudRejected,

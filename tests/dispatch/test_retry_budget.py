@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.dispatcher import RetryBudget
+from causeway_server.cloud_pool.dispatch.dispatcher import RetryBudget
 
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["request", "spend"]), st.floats(min_value=0.0, max_value=30.0, allow_nan=False)),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import cloud_pool.upstreams.triton.errors
-import router.errors
-from cloud_pool.dispatch.dispatcher import RetryRule, RetryState, retry_rule
-from router.errors import (
+import causeway_server.cloud_pool.upstreams.triton.errors
+import causeway_server.router.errors
+from causeway_server.cloud_pool.dispatch.dispatcher import RetryRule, RetryState, retry_rule
+from causeway_server.router.errors import (
     BackendError,
     BreakerOpen,
     CausewayError,
@@ -27,7 +27,7 @@ from router.errors import (
 
 AGAIN = {
     EngineUnavailable,
-    cloud_pool.upstreams.triton.errors.StubProcessDied,
+    causeway_server.cloud_pool.upstreams.triton.errors.StubProcessDied,
     EngineOutOfMemory,
     QueueFull,
     CloudSaturated,
@@ -40,7 +40,7 @@ ONCE = {EngineCrashed, StreamBroken, CloudFailed, CloudUnreadable, CloudDisconne
 
 def classes() -> list[type[CausewayError]]:
     """Every error class, by name."""
-    modules = (router.errors, cloud_pool.upstreams.triton.errors)
+    modules = (causeway_server.router.errors, causeway_server.cloud_pool.upstreams.triton.errors)
     found = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
     errors: list[type[CausewayError]] = [one for one in found if issubclass(one, CausewayError)]
     return sorted(errors, key=lambda kind: kind.__name__)

@@ -11,29 +11,29 @@ from typing import get_args, get_type_hints
 import click
 import msgspec
 
-import cloud_pool.cli.main
-import cloud_pool.config
-import edge_node.cli.main
-import fleet.cli.commands
-import models.cli.commands
+import causeway_server.cloud_pool.cli.main
+import causeway_server.cloud_pool.config
+import causeway_server.edge_node.cli.main
+import causeway_server.fleet.cli.commands
+import causeway_server.models.cli.commands
+from causeway_server.cloud_pool.redis.keys import REDIS_KEYS
+from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
+from causeway_server.edge_node.agent.journal import TRANSITIONS
+from causeway_server.edge_node.config.loader import comments_of, meanings_of
+from causeway_server.edge_node.config.schema import Config
+from causeway_server.edge_node.http.api import REQUEST_HEADERS
+from causeway_server.edge_node.openapi import RESPONSE_HEADERS
+from causeway_server.fleet.repository.fleet_file import RolloutDoc
+from causeway_server.fleet.server import refusals as message_refusals
+from causeway_server.router import errors
+from causeway_server.router.bundle import refusals
+from causeway_server.router.config import leaves_of
+from causeway_server.router.policy.file import policy_schema
+from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.realtime.event_log import MEANING as CLOSE_CODES
+from causeway_server.router.realtime.event_log import CloseCode
+from causeway_server.router.serving.live.sessions import SESSION_METRICS
 from causeway_train.cli.commands import main as causeway_train
-from cloud_pool.redis.keys import REDIS_KEYS
-from edge_node.agent.journal import MEANING as MEANING_OF_STATE
-from edge_node.agent.journal import TRANSITIONS
-from edge_node.config.loader import comments_of, meanings_of
-from edge_node.config.schema import Config
-from edge_node.http.api import REQUEST_HEADERS
-from edge_node.openapi import RESPONSE_HEADERS
-from fleet.repository.fleet_file import RolloutDoc
-from fleet.server import refusals as message_refusals
-from router import errors
-from router.bundle import refusals
-from router.config import leaves_of
-from router.policy.file import policy_schema
-from router.policy.signals import SIGNALS
-from router.realtime.event_log import MEANING as CLOSE_CODES
-from router.realtime.event_log import CloseCode
-from router.serving.live.sessions import SESSION_METRICS
 
 ROOT = Path(__file__).parents[2]
 Rows = Iterable[Sequence[str]]
@@ -60,7 +60,7 @@ def edge_config() -> str:
 
 def gateway_config() -> str:
     """Each key of the gateway's configuration. The meaning is the comment beside the field in its struct."""
-    return table(("key", "default", "meaning"), _gateway_rows(cloud_pool.config.Config, "", set()))
+    return table(("key", "default", "meaning"), _gateway_rows(causeway_server.cloud_pool.config.Config, "", set()))
 
 
 def _gateway_rows(
@@ -308,16 +308,16 @@ def close_code_table() -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "edge-config": edge_config,
-    "edge-commands": lambda: _commands("causeway-edge", edge_node.cli.main.main),
+    "edge-commands": lambda: _commands("causeway-edge", causeway_server.edge_node.cli.main.main),
     "edge-headers": edge_headers,
     "edge-metrics": lambda: _metrics("edge_node"),
     "gateway-config": gateway_config,
-    "cloud-commands": lambda: _commands("causeway-cloud", cloud_pool.cli.main.main),
+    "cloud-commands": lambda: _commands("causeway-cloud", causeway_server.cloud_pool.cli.main.main),
     "redis-keys": redis_keys,
     "cloud-metrics": lambda: _metrics("cloud_pool"),
-    "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
+    "models-commands": lambda: _commands("causeway-models", causeway_server.models.cli.commands.main),
     "train-commands": lambda: _commands("causeway-train", causeway_train),
-    "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
+    "fleet-commands": lambda: _commands("causeway-fleet", causeway_server.fleet.cli.commands.main),
     "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,
     "close-codes": close_code_table,

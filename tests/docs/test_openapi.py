@@ -10,13 +10,13 @@ from functools import cache
 import anyio
 import pytest
 
-import cloud_pool.app
-import cloud_pool.config
-import edge_node.app
-import edge_node.config.schema
-from cloud_pool.openapi import gateway_operations
-from edge_node.openapi import edge_operations
-from router.api.document import Operation
+import causeway_server.cloud_pool.app
+import causeway_server.cloud_pool.config
+import causeway_server.edge_node.app
+import causeway_server.edge_node.config.schema
+from causeway_server.cloud_pool.openapi import gateway_operations
+from causeway_server.edge_node.openapi import edge_operations
+from causeway_server.router.api.document import Operation
 from tests.check.sources import python_files
 from tests.cloud.unreachable import unreachable_tier
 
@@ -34,15 +34,15 @@ def documented(operations: Iterable[Operation]) -> dict[str, set[str]]:
 
 
 def test_the_edge_documents_what_it_serves() -> None:
-    app = edge_node.app.build(edge_node.config.schema.Config())
+    app = causeway_server.edge_node.app.build(causeway_server.edge_node.config.schema.Config())
     served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}
     assert documented(edge_operations()) == served
 
 
 async def test_the_gateway_documents_what_it_serves() -> None:
-    config = cloud_pool.config.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
+    config = causeway_server.cloud_pool.config.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
     async with anyio.create_task_group() as tasks:
-        app = cloud_pool.app.build(config, tasks)
+        app = causeway_server.cloud_pool.app.build(config, tasks)
         served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}
         tasks.cancel_scope.cancel()
     await app.close()

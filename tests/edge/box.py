@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from edge_node.agent.host import FleetLink
-from edge_node.app import App, build
-from edge_node.clock import Clock
-from edge_node.config.schema import (
+from causeway_server.edge_node.agent.host import FleetLink
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import (
     CloudConfig,
     Config,
     DeviceFilesConfig,
@@ -23,11 +23,11 @@ from edge_node.config.schema import (
     OutboxConfig,
     ServerConfig,
 )
-from edge_node.storage.state_folder import FLEET_FOLDER
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import DecisionsConfig, ModalitiesConfig, RealtimeConfig
-from router.config import TracingConfig
-from router.types import DecisionRecord, Modality
+from causeway_server.edge_node.storage.state_folder import FLEET_FOLDER
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import DecisionsConfig, ModalitiesConfig, RealtimeConfig
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.types import DecisionRecord, Modality
 
 from .scripted import ScriptedCloud, ScriptedEngine
 

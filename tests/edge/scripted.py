@@ -11,9 +11,9 @@ from typing import Literal
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from edge_node.backends.backend import BackendRequest
-from router.errors import EngineCrashed, EngineUnavailable
-from router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Usage
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.router.errors import EngineCrashed, EngineUnavailable
+from causeway_server.router.types import Chunk, Confidence, EdgeSignals, Embeddings, Request, Usage
 
 Fault = Literal["none", "refuse", "stall", "die", "drip", "corrupt", "unfinished"]
 FAULTS: tuple[Fault, ...] = ("refuse", "stall", "die", "drip", "corrupt", "unfinished")

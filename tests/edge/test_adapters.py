@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import AdapterEntry, Artifact, save_manifest, sha256_of
-from models.publish.publish import publish_gguf
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import AdapterEntry, Artifact, save_manifest, sha256_of
+from causeway_server.models.publish.publish import publish_gguf
 from tests.engine.tiny_adapter import write_tiny_adapter
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.waiting import until

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.requests import Admission
-from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
-from router.policy.compiled import Limits
-from router.trackers import MAX_CLIENTS
+from causeway_server.edge_node.serving.requests import Admission
+from causeway_server.router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
+from causeway_server.router.policy.compiled import Limits
+from causeway_server.router.trackers import MAX_CLIENTS
 from tests.waiting import until
 
 

@@ -13,12 +13,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.clock import Clock
-from edge_node.config.schema import KeyConfig, ServerConfig
-from router.bundle.settings import DecisionsConfig
-from router.errors import ContextLengthExceeded
-from router.types import BoxSetup, Estimates, Usage
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.router.bundle.settings import DecisionsConfig
+from causeway_server.router.errors import ContextLengthExceeded
+from causeway_server.router.types import BoxSetup, Estimates, Usage
 from tests.waiting import until
 
 from .box import POLICY, Box, config, hasty, running

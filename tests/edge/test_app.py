@@ -18,12 +18,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.clock import Clock
-from edge_node.config.schema import Config, ServerConfig
-from edge_node.storage.policies import DEFAULT_POLICY
-from models.catalog.artifact import ArtifactNotFound
-from router.policy.compiled import parse_policy
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import Config, ServerConfig
+from causeway_server.edge_node.storage.policies import DEFAULT_POLICY
+from causeway_server.models.catalog.artifact import ArtifactNotFound
+from causeway_server.router.policy.compiled import parse_policy
 from tests.waiting import until
 
 from .box import POLICY, Box, config, running
@@ -229,9 +229,9 @@ import asyncio, json, sys, time
 from pathlib import Path
 started = time.monotonic()
 import msgspec
-from edge_node.app import build
-from edge_node.config.schema import Config
-from router.serving.logs import start_log
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.config.schema import Config
+from causeway_server.router.serving.logs import start_log
 config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
 def ready(app):
     heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]

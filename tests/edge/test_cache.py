@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.storage.background_sqlite import Write
-from edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
-from router.openai.cached_answer import CachedAnswer
-from router.types import Chunk, Embeddings, Message, Request, Usage
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.storage.background_sqlite import Write
+from causeway_server.edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
+from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.types import Chunk, Embeddings, Message, Request, Usage
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.cli.doctor.policy_and_models import check_models, check_signals
-from edge_node.config.schema import EngineConfig
-from edge_node.signals.estimators import LearnedEstimators
-from models.catalog.artifact import find_artifact, find_signal
-from models.publish.publish import SignalMetadata, publish_signal
-from models.signals.calibration import LinearLogit
-from models.signals.pair import (
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.cli.doctor.policy_and_models import check_models, check_signals
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.edge_node.signals.estimators import LearnedEstimators
+from causeway_server.models.catalog.artifact import find_artifact, find_signal
+from causeway_server.models.publish.publish import SignalMetadata, publish_signal
+from causeway_server.models.signals.calibration import LinearLogit
+from causeway_server.models.signals.pair import (
     HANDOFF_INPUTS,
     STRUCTURE,
     KindMixture,
@@ -25,8 +25,8 @@ from models.signals.pair import (
     PairStage,
     structure,
 )
-from router.policy.compiled import parse_policy
-from router.types import Chunk, Confidence, Message, Request, Target
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import Chunk, Confidence, Message, Request, Target
 
 TEXT = """
 version: 1

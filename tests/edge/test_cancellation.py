@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.backends.engine.supervisor import Supervisor
-from edge_node.cli.up.child_process import ChildProcess
-from edge_node.storage.background_sqlite import BackgroundSqlite, Write
-from models.llama_cpp.protocol import EngineOptions
+from causeway_server.edge_node.backends.engine.supervisor import Supervisor
+from causeway_server.edge_node.cli.up.child_process import ChildProcess
+from causeway_server.edge_node.storage.background_sqlite import BackgroundSqlite, Write
+from causeway_server.models.llama_cpp.protocol import EngineOptions
 
 
 async def tasks_started() -> None:

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.backends.cloud.backend import CloudBackend
-from edge_node.backends.cloud.responses import MAX_ANSWER_BYTES, retry_after_s
-from edge_node.config.schema import CloudConfig
-from router.errors import (
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.backends.cloud.backend import CloudBackend
+from causeway_server.edge_node.backends.cloud.responses import MAX_ANSWER_BYTES, retry_after_s
+from causeway_server.edge_node.config.schema import CloudConfig
+from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     CloudBodyTooLarge,
@@ -36,8 +36,8 @@ from router.errors import (
     InvalidRequest,
     StreamBroken,
 )
-from router.trackers import Breaker
-from router.types import Chunk, Message, Request, Target
+from causeway_server.router.trackers import Breaker
+from causeway_server.router.types import Chunk, Message, Request, Target
 from tests.waiting import until
 
 from .scripted import CLOUD_WORDS, Fault, ScriptedCloud

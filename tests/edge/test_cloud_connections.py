@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from router.errors import CausewayError, CloudUnreachable
+from causeway_server.router.errors import CausewayError, CloudUnreachable
 
 from .scripted import CLOUD_WORDS, whole_answer
 from .test_cloud import CLOUD, answer_of, call, connected

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from edge_node.config.schema import ServerConfig
-from router.serving.listener import Address, ConnectionTable, Listener
-from router.web_origins import WebOrigins
+from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
+from causeway_server.router.web_origins import WebOrigins
 from tests.waiting import until
 
 from .box import running

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.config.schema import ServerConfig
 from tests.cloud.conftest import PATIENCE_S
 from tests.degradation.test_real import CHAT, Bed, bed, gateway, triton_environment, tritons, truncated
 

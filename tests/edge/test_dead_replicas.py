@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.app import build
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 
 from .box import Box, running

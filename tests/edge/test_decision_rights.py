@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edge_node.config.schema import KeyConfig, ServerConfig
-from router.bundle.settings import DecisionsConfig
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.router.bundle.settings import DecisionsConfig
 from tests.waiting import until
 
 from .box import Box, running

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
-from router.decision.decide import features_of
-from router.errors import QueueFull
-from router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
+from causeway_server.edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
+from causeway_server.router.decision.decide import features_of
+from causeway_server.router.errors import QueueFull
+from causeway_server.router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
 from tests.waiting import until
 
 from .test_cache import ManualClock

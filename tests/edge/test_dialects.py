@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.config.schema import ServerConfig
 
 from .box import Answer, Box, running
 from .raw_upstream import RawUpstream, call, delta, document, events, reply, whole

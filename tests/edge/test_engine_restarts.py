@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from edge_node.app import build
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.backends.engine.supervisor import RestartBackoff
-from edge_node.config.schema import EngineConfig, ServerConfig
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.backends.engine.supervisor import RestartBackoff
+from causeway_server.edge_node.config.schema import EngineConfig, ServerConfig
 from tests.engine import scripted_drafts
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.waiting import until

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.signals.estimators import LearnedEstimators
-from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
-from router.policy.compiled import parse_policy
-from router.types import Chunk, Confidence, ImagePart, Message, Request, Target, TextPart
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.signals.estimators import LearnedEstimators
+from causeway_server.models.catalog.artifact import SHIPPED, find_artifact, save_manifest
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import Chunk, Confidence, ImagePart, Message, Request, Target, TextPart
 
 from .box import POLICY, Box, running
 from .scripted import EDGE_WORDS, ScriptedEngine

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.generation import Generation
-from edge_node.serving.requests import BUFFER_BYTES, SharedGeneration, SharedGenerations, Subscriber
-from router.errors import CausewayError, CloudFailed, DeadlineExceeded
-from router.policy.compiled import parse_policy
-from router.serving.reply import AnswerHead
-from router.types import Chunk, Embeddings, Request, Snapshot
+from causeway_server.edge_node.serving.generation import Generation
+from causeway_server.edge_node.serving.requests import BUFFER_BYTES, SharedGeneration, SharedGenerations, Subscriber
+from causeway_server.router.errors import CausewayError, CloudFailed, DeadlineExceeded
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.serving.reply import AnswerHead
+from causeway_server.router.types import Chunk, Embeddings, Request, Snapshot
 from tests.waiting import until
 
 POLICY = parse_policy("version: 1\nname: p\ntargets: {s: {at: edge, model: m}}\nroutes: [{name: r, use: [s]}]\n")

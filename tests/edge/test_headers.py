@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.http.api import REQUEST_HEADERS
-from edge_node.openapi import RESPONSE_HEADERS
+from causeway_server.edge_node.http.api import REQUEST_HEADERS
+from causeway_server.edge_node.openapi import RESPONSE_HEADERS
 
 from .box import running
 

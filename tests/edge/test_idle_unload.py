@@ -13,11 +13,11 @@ import aiohttp
 import psutil
 import pytest
 
-from edge_node.app import build
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.cli.doctor.policy_and_models import check_unloading
-from edge_node.config.schema import EngineConfig
-from router.types import Request
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.cli.doctor.policy_and_models import check_unloading
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.router.types import Request
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.waiting import until
 

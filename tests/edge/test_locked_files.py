@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.storage.background_sqlite import BackgroundSqlite, Write
-from edge_node.storage.spend import FILE, SpendStore
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.storage.background_sqlite import BackgroundSqlite, Write
+from causeway_server.edge_node.storage.spend import FILE, SpendStore
 from tests.waiting import until
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER);"

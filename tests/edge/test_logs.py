@@ -17,9 +17,9 @@ from typing import Literal
 
 import pytest
 
-from edge_node.config.schema import ServerConfig
-from edge_node.storage.background_sqlite import BackgroundSqlite, Write
-from router.serving.logs import OURS, start_log
+from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.storage.background_sqlite import BackgroundSqlite, Write
+from causeway_server.router.serving.logs import OURS, start_log
 from tests.waiting import until
 
 from .box import Box, running

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.backends.backend import BackendRequest
-from router.errors import EngineCrashed
-from router.types import Chunk, Usage
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.router.errors import EngineCrashed
+from causeway_server.router.types import Chunk, Usage
 from tests.waiting import until
 
 from ..jumping_loop import JumpingLoop, run_jumping

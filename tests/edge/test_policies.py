@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.storage.policies import LAST_GOOD, PolicyStore
-from router.errors import PolicyError
-from router.policy.compiled import Policy
+from causeway_server.edge_node.storage.policies import LAST_GOOD, PolicyStore
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import Policy
 
 from .test_cache import ManualClock
 

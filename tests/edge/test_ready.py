@@ -11,8 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.app import build
-from models.catalog.artifact import ArtifactNotFound
+from causeway_server.edge_node.app import build
+from causeway_server.models.catalog.artifact import ArtifactNotFound
 from tests.waiting import until
 
 from .box import POLICY, Box, config

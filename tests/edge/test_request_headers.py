@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 
 from .box import POLICY, Box, running
 

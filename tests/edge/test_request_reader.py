@@ -8,8 +8,8 @@ from types import FunctionType, ModuleType
 
 from aiohttp import ClientSession, web
 
-from edge_node.config.schema import ServerConfig
-from edge_node.http.api import ParsedRequest, RequestReader
+from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.http.api import ParsedRequest, RequestReader
 
 from .test_server import BODY, JSON
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import KeyConfig, ServerConfig
-from edge_node.signals.semantic import SemanticAnswers
-from models.catalog.artifact import ArtifactNotFound
-from router.policy.compiled import parse_policy
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.signals.semantic import SemanticAnswers
+from causeway_server.models.catalog.artifact import ArtifactNotFound
+from causeway_server.router.policy.compiled import parse_policy
 
 from .box import POLICY, Box, running
 
@@ -128,10 +128,10 @@ async def test_without_a_semantic_rule_nothing_is_compared(box: Box) -> None:
 def test_without_a_semantic_rule_nothing_is_imported() -> None:
     """Neither the judge nor numpy nor ONNX Runtime, by what the service imports and by activating a policy."""
     program = (
-        "import sys; from edge_node.serving import service; from edge_node.signals.semantic import SemanticAnswers\n"
-        "from router.policy.compiled import parse_policy\n"
+        "import sys; from causeway_server.edge_node.serving import service; from causeway_server.edge_node.signals.semantic import SemanticAnswers\n"
+        "from causeway_server.router.policy.compiled import parse_policy\n"
         f"SemanticAnswers().activate(parse_policy({POLICY!r}))\n"
-        "print([name for name in sys.modules if name.startswith('models.semantic') or name == 'onnxruntime'])"
+        "print([name for name in sys.modules if name.startswith('causeway_server.models.semantic') or name == 'onnxruntime'])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

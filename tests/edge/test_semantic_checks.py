@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.clock import system_clock
-from edge_node.config.schema import KeyConfig, ServerConfig
-from edge_node.signals.semantic import SemanticAnswers, load_judge
-from edge_node.storage.shadow import ShadowStore
-from models.semantic.judge import Findings
-from router.policy.compiled import parse_policy
-from router.types import Message, Outcome, Request
+from causeway_server.edge_node.clock import system_clock
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.signals.semantic import SemanticAnswers, load_judge
+from causeway_server.edge_node.storage.shadow import ShadowStore
+from causeway_server.models.semantic.judge import Findings
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import Message, Outcome, Request
 from tests.waiting import until
 
 from .box import Box, running

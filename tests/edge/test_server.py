@@ -14,8 +14,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.config.schema import KeyConfig, ServerConfig
-from router.errors import ConfigError
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
 from .box import Box, running

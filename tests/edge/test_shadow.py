@@ -14,15 +14,15 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.app import build
-from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import CloudConfig
-from edge_node.storage.shadow import ShadowStore
-from models.calibrate.prompts import Pair
-from models.calibrate.shadow import ShadowAnswer, read_shadow_rows
-from models.catalog.artifact import find_artifact
-from models.signals.encoder import SentenceEncoder, Vector
-from models.signals.pair import ModelIdentity, prompt_features
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.clock import Clock, system_clock
+from causeway_server.edge_node.config.schema import CloudConfig
+from causeway_server.edge_node.storage.shadow import ShadowStore
+from causeway_server.models.calibrate.prompts import Pair
+from causeway_server.models.calibrate.shadow import ShadowAnswer, read_shadow_rows
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.signals.encoder import SentenceEncoder, Vector
+from causeway_server.models.signals.pair import ModelIdentity, prompt_features
 from tests.waiting import until
 
 from .box import POLICY, Answer, Box, config, running

@@ -11,9 +11,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.config.schema import ServerConfig
-from edge_node.storage.spend import FILE, SpendStore
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.storage.spend import FILE, SpendStore
 from tests.waiting import until
 
 from .box import POLICY, config, running

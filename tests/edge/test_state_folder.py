@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.app import build
-from edge_node.config.schema import DeviceFilesConfig, ServerConfig
-from router.errors import ConfigError
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
+from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
 from .box import config, running

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 
 from .box import Box, running
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from edge_node.agent.host import FleetLink
-from edge_node.agent.source import FolderSource
-from edge_node.cli.serve import run
-from edge_node.config.loader import load_config
+from causeway_server.edge_node.agent.host import FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.cli.serve import run
+from causeway_server.edge_node.config.loader import load_config
 
 
 def fail() -> NoReturn:

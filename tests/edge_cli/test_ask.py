@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from edge_node.cli.main import main
+from causeway_server.edge_node.cli.main import main
 from tests.edge.box import POLICY, Box, running
 from tests.waiting import until
 
@@ -122,7 +122,15 @@ def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:
 async def test_ctrl_c_during_an_answer_is_exit_code_130(box: Box) -> None:
     """And stops the work: the daemon sees the client go."""
     box.engine.pause_after = 1
-    command = [sys.executable, "-m", "edge_node", "ask", "hello", "--url", f"http://127.0.0.1:{box.app.port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "causeway_server.edge_node",
+        "ask",
+        "hello",
+        "--url",
+        f"http://127.0.0.1:{box.app.port}",
+    ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     asking = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environ)
     assert asking.stdout is not None

@@ -8,9 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.loader import PREFIX, build, config_keys, config_variable, load_config, meanings_of, read_yaml
-from edge_node.config.schema import Config
-from router.errors import ConfigError
+from causeway_server.edge_node.config.loader import (
+    PREFIX,
+    build,
+    config_keys,
+    config_variable,
+    load_config,
+    meanings_of,
+    read_yaml,
+)
+from causeway_server.edge_node.config.schema import Config
+from causeway_server.router.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "edge_node" / "deploy" / "edge.example.yaml"
 HOME = {"HOME": "/home/kiosk"}

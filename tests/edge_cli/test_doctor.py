@@ -14,16 +14,16 @@ from typing import Literal
 import msgspec
 import pytest
 
-from edge_node.cli.doctor import Finding, network, packages, policy_and_models, report, worst
-from edge_node.cli.doctor.report import examine
-from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
-from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
-from models.catalog.fit import estimate_memory
-from models.catalog.gguf import read_gguf
-from models.llama_cpp.native.resources import Gpu, GpuReport
-from router.bundle.settings import ResponseCacheConfig
-from router.policy.compiled import parse_policy
-from router.types import DeviceSignals
+from causeway_server.edge_node.cli.doctor import Finding, network, packages, policy_and_models, report, worst
+from causeway_server.edge_node.cli.doctor.report import examine
+from causeway_server.edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
+from causeway_server.models.catalog.artifact import SHIPPED, find_artifact, save_manifest
+from causeway_server.models.catalog.fit import estimate_memory
+from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.llama_cpp.native.resources import Gpu, GpuReport
+from causeway_server.router.bundle.settings import ResponseCacheConfig
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import DeviceSignals
 
 from .boxes import plant
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 from click.testing import CliRunner, Result
 
-from edge_node.cli.main import main
-from edge_node.clock import system_clock
-from edge_node.storage.decisions import FILE, DecisionStore
-from router.types import DecisionRecord
+from causeway_server.edge_node.cli.main import main
+from causeway_server.edge_node.clock import system_clock
+from causeway_server.edge_node.storage.decisions import FILE, DecisionStore
+from causeway_server.router.types import DecisionRecord
 from tests.edge.test_decisions import record
 
 

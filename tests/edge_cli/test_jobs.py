@@ -8,8 +8,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from edge_node.cli.main import main
-from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
+from causeway_server.edge_node.cli.main import main
+from causeway_server.edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from tests.edge.box import Box, running
 from tests.edge_jobs.cloud import JobCloud
 from tests.edge_jobs.support import accepted, ended, view

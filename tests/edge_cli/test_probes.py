@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.signals.device import RESCAN_S, CpuTimes, DeviceProbes
-from edge_node.signals.sensors import read_number
-from router.types import DeviceSignals
+from causeway_server.edge_node.signals.device import RESCAN_S, CpuTimes, DeviceProbes
+from causeway_server.edge_node.signals.sensors import read_number
+from causeway_server.router.types import DeviceSignals
 
 from . import boxes
 

@@ -16,9 +16,9 @@ import urllib3
 from click.testing import CliRunner
 
 from causeway import Causeway
-from edge_node.cli.main import main
-from edge_node.config.loader import config_keys, load_config
-from edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.cli.main import main
+from causeway_server.edge_node.config.loader import config_keys, load_config
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
@@ -29,7 +29,18 @@ A_KEY = f"server.keys=[{{name: kiosk, sha256: '{'0' * 64}'}}]"
 
 def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--set", "engine.enabled=false", *CLOUD, *flags],
+        [
+            sys.executable,
+            "-m",
+            "causeway_server.edge_node",
+            "serve",
+            "--port",
+            "0",
+            "--set",
+            "engine.enabled=false",
+            *CLOUD,
+            *flags,
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -163,7 +174,7 @@ def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Pat
     )
     terminal, end = os.openpty()
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--policy", str(policy)],
+        [sys.executable, "-m", "causeway_server.edge_node", "serve", "--port", "0", "--policy", str(policy)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), "TERM": "xterm"},
         stdout=end,
         stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.daemon.lifecycle import SystemdNotifier
+from causeway_server.edge_node.daemon.lifecycle import SystemdNotifier
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
 
 
 def test_the_unit_has_a_finite_start_timeout_that_a_starting_daemon_extends(systemd: socket.socket) -> None:
-    unit = files("edge_node.deploy").joinpath("causeway-edge.service").read_text()
+    unit = files("causeway_server.edge_node.deploy").joinpath("causeway-edge.service").read_text()
     (timeout_s,) = re.findall(r"^TimeoutStartSec=(\d+)$", unit, re.MULTILINE)
     assert SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()}).starting("waiting for target small")
     message, status = systemd.recv(4096).decode().splitlines()

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from causeway import Decision
-from edge_node.cli.up.models import TOUR, Row, render_table
+from causeway_server.edge_node.cli.up.models import TOUR, Row, render_table
 
 ROWS = [
     Row(TOUR[0], Decision(route="edge", target="small", reason="fast-path", first_token_ms=12.34), "{}", 45.6),

@@ -17,10 +17,10 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.cli.up.models import KNOWLEDGE, TOUR, StartedModels, choose_models
-from edge_node.cli.up.session import UpOptions, find_programs
-from edge_node.config.loader import load_config
-from edge_node.config.schema import Config, ServerConfig
+from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, StartedModels, choose_models
+from causeway_server.edge_node.cli.up.session import UpOptions, find_programs
+from causeway_server.edge_node.config.loader import load_config
+from causeway_server.edge_node.config.schema import Config, ServerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 MAIN = """
 import sys, msgspec
 from pathlib import Path
-from edge_node.cli.up.session import UpOptions, run
+from causeway_server.edge_node.cli.up.session import UpOptions, run
 sys.exit(run(msgspec.json.decode(sys.argv[1], type=UpOptions, dec_hook=lambda kind, value: kind(value))))
 """
 

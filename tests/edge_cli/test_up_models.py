@@ -11,16 +11,16 @@ import msgspec
 import pytest
 import yaml
 
-from cloud_pool.config import Config as GatewayConfig
-from cloud_pool.config import Flags
-from cloud_pool.config import load_config as load_gateway_config
-from edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
-from edge_node.config.schema import Config, EngineConfig
-from models.catalog.artifact import ArtifactError, Manifest, find_artifact
-from models.pull.demo import demo_models
-from router.errors import PolicyError
-from router.policy.compiled import parse_policy
-from router.types import Handoff
+from causeway_server.cloud_pool.config import Config as GatewayConfig
+from causeway_server.cloud_pool.config import Flags
+from causeway_server.cloud_pool.config import load_config as load_gateway_config
+from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
+from causeway_server.edge_node.config.schema import Config, EngineConfig
+from causeway_server.models.catalog.artifact import ArtifactError, Manifest, find_artifact
+from causeway_server.models.pull.demo import demo_models
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import Handoff
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_a_large_model_in_the_cloud_gets_a_patient_gateway(config: Config, tmp_p
 def test_a_calibrated_pair_gets_its_handoff(config: Config, tmp_path: Path) -> None:
     """Without one `up` says what to do; signals for other weights are said, and not used."""
     pytest.importorskip("onnxruntime")
-    from models.signals.pair import ModelIdentity, PairHandoff
+    from causeway_server.models.signals.pair import ModelIdentity, PairHandoff
     from tests.edge.test_calibrated_pair import publish
 
     path = tmp_path / "small-x" / "manifest.json"
@@ -160,7 +160,16 @@ def test_make_run_starts_the_models_that_it_pulls() -> None:
 def test_what_cannot_be_started_is_refused_before_anything_starts(
     tmp_path: Path, flags: tuple[str, ...], complaint: str
 ) -> None:
-    command = [sys.executable, "-m", "edge_node", "up", "--once", "--run-dir", str(tmp_path / "runs"), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "causeway_server.edge_node",
+        "up",
+        "--once",
+        "--run-dir",
+        str(tmp_path / "runs"),
+        *flags,
+    ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 2

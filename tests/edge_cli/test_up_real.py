@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_node.cli.up.models import TOUR
+from causeway_server.edge_node.cli.up.models import TOUR
 
 ROOT = Path(__file__).parents[2]
 TRITON = Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton")) / "triton.json"
@@ -25,7 +25,18 @@ class Run:
         self.shared_memory: set[Path] = set()
         self.stdout = ""
         with subprocess.Popen(
-            [sys.executable, "-m", "edge_node", "up", "--once", "--port", "0", "--run-dir", str(folder), *flags],
+            [
+                sys.executable,
+                "-m",
+                "causeway_server.edge_node",
+                "up",
+                "--once",
+                "--port",
+                "0",
+                "--run-dir",
+                str(folder),
+                *flags,
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import openai
 
-from edge_node.clock import Clock
-from edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 
 from ..edge.box import Answer, Box, running
 from ..modalities.test_files import ALL

@@ -15,11 +15,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import DeviceFilesConfig
-from edge_node.files.store import DeviceFileStore, StorageFull
-from router.parts.uploads import UploadTerms
-from router.types import RoutingHints
+from causeway_server.edge_node.clock import Clock, system_clock
+from causeway_server.edge_node.config.schema import DeviceFilesConfig
+from causeway_server.edge_node.files.store import DeviceFileStore, StorageFull
+from causeway_server.router.parts.uploads import UploadTerms
+from causeway_server.router.types import RoutingHints
 
 from ..edge_cli.test_serve import ready_line, serve
 from ..modalities.test_files import NOTE

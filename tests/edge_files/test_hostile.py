@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 
-from edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.config.schema import ServerConfig
 
 from ..edge_cli.test_serve import ready_line, serve
 from ..modalities.test_files import NOTE

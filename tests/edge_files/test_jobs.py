@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.jobs.api import SubmittedJob
-from edge_node.jobs.record import ReplyTo
-from router.errors import UnsupportedFeature
-from router.types import RoutingHints
+from causeway_server.edge_node.jobs.api import SubmittedJob
+from causeway_server.edge_node.jobs.record import ReplyTo
+from causeway_server.router.errors import UnsupportedFeature
+from causeway_server.router.types import RoutingHints
 
 from ..edge_jobs.cloud import JobCloud
 from ..edge_jobs.support import PROMPT, ended, readable

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from causeway import AsyncCauseway, CausewayAPIError
-from edge_node.config.schema import DeviceFilesConfig, ServerConfig
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
 
 from ..edge.scripted import ScriptedEngine
 from ..modalities.test_decoding import needs_pillow

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.config.schema import OutboxConfig
 from tests.edge.box import Answer, Box
 
 from ..modalities.test_files import NOTE

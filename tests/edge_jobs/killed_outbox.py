@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import msgspec
 
-from edge_node.clock import system_clock
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
-from edge_node.jobs.store import JobOutbox
-from router.errors import CloudFailed, JobStoreUnavailable
-from router.jobs.job import JobEvent, LateParts
+from causeway_server.edge_node.clock import system_clock
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.router.errors import CloudFailed, JobStoreUnavailable
+from causeway_server.router.jobs.job import JobEvent, LateParts
 
 T = TypeVar("T")
 NOTES = "notes"

@@ -10,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
-from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.store import JobOutbox
-from router.openai.upstream.decode import Event, SSEParser
+from causeway_server.edge_node.clock import Clock, system_clock
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.router.openai.upstream.decode import Event, SSEParser
 from tests.waiting import until
 
 from ..edge.box import Answer, Box

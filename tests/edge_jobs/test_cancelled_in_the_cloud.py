@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.rows import Cancellation
-from router.jobs.job import LateParts
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs.record import JobAnswer
+from causeway_server.edge_node.jobs.rows import Cancellation
+from causeway_server.router.jobs.job import LateParts
 from tests.waiting import until
 
 from ..edge.box import Box, running

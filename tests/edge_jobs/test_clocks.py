@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.clock import BoxTime, Clock, ClockMark, is_synchronised, system_clock
-from edge_node.config.schema import DeviceFilesConfig, OutboxConfig
-from edge_node.files.store import DeviceFileStore
-from edge_node.jobs.runner import CloudGate
-from router.parts.uploads import UploadTerms
-from router.types import RoutingHints
+from causeway_server.edge_node.clock import BoxTime, Clock, ClockMark, is_synchronised, system_clock
+from causeway_server.edge_node.config.schema import DeviceFilesConfig, OutboxConfig
+from causeway_server.edge_node.files.store import DeviceFileStore
+from causeway_server.edge_node.jobs.runner import CloudGate
+from causeway_server.router.parts.uploads import UploadTerms
+from causeway_server.router.types import RoutingHints
 
 from ..edge.box import running
 from .cloud import JobCloud

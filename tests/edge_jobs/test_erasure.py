@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.clock import Clock, system_clock
-from edge_node.jobs import FILE
-from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.rows import PAGE_BYTES, OutboxBodies, body_of
-from edge_node.jobs.schema import SCHEMA
-from edge_node.jobs.store import JobOutbox
-from edge_node.storage.group_commit import LogErasure
+from causeway_server.edge_node.clock import Clock, system_clock
+from causeway_server.edge_node.jobs import FILE
+from causeway_server.edge_node.jobs.record import JobAnswer
+from causeway_server.edge_node.jobs.rows import PAGE_BYTES, OutboxBodies, body_of
+from causeway_server.edge_node.jobs.schema import SCHEMA
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.edge_node.storage.group_commit import LogErasure
 from tests.waiting import until
 
 from .killed_outbox import new_job

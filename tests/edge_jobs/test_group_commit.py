@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.storage.group_commit import GroupCommit, TableHooks
-from router.errors import CausewayError, JobStoreUnavailable
+from causeway_server.edge_node.storage.group_commit import GroupCommit, TableHooks
+from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 
 CALLERS = 8
 

@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from edge_node.config.schema import OutboxConfig, ServerConfig
-from edge_node.http.api import RequestReader
-from edge_node.jobs.api import JobIntake, SubmittedJob
-from router.types import RoutingHints
+from causeway_server.edge_node.config.schema import OutboxConfig, ServerConfig
+from causeway_server.edge_node.http.api import RequestReader
+from causeway_server.edge_node.jobs.api import JobIntake, SubmittedJob
+from causeway_server.router.types import RoutingHints
 from tests.waiting import until
 
 from ..edge.box import POLICY, Box, running

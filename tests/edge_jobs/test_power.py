@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.jobs.job import JobState
+from causeway_server.router.jobs.job import JobState
 
 from .killed_outbox import AT_ONCE, NOTES, WAVES, Death, Life, said
 from .power_cuts import build, read_log

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.jobs.job import wait_of
+from causeway_server.router.jobs.job import wait_of
 
 from ..edge.box import Answer, Box, running
 from .cloud import JobCloud

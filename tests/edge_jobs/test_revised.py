@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.bundle.settings import ModalitiesConfig
-from router.jobs.job import MOST_LATE, RevisionOutcome
-from router.openai.upstream.decode import Event
-from router.types import Modality
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.jobs.job import MOST_LATE, RevisionOutcome
+from causeway_server.router.openai.upstream.decode import Event
+from causeway_server.router.types import Modality
 
 from ..edge.box import POLICY, Box, running
 from ..edge.scripted import CLOUD_WORDS, EDGE_WORDS

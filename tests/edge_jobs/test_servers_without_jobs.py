@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from edge_node.backends.backend import JobTerms
-from edge_node.backends.cloud.backend import CloudBackend
-from router.errors import CloudSaturated
+from causeway_server.edge_node.backends.backend import JobTerms
+from causeway_server.edge_node.backends.cloud.backend import CloudBackend
+from causeway_server.router.errors import CloudSaturated
 
 from ..edge.test_cloud import CLOUD, AheadClock, answer_of, call, connected
 from .cloud import JobCloud

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.record import EdgeJob, JobAnswer, OutboxFull
-from edge_node.jobs.store import JobOutbox
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs.record import EdgeJob, JobAnswer, OutboxFull
+from causeway_server.edge_node.jobs.store import JobOutbox
 
 from .killed_outbox import new_job
 from .support import opened

@@ -12,20 +12,20 @@ from typing import cast
 
 import pytest
 
-from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs import schema
-from edge_node.jobs.acceptance import OutboxAcceptance
-from edge_node.jobs.record import EdgeJob
-from edge_node.jobs.rows import OutboxRows
-from edge_node.jobs.runner import OutboxRunner
-from edge_node.jobs.schema import SCHEMA
-from edge_node.jobs.store import READ_BYTES, JobOutbox
-from edge_node.serving.generation import Generation
-from edge_node.serving.requests import RequestContext
-from edge_node.serving.service import Service
-from router.errors import CloudFailed, NotFound
-from router.jobs.job import JobEvent
+from causeway_server.edge_node.clock import Clock, system_clock
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs import schema
+from causeway_server.edge_node.jobs.acceptance import OutboxAcceptance
+from causeway_server.edge_node.jobs.record import EdgeJob
+from causeway_server.edge_node.jobs.rows import OutboxRows
+from causeway_server.edge_node.jobs.runner import OutboxRunner
+from causeway_server.edge_node.jobs.schema import SCHEMA
+from causeway_server.edge_node.jobs.store import READ_BYTES, JobOutbox
+from causeway_server.edge_node.serving.generation import Generation
+from causeway_server.edge_node.serving.requests import RequestContext
+from causeway_server.edge_node.serving.service import Service
+from causeway_server.router.errors import CloudFailed, NotFound
+from causeway_server.router.jobs.job import JobEvent
 
 from .killed_outbox import new_job
 from .support import opened

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.config.schema import OutboxConfig
-from edge_node.jobs import FILE
-from edge_node.jobs.record import ReplyTo
-from edge_node.jobs.store import JobOutbox
-from router.errors import CloudFailed, NotFound, RecordUnreadable
-from router.jobs.job import JobEvent
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.jobs import FILE
+from causeway_server.edge_node.jobs.record import ReplyTo
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.router.errors import CloudFailed, NotFound, RecordUnreadable
+from causeway_server.router.jobs.job import JobEvent
 
 from ..edge.box import running
 from .killed_outbox import WEBHOOK, new_job

@@ -19,16 +19,16 @@ import msgspec
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from edge_node.clock import Clock
-from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
-from edge_node.jobs import FILE
-from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead, WebhookStatus
-from edge_node.jobs.run import JobFeed
-from edge_node.jobs.store import JobOutbox
-from edge_node.jobs.webhooks import ReceiverQueue
-from router.errors import CloudFailed, JobStoreUnavailable, NotFound
-from router.jobs.job import JobEvent, LateParts
-from router.serving.webhooks import WebhookSender
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
+from causeway_server.edge_node.jobs import FILE
+from causeway_server.edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead, WebhookStatus
+from causeway_server.edge_node.jobs.run import JobFeed
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.edge_node.jobs.webhooks import ReceiverQueue
+from causeway_server.router.errors import CloudFailed, JobStoreUnavailable, NotFound
+from causeway_server.router.jobs.job import JobEvent, LateParts
+from causeway_server.router.serving.webhooks import WebhookSender
 from tests.ports import free_port
 from tests.waiting import until
 

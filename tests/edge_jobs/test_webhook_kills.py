@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.jobs import FILE
+from causeway_server.edge_node.jobs import FILE
 from tests.waiting import until
 
 from ..jobs.webhook_receiver import Receiver, receiving

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from standardwebhooks import Webhook
 
-from edge_node.clock import Clock
-from edge_node.config.schema import OutboxWebhookConfig
-from router.jobs.webhooks import RETRY_DELAYS_S
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import OutboxWebhookConfig
+from causeway_server.router.jobs.webhooks import RETRY_DELAYS_S
 from tests.ports import free_port
 
 from ..edge.box import Box, running

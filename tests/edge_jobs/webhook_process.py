@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from edge_node.clock import system_clock
-from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
-from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.run import JobFeed
-from edge_node.jobs.store import JobOutbox
-from edge_node.jobs.webhooks import ReceiverQueue
-from router.serving.webhooks import WebhookSender
+from causeway_server.edge_node.clock import system_clock
+from causeway_server.edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
+from causeway_server.edge_node.jobs.record import JobAnswer
+from causeway_server.edge_node.jobs.run import JobFeed
+from causeway_server.edge_node.jobs.store import JobOutbox
+from causeway_server.edge_node.jobs.webhooks import ReceiverQueue
+from causeway_server.router.serving.webhooks import WebhookSender
 
 from .killed_outbox import new_job
 

@@ -17,10 +17,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from edge_node.config.schema import MqttConfig, MqttTopicConfig
-from edge_node.jobs.record import OutboxStats
-from edge_node.mqtt.bridge import MqttBridge
-from edge_node.mqtt.messages import Message
+from causeway_server.edge_node.config.schema import MqttConfig, MqttTopicConfig
+from causeway_server.edge_node.jobs.record import OutboxStats
+from causeway_server.edge_node.mqtt.bridge import MqttBridge
+from causeway_server.edge_node.mqtt.messages import Message
 
 from ..edge.box import Box
 from ..mosquitto import PATIENCE_S, Mosquitto

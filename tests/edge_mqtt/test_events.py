@@ -9,11 +9,18 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from edge_node.jobs.record import DueReply, EdgeJob
-from edge_node.mqtt.messages import Message, address_of, answer_of, in_binary_mode, read_message, refusal
-from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType
-from router.jobs.cloud_event import CONTENT_TYPE, event_format, parse_event
-from router.jobs.job import JobState
+from causeway_server.edge_node.jobs.record import DueReply, EdgeJob
+from causeway_server.edge_node.mqtt.messages import (
+    Message,
+    address_of,
+    answer_of,
+    in_binary_mode,
+    read_message,
+    refusal,
+)
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, InvalidRequest, UnsupportedMediaType
+from causeway_server.router.jobs.cloud_event import CONTENT_TYPE, event_format, parse_event
+from causeway_server.router.jobs.job import JobState
 
 from .peer import NOW, message, mqtt_config
 

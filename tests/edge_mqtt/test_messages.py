@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import OutboxConfig
-from edge_node.mqtt.messages import TEXT
+from causeway_server.edge_node.config.schema import OutboxConfig
+from causeway_server.edge_node.mqtt.messages import TEXT
 from tests.waiting import until
 
 from ..edge.box import running

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.cli.doctor.network import check_broker
-from edge_node.config.schema import MqttConfig
-from edge_node.mqtt.messages import read_message
-from edge_node.mqtt.topics import Topics, overlaps
-from router.errors import ConfigError, InvalidRequest
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.cli.doctor.network import check_broker
+from causeway_server.edge_node.config.schema import MqttConfig
+from causeway_server.edge_node.mqtt.messages import read_message
+from causeway_server.edge_node.mqtt.topics import Topics, overlaps
+from causeway_server.router.errors import ConfigError, InvalidRequest
 
 from ..edge.box import config
 from ..ports import free_port
@@ -25,9 +25,9 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 sys.modules["paho"] = None  # not installed
-from edge_node.app import build
-from edge_node.config.schema import Config, MqttConfig, MqttTopicConfig
-from router.errors import ConfigError
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.config.schema import Config, MqttConfig, MqttTopicConfig
+from causeway_server.router.errors import ConfigError
 try:
     build(Config(state_dir=sys.argv[1], mqtt=MqttConfig(url="mqtt://broker")))
 except ConfigError as error:

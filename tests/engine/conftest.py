@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.speculation import DraftPlanner
-from router.types import Message, Sampling
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.scheduling.speculation import DraftPlanner
+from causeway_server.router.types import Message, Sampling
 
 from .tiny_gguf import write_tiny_gguf
 

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from models.llama_cpp.scheduling.speculation import Draft, Drafting, DraftPlanner
+from causeway_server.models.llama_cpp.scheduling.speculation import Draft, Drafting, DraftPlanner
 
 _CUSTOMIZE = """
 from pathlib import Path
-from models.llama_cpp.scheduling.speculation import DraftPlanner
+from causeway_server.models.llama_cpp.scheduling.speculation import DraftPlanner
 from tests.engine.scripted_drafts import plan_until_stopped
 
 DraftPlanner.plan = plan_until_stopped(Path({folder!r}))

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.llama_cpp.prompts import SequencePrompt
-from models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.scheduler import AdapterTurns
-from models.llama_cpp.scheduling.sequence import Sequence
+from causeway_server.models.llama_cpp.prompts import SequencePrompt
+from causeway_server.models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.scheduling.scheduler import AdapterTurns
+from causeway_server.models.llama_cpp.scheduling.sequence import Sequence
 
 from .conftest import Answer, Rig
 from .test_prompt_lookup import EveryDraft

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from models.llama_cpp.protocol import Prompt
-from router.types import Sampling
+from causeway_server.models.llama_cpp.protocol import Prompt
+from causeway_server.router.types import Sampling
 
 from .conftest import GREEDY, Rig, chat
 from .tiny_gguf import CONTROL

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.protocol import Emission, Prompt
-from router.types import Sampling
+from causeway_server.models.llama_cpp.protocol import Emission, Prompt
+from causeway_server.router.types import Sampling
 
 from .conftest import Rig, chat
 from .tiny_gguf import write_tiny_gguf

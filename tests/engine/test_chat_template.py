@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from models.chat.sandbox import MARK, TemplateFailed
-from models.chat.template import DEFAULT_TEMPLATE, render
-from router.errors import InvalidRequest, UnsupportedFeature
-from router.types import ImagePart, Message, TextPart, Tool, ToolCall
+from causeway_server.models.chat.sandbox import MARK, TemplateFailed
+from causeway_server.models.chat.template import DEFAULT_TEMPLATE, render
+from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
+from causeway_server.router.types import ImagePart, Message, TextPart, Tool, ToolCall
 
 USER = (Message(role="user", content="hi"),)
 

@@ -9,11 +9,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from models.llama_cpp.embedding import EmbeddingQueue
-from models.llama_cpp.native.vocabulary import Vocabulary
-from models.llama_cpp.prompts import SequencePrompt
-from models.llama_cpp.protocol import EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.sequence import Sequence
+from causeway_server.models.llama_cpp.embedding import EmbeddingQueue
+from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
+from causeway_server.models.llama_cpp.prompts import SequencePrompt
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.scheduling.sequence import Sequence
 
 from .conftest import GREEDY, Rig
 from .tiny_gguf import write_tiny_gguf

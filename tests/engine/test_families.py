@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.chat.template import DEFAULT_TEMPLATE, render
-from router.types import Message, TextPart, Tool, ToolCall
+from causeway_server.models.chat.template import DEFAULT_TEMPLATE, render
+from causeway_server.router.types import Message, TextPart, Tool, ToolCall
 
 from . import family_templates as families
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
 
 from .conftest import Rig
 from .tiny_gguf import write_tiny_gguf

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.native.resources import cgroup_quota, check_weights_fit, choose_threads, plan_memory
-from models.llama_cpp.protocol import EngineOptions
-from router.errors import EngineUnavailable
+from causeway_server.models.llama_cpp.native.resources import (
+    cgroup_quota,
+    check_weights_fit,
+    choose_threads,
+    plan_memory,
+)
+from causeway_server.models.llama_cpp.protocol import EngineOptions
+from causeway_server.router.errors import EngineUnavailable
 
 MB = 1024 * 1024
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from models.llama_cpp.native.resources import choose_layers, fitting_layers, layer_bytes, list_gpus, probe_gpus
-from models.llama_cpp.protocol import EngineOptions
+from causeway_server.models.llama_cpp.native.resources import (
+    choose_layers,
+    fitting_layers,
+    layer_bytes,
+    list_gpus,
+    probe_gpus,
+)
+from causeway_server.models.llama_cpp.protocol import EngineOptions
 
 from .tiny_gguf import vocabulary
 

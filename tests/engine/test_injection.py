@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.llama_cpp.protocol import Prompt
-from router.types import Message, TextPart, Tool
+from causeway_server.models.llama_cpp.protocol import Prompt
+from causeway_server.router.types import Message, TextPart, Tool
 
 from .conftest import Rig, chat
 from .tiny_gguf import CONTROL

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.llama_cpp.native.weights import Weights
-from router.errors import EngineUnavailable
+from causeway_server.models.llama_cpp.native.weights import Weights
+from causeway_server.router.errors import EngineUnavailable
 
 from .conftest import Rig
 from .tiny_gguf import write_tiny_gguf

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.errors import EngineUnavailable
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.errors import EngineUnavailable
 
 from .conftest import Rig, chat
 from .tiny_gguf import write_tiny_gguf

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from models.llama_cpp.protocol import Emission, EngineOptions, Prompt
-from router.types import Sampling
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt
+from causeway_server.router.types import Sampling
 
 from .conftest import Rig
 

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions
-from models.llama_cpp.scheduling.speculation import DraftPlanner, PromptLookup
-from router.types import Sampling
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions
+from causeway_server.models.llama_cpp.scheduling.speculation import DraftPlanner, PromptLookup
+from causeway_server.router.types import Sampling
 
 from .conftest import Rig
 from .scripted_drafts import plan_always

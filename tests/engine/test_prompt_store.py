@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.llama_cpp.protocol import Prompt
-from models.llama_cpp.scheduling.prompt_prefixes import PromptStore, StoredPrompt
-from router.types import Message
+from causeway_server.models.llama_cpp.protocol import Prompt
+from causeway_server.models.llama_cpp.scheduling.prompt_prefixes import PromptStore, StoredPrompt
+from causeway_server.router.types import Message
 
 from .conftest import Rig
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
-from router.types import Message, Sampling
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
+from causeway_server.router.types import Message, Sampling
 
 from .conftest import Answer, Rig
 from .embedding_rows import embedding_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.llama_cpp.native.resources import ThreadTuner, TunersBySize
+from causeway_server.models.llama_cpp.native.resources import ThreadTuner, TunersBySize
 
 Cost = Callable[[int], float]
 

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.llama_cpp.protocol import Prompt, SoftRun, SoftTokens
-from models.modalities.process.messages import Picture, Projected, ProjectPicture, Refusal, WorkerResult, WorkerSpec
+from causeway_server.models.llama_cpp.protocol import Prompt, SoftRun, SoftTokens
+from causeway_server.models.modalities.process.messages import (
+    Picture,
+    Projected,
+    ProjectPicture,
+    Refusal,
+    WorkerResult,
+    WorkerSpec,
+)
 
 from .conftest import Rig
 from .tiny_gguf import WORDS, write_tiny_gguf
@@ -29,7 +36,7 @@ class Vision:
     """A tiny vision model: its files, and a picture as its encoder makes it."""
 
     def __init__(self, folder: Path, family: Family) -> None:
-        from models.llama_cpp.native.mtmd import VisionEncoder
+        from causeway_server.models.llama_cpp.native.mtmd import VisionEncoder
 
         self.model = write_tiny_gguf(
             folder / "model.gguf",
@@ -163,7 +170,7 @@ def test_pictures_of_several_prompts_beside_running_answers(vision: Vision, see:
 
 def test_a_picture_of_a_shape_that_the_model_cannot_take_is_the_client_s_error(vision: Vision) -> None:
     """SmolVLM's tiles of a line have no height. The process goes on."""
-    from models.modalities.encoders.mmproj import VisionModel
+    from causeway_server.models.modalities.encoders.mmproj import VisionModel
 
     worker = VisionModel(WorkerSpec("", options={"mmproj": str(vision.mmproj), "model": str(vision.model)}))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from models.catalog.projector import has_mtmd
+from causeway_server.models.catalog.projector import has_mtmd
 
 needs_mtmd = pytest.mark.skipif(not has_mtmd(), reason="this build of llama.cpp has no mtmd")
 Family = Literal["mlp", "idefics3", "qwen2vl_merger", "gemma3"]  # LLaVA, SmolVLM, Qwen2-VL, Gemma 3

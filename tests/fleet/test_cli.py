@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.cli.commands import SECTIONS, main
-from router.policy.file import policy_schema
+from causeway_server.fleet.cli.commands import SECTIONS, main
+from causeway_server.router.policy.file import policy_schema
 
 POLICIES = Path(__file__).parents[2] / "policies"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.cli.rollout_output import bundle_name, counted, state_text, table
-from fleet.operators.answers import RolloutStatus
-from fleet.rollout.settings import counted_boxes
+from causeway_server.fleet.cli.rollout_output import bundle_name, counted, state_text, table
+from causeway_server.fleet.operators.answers import RolloutStatus
+from causeway_server.fleet.rollout.settings import counted_boxes
 
 
 def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.cli.commands import main
-from router.policy.compiled import parse_policy
-from router.types import DecisionRecord
+from causeway_server.fleet.cli.commands import main
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import DecisionRecord
 from tests.router.replay.recorded import ask, record_of
 
 TARGETS = """version: 1

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.app import read_fleet_folder
-from fleet.controller.loop import Controller
-from fleet.controller.publisher import Publisher
-from fleet.repository.fleet_file import rollout_settings
-from fleet.rollout.rollout import Rollout, apply
-from fleet.rollout.settings import RolloutEvent
-from fleet.store.database import Store
-from fleet.store.devices import Device, cohort_devices, write_reports
-from fleet.store.enrolment import enrol, find_join_token, new_join_token
-from fleet.store.rollouts import RolloutRecord, change_rollout, insert_rollout, read_rollout
-from fleet.store.telemetry import add_samples
-from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import assigned_bundle, bundle_id
-from router.bundle.protocol import LATENCY_BOUNDS_S, TelemetrySample
+from causeway_server.fleet.app import read_fleet_folder
+from causeway_server.fleet.controller.loop import Controller
+from causeway_server.fleet.controller.publisher import Publisher
+from causeway_server.fleet.repository.fleet_file import rollout_settings
+from causeway_server.fleet.rollout.rollout import Rollout, apply
+from causeway_server.fleet.rollout.settings import RolloutEvent
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.devices import Device, cohort_devices, write_reports
+from causeway_server.fleet.store.enrolment import enrol, find_join_token, new_join_token
+from causeway_server.fleet.store.rollouts import RolloutRecord, change_rollout, insert_rollout, read_rollout
+from causeway_server.fleet.store.telemetry import add_samples
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.router.bundle.manifest import assigned_bundle, bundle_id
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, TelemetrySample
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 

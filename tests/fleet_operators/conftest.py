@@ -12,8 +12,8 @@ import aiohttp
 import msgspec
 import pytest
 
-from fleet.app import BOOTSTRAP_FILE, ServeSettings, running
-from fleet.server.plane import ControlPlane
+from causeway_server.fleet.app import BOOTSTRAP_FILE, ServeSettings, running
+from causeway_server.fleet.server.plane import ControlPlane
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered, Box

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from click.testing import CliRunner, Result
 
-from fleet.cli.commands import main
+from causeway_server.fleet.cli.commands import main
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.ports import free_port
 from tests.terminal import at_terminal
@@ -33,7 +33,9 @@ class Process:
         arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data")]
         arguments += ["--listen", f"127.0.0.1:{self._port}"]
         with log.open("wb") as output:
-            self._process = subprocess.Popen([sys.executable, "-m", "fleet", *arguments], stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "causeway_server.fleet", *arguments], stdout=output, stderr=output
+            )
         found = until(lambda: re.search(r"served at (http://\S+)", log.read_text()))
         self.url = found[1]
 
@@ -49,7 +51,7 @@ class Process:
     def at_terminal(self, *arguments: str, keys: str, as_: str = "april") -> tuple[int, str]:
         """Run a command at a terminal where `keys` are typed; return its exit code and output."""
         env = {**os.environ, "CAUSEWAY_FLEET_URL": self.url, "CAUSEWAY_FLEET_TOKEN": as_}
-        return at_terminal([sys.executable, "-m", "fleet", *arguments], keys, env)
+        return at_terminal([sys.executable, "-m", "causeway_server.fleet", *arguments], keys, env)
 
     def done(self, *arguments: str, as_: str = "april") -> str:
         result = self.run(*arguments, as_=as_)

@@ -12,7 +12,7 @@ import aiohttp
 import click
 import pytest
 
-from fleet.cli.commands import main
+from causeway_server.fleet.cli.commands import main
 from tests.fleet.repository.fleets import edit
 from tests.fleet_server.box import Box
 

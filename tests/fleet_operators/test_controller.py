@@ -12,17 +12,17 @@ from typing import cast
 import msgspec
 import pytest
 
-from fleet.controller.checks import lint_bundle
-from fleet.controller.loop import Controller
-from fleet.rollout.settings import RolloutEvent
-from fleet.store.audit import read_audit
-from fleet.store.database import Still, Store, StoreUnavailable
-from fleet.store.devices import set_operator_columns
-from fleet.store.generations import read_generations
-from fleet.store.history import first_fault
-from fleet.store.rollouts import change_rollout, read_looks
-from router.bundle.manifest import WHOLE
-from router.types import Outcome
+from causeway_server.fleet.controller.checks import lint_bundle
+from causeway_server.fleet.controller.loop import Controller
+from causeway_server.fleet.rollout.settings import RolloutEvent
+from causeway_server.fleet.store.audit import read_audit
+from causeway_server.fleet.store.database import Still, Store, StoreUnavailable
+from causeway_server.fleet.store.devices import set_operator_columns
+from causeway_server.fleet.store.generations import read_generations
+from causeway_server.fleet.store.history import first_fault
+from causeway_server.fleet.store.rollouts import change_rollout, read_looks
+from causeway_server.router.bundle.manifest import WHOLE
+from causeway_server.router.types import Outcome
 from tests.fleet.repository.fleets import edit
 from tests.fleet.test_replay import CLOUD, records
 from tests.fleet.test_replay import write as write_records

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from fleet.controller.loop import Controller
-from fleet.controller.publisher import Publisher
-from fleet.rollout.settings import RolloutEvent
-from fleet.store.audit import read_audit
-from fleet.store.database import Store
-from fleet.store.devices import write_reports
-from fleet.store.generations import read_generations
-from fleet.store.rollouts import change_rollout, read_looks
-from router.bundle.manifest import WHOLE, RolloutPlan
+from causeway_server.fleet.controller.loop import Controller
+from causeway_server.fleet.controller.publisher import Publisher
+from causeway_server.fleet.rollout.settings import RolloutEvent
+from causeway_server.fleet.store.audit import read_audit
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.devices import write_reports
+from causeway_server.fleet.store.generations import read_generations
+from causeway_server.fleet.store.rollouts import change_rollout, read_looks
+from causeway_server.router.bundle.manifest import WHOLE, RolloutPlan
 from tests.fleet_server.postgres import PostgresServer
 
 from .bed import Bed

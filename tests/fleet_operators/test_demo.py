@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fleet.cli.commands import main
-from fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, write_folder, write_policy
+from causeway_server.fleet.cli.commands import main
+from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, write_folder, write_policy
 
 pytestmark = pytest.mark.slow
 

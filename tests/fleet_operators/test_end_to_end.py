@@ -12,11 +12,11 @@ import httpx
 import msgspec
 import pytest
 
-from edge_node.agent.verifier import UpdateVerifier
-from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import RolloutPlan, assigned_bundle, bundle_id
-from router.bundle.protocol import LATENCY_BOUNDS_S, BoxState, TelemetrySample
-from router.bundle.refusals import UpdateRefused, UpdateUnavailable
+from causeway_server.edge_node.agent.verifier import UpdateVerifier
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.router.bundle.manifest import RolloutPlan, assigned_bundle, bundle_id
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, BoxState, TelemetrySample
+from causeway_server.router.bundle.refusals import UpdateRefused, UpdateUnavailable
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Box

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.app import ServeSettings, running
-from fleet.store.history import AuditRow, first_fault
-from fleet.trust.offline import signed_manifests
-from router.bundle.manifest import bundle_id
-from router.errors import ConfigError
+from causeway_server.fleet.app import ServeSettings, running
+from causeway_server.fleet.store.history import AuditRow, first_fault
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.router.bundle.manifest import bundle_id
+from causeway_server.router.errors import ConfigError
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import sample
 

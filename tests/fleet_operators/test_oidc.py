@@ -16,8 +16,8 @@ from aiohttp import web
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
-from fleet.operators.operators_file import read_operators
-from router.errors import ConfigError
+from causeway_server.fleet.operators.operators_file import read_operators
+from causeway_server.router.errors import ConfigError
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered
 

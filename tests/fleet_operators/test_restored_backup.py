@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleet.controller.loop import REVOCATIONS_FILE, keep_revocations
-from fleet.store.audit import read_audit
-from fleet.store.database import Store
-from fleet.store.generations import read_revocations, revoke_owner
+from causeway_server.fleet.controller.loop import REVOCATIONS_FILE, keep_revocations
+from causeway_server.fleet.store.audit import read_audit
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.generations import read_revocations, revoke_owner
 from tests.fleet_server.box import Box
 
 from .bed import back_up, restore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fleet.controller.checks import Check
-from fleet.controller.step import (
+from causeway_server.fleet.controller.checks import Check
+from causeway_server.fleet.controller.step import (
     Situation,
     adopted,
     ahead_count,
@@ -18,8 +18,8 @@ from fleet.controller.step import (
     paused_behind,
     step,
 )
-from fleet.rollout.rollout import Rollout, apply, plan_of
-from fleet.rollout.settings import (
+from causeway_server.fleet.rollout.rollout import Rollout, apply, plan_of
+from causeway_server.fleet.rollout.settings import (
     MaintenanceWindow,
     MetricLimit,
     RolloutEvent,
@@ -27,10 +27,10 @@ from fleet.rollout.settings import (
     RolloutStage,
     RolloutState,
 )
-from fleet.rollout.verdict import Outcome
-from fleet.store.devices import Device
-from fleet.store.rollouts import ReportedPlan
-from router.bundle.manifest import WHOLE, position
+from causeway_server.fleet.rollout.verdict import Outcome
+from causeway_server.fleet.store.devices import Device
+from causeway_server.fleet.store.rollouts import ReportedPlan
+from causeway_server.router.bundle.manifest import WHOLE, position
 
 S, E = RolloutState, RolloutEvent
 OLD, NEW = "a" * 64, "b" * 64

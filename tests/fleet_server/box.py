@@ -13,7 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from multidict import CIMultiDict
 
-from router.bundle.protocol import (
+from causeway_server.router.bundle.protocol import (
     LATENCY_BOUNDS_S,
     MAC_HEADER,
     SIGNATURE_HEADER,

@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from fleet.app import ServeSettings, running
-from fleet.repository.folder import new_fleet
-from fleet.server.plane import ControlPlane
-from fleet.store.enrolment import new_join_token
+from causeway_server.fleet.app import ServeSettings, running
+from causeway_server.fleet.repository.folder import new_fleet
+from causeway_server.fleet.server.plane import ControlPlane
+from causeway_server.fleet.store.enrolment import new_join_token
 from tests.own_task import in_own_task
 
 from .box import Box

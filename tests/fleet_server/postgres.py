@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import psutil
 import pytest
 
-from edge_node.deploy.prepare.programs import POSTGRES
+from causeway_server.edge_node.deploy.prepare.programs import POSTGRES
 from tests.ports import free_port
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.store.history import FIRST, AuditRow, first_fault, next_row
+from causeway_server.fleet.store.history import FIRST, AuditRow, first_fault, next_row
 
 
 def chain(count: int) -> list[AuditRow]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app import BOOTSTRAP_FILE
+from causeway_server.fleet.app import BOOTSTRAP_FILE
 from tests.check.sources import ROOT
 from tests.ports import free_port
 
@@ -39,7 +39,7 @@ async def small_process(folder: Path) -> AsyncIterator[int]:
     port = free_port()
     arguments = ["--keys", str(folder / "keys"), "--data", str(folder / "data"), "--listen", f"127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fleet", "serve", str(folder), *arguments),
+        *(sys.executable, "-m", "causeway_server.fleet", "serve", str(folder), *arguments),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),

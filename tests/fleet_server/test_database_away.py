@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.store.database import Store, StoreUnavailable
-from fleet.store.generations import advance
-from router.errors import ConfigError
+from causeway_server.fleet.store.database import Store, StoreUnavailable
+from causeway_server.fleet.store.generations import advance
+from causeway_server.router.errors import ConfigError
 
 from .conftest import Plane, serving
 from .postgres import PostgresServer

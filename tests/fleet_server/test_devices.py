@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.store.generations import advance
+from causeway_server.fleet.store.generations import advance
 
 from .conftest import Plane
 

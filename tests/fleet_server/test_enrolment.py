@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from fleet.store.devices import read_device
-from fleet.store.generations import revoke
-from router.bundle.protocol import EnrolmentRequest, enrolment_proof
+from causeway_server.fleet.store.devices import read_device
+from causeway_server.fleet.store.generations import revoke
+from causeway_server.router.bundle.protocol import EnrolmentRequest, enrolment_proof
 
 from .box import Answered
 from .conftest import Plane

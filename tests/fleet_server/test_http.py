@@ -12,8 +12,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from fleet.app import all_routes, build_app
-from fleet.server.routes import fleet_document
+from causeway_server.fleet.app import all_routes, build_app
+from causeway_server.fleet.server.routes import fleet_document
 
 from .conftest import Plane
 

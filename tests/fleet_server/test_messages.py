@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleet.rollout.settings import MaintenanceWindow
-from fleet.server.tokens import ReportKeys
-from fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
-from fleet.store.generations import CohortPace, advance, revoke
-from fleet.store.telemetry import mark, since_mark
-from router.bundle.protocol import (
+from causeway_server.fleet.rollout.settings import MaintenanceWindow
+from causeway_server.fleet.server.tokens import ReportKeys
+from causeway_server.fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
+from causeway_server.fleet.store.generations import CohortPace, advance, revoke
+from causeway_server.fleet.store.telemetry import mark, since_mark
+from causeway_server.router.bundle.protocol import (
     MAC_HEADER,
     MAX_MESSAGE_BYTES,
     SIGNATURE_HEADER,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.store.devices import Device
-from fleet.store.generations import advance, revoke
+from causeway_server.fleet.store.devices import Device
+from causeway_server.fleet.store.generations import advance, revoke
 from tests.waiting import until
 
 from .box import Box

@@ -18,10 +18,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from fleet.app import ServeSettings, running, serve
-from fleet.store.generations import CohortPace
-from fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
-from router.errors import CausewayError, ConfigError
+from causeway_server.fleet.app import ServeSettings, running, serve
+from causeway_server.fleet.store.generations import CohortPace
+from causeway_server.fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
+from causeway_server.router.errors import CausewayError, ConfigError
 from tests.check.sources import ROOT
 from tests.ports import free_port
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 async def served(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data"), *more]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fleet", *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "causeway_server.fleet", *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
     try:
         yield process

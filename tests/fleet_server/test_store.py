@@ -10,10 +10,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection
 
-from fleet.store.database import Store
-from fleet.store.devices import device_history, forget_old_events, write_reports
-from fleet.store.history import DeviceEvent
-from fleet.store.tables import metadata
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.devices import device_history, forget_old_events, write_reports
+from causeway_server.fleet.store.history import DeviceEvent
+from causeway_server.fleet.store.tables import metadata
 from tests.check.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,9 @@ def differences(connection: Connection) -> list[object]:
 
 async def test_the_revisions_make_the_tables(database: str) -> None:
     """Three processes open the new database at once; Alembic then finds nothing to add."""
-    program = f"import asyncio; from fleet.store.database import Store; asyncio.run(Store.open({database!r}))"
+    program = (
+        f"import asyncio; from causeway_server.fleet.store.database import Store; asyncio.run(Store.open({database!r}))"
+    )
     starts = [await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=ROOT) for _ in range(3)]
     assert [await started.wait() for started in starts] == [0, 0, 0]
     store = await Store.open(database)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app import read_fleet_folder
-from fleet.server.plane import ControlPlane
-from fleet.server.tokens import load_token_key
-from fleet.store.database import Store
-from fleet.store.devices import device_history, write_reports
-from fleet.store.history import DeviceEvent
+from causeway_server.fleet.app import read_fleet_folder
+from causeway_server.fleet.server.plane import ControlPlane
+from causeway_server.fleet.server.tokens import load_token_key
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.devices import device_history, write_reports
+from causeway_server.fleet.store.history import DeviceEvent
 
 pytestmark = pytest.mark.slow
 DAY_S, HOUR_S = 86400.0, 3600.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.store.generations import CohortPace, advance, set_pace
+from causeway_server.fleet.store.generations import CohortPace, advance, set_pace
 
 from .box import Answered, Box
 from .conftest import Plane, serving

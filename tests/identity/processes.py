@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import urllib3
 
-from fleet.repository.folder import new_fleet
-from fleet.store.database import Store
-from fleet.store.enrolment import new_join_token
-from fleet.store.generations import revoke
+from causeway_server.fleet.repository.folder import new_fleet
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.enrolment import new_join_token
+from causeway_server.fleet.store.generations import revoke
 from tests.ports import free_port
 from tests.stack import Process
 
@@ -67,7 +67,9 @@ class Site:
     def start_plane(self) -> Process:
         fleet, keys, data = str(self.fleet), str(self.fleet / "keys"), str(self.folder / "data")
         listen = f"127.0.0.1:{self.plane_port}"
-        plane = self._start("plane", "-m", "fleet", "serve", fleet, "--keys", keys, "--data", data, "--listen", listen)
+        plane = self._start(
+            "plane", "-m", "causeway_server.fleet", "serve", fleet, "--keys", keys, "--data", data, "--listen", listen
+        )
         self.until(lambda: self.get(self.plane_url + "/readyz")[0] == 200)
         return plane
 
@@ -96,7 +98,7 @@ class Site:
         }
         path = self.folder / "gateway.yaml"
         path.write_text(json.dumps(config))
-        gateway = self._start("gateway", "-m", "cloud_pool", "serve", "--config", str(path))
+        gateway = self._start("gateway", "-m", "causeway_server.cloud_pool", "serve", "--config", str(path))
         gateway.ready()
         return gateway
 
@@ -116,7 +118,7 @@ class Site:
 
     def command(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command of `causeway-edge` with the box's state folder."""
-        command = [sys.executable, "-m", "edge_node", *arguments, "--state-dir", str(self.state_dir)]
+        command = [sys.executable, "-m", "causeway_server.edge_node", *arguments, "--state-dir", str(self.state_dir)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input=stdin, check=False)
 
     def stop(self) -> None:

@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.identity.key_set import public_jwk
-from router.bundle.protocol import Revocations
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.accounts.identity.key_set import public_jwk
+from causeway_server.router.bundle.protocol import Revocations
 
 
 class ScriptedFleet:

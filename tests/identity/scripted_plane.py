@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from router.bundle.protocol import (
+from causeway_server.router.bundle.protocol import (
     SIGNATURE_HEADER,
     Enrolment,
     EnrolmentRequest,

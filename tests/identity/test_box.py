@@ -15,16 +15,24 @@ import anyio
 import msgspec
 import pytest
 
-from edge_node.agent.link.connection import AgentReport, FleetConnection, read_record
-from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
-from edge_node.agent.link.identity import DeviceKey, JoinRequest, join, leave, new_key, open_key, read_identity
-from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryLog
-from edge_node.clock import Clock
-from edge_node.config.schema import CloudConfig, FleetConfig
-from edge_node.daemon.fleet import connect, credentials
-from edge_node.observability.metrics import Traffic
-from router.bundle.protocol import MAX_MESSAGE_BYTES, BoxState, StatusReply
-from router.errors import ConfigError
+from causeway_server.edge_node.agent.link.connection import AgentReport, FleetConnection, read_record
+from causeway_server.edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
+from causeway_server.edge_node.agent.link.identity import (
+    DeviceKey,
+    JoinRequest,
+    join,
+    leave,
+    new_key,
+    open_key,
+    read_identity,
+)
+from causeway_server.edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryLog
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import CloudConfig, FleetConfig
+from causeway_server.edge_node.daemon.fleet import connect, credentials
+from causeway_server.edge_node.observability.metrics import Traffic
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, BoxState, StatusReply
+from causeway_server.router.errors import ConfigError
 
 from .scripted_plane import Refusal, ScriptedPlane
 

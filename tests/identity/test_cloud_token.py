@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.backends.cloud.backend import CloudBackend
-from edge_node.config.schema import CloudConfig
-from router.errors import CloudRejected, CloudTimeout
-from router.types import Message, Request, Target
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.backends.cloud.backend import CloudBackend
+from causeway_server.edge_node.config.schema import CloudConfig
+from causeway_server.router.errors import CloudRejected, CloudTimeout
+from causeway_server.router.types import Message, Request, Target
 
 ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],

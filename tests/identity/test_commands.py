@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from edge_node.agent.journal import JOURNAL, Journal, JournalRow, quarantine
-from edge_node.agent.link.connection import LINK_FILE, AgentReport, LinkRecord
-from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
-from edge_node.agent.store import Disk
-from edge_node.cli.main import main
+from causeway_server.edge_node.agent.journal import JOURNAL, Journal, JournalRow, quarantine
+from causeway_server.edge_node.agent.link.connection import LINK_FILE, AgentReport, LinkRecord
+from causeway_server.edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
+from causeway_server.edge_node.agent.store import Disk
+from causeway_server.edge_node.cli.main import main
 from tests.terminal import at_terminal
 
 BUNDLE = "d" * 64
@@ -84,7 +84,7 @@ def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
     folder = in_a_fleet(tmp_path)
     code, output = run("leave", "--state-dir", str(tmp_path), input="y\n")
     assert (code, "there is no terminal to ask at; --yes answers" in output, folder.exists()) == (2, True, True)
-    command = [sys.executable, "-m", "edge_node", "fleet", "leave", "--state-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "causeway_server.edge_node", "fleet", "leave", "--state-dir", str(tmp_path)]
     for keys in ("n\n", "\x04"):
         code, output = at_terminal(command, keys, os.environ)
         assert (code, "nothing was changed" in output, folder.exists()) == (1, True, True)

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
-from edge_node.agent.link.connection import AgentReport
-from edge_node.agent.link.control_plane import FleetRefused
-from edge_node.agent.link.identity import IDENTITY, JoinRequest, join, leave, open_key, read_identity
-from fleet.app import ServeSettings, running
-from fleet.server.plane import ControlPlane
-from fleet.store.enrolment import new_join_token
-from fleet.store.generations import advance, revoke
-from router.bundle.protocol import BoxState, ReportKey
-from router.errors import AuthenticationFailed
+from causeway_server.cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
+from causeway_server.edge_node.agent.link.connection import AgentReport
+from causeway_server.edge_node.agent.link.control_plane import FleetRefused
+from causeway_server.edge_node.agent.link.identity import IDENTITY, JoinRequest, join, leave, open_key, read_identity
+from causeway_server.fleet.app import ServeSettings, running
+from causeway_server.fleet.server.plane import ControlPlane
+from causeway_server.fleet.store.enrolment import new_join_token
+from causeway_server.fleet.store.generations import advance, revoke
+from causeway_server.router.bundle.protocol import BoxState, ReportKey
+from causeway_server.router.errors import AuthenticationFailed
 from tests.fleet_server.conftest import fleet_folder as fleet_folder  # a fixture
 from tests.ports import free_port
 

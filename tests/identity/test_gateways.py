@@ -10,13 +10,13 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
-from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
-from cloud_pool.accounts.identity.fleet import FleetTrust
-from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
-from cloud_pool.config import Config, Flags, load_config
-from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
+from causeway_server.cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
+from causeway_server.cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.fleet import FleetTrust
+from causeway_server.cloud_pool.accounts.identity.revocation import RevocationList
+from causeway_server.cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
 from tests.accounts.identity.gateway import running
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.link.control_plane import ControlPlane
-from edge_node.agent.link.identity import Identity
-from edge_node.agent.link.medium import Imported, ImportFailed, import_medium
-from edge_node.agent.source import SourceWithImport
-from router.bundle.protocol import BoxState
-from router.bundle.refusals import (
+from causeway_server.edge_node.agent.link.control_plane import ControlPlane
+from causeway_server.edge_node.agent.link.identity import Identity
+from causeway_server.edge_node.agent.link.medium import Imported, ImportFailed, import_medium
+from causeway_server.edge_node.agent.source import SourceWithImport
+from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.refusals import (
     BundleAltered,
     EndlessData,
     MetadataRollback,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.link.identity import as_owner, write_identity
+from causeway_server.edge_node.agent.link.identity import as_owner, write_identity
 from tests.agent.fleet import Publisher
 
 from .test_import import identity_of
@@ -48,7 +48,7 @@ def roots(tmp_path: Path) -> Path:
 
 
 def fleet(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge_node", "fleet", *arguments, "--state-dir", str(state)]
+    command = [sys.executable, "-m", "causeway_server.edge_node", "fleet", *arguments, "--state-dir", str(state)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, env=environ, input="cwjoin_token", capture_output=True, text=True, timeout=120, check=False

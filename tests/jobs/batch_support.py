@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.core.principal import NO_GRANTS
-from cloud_pool.storage.batch_store import Batch, is_final
-from cloud_pool.storage.file_store import StoredFile
-from cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.core.principal import NO_GRANTS
+from causeway_server.cloud_pool.storage.batch_store import Batch, is_final
+from causeway_server.cloud_pool.storage.file_store import StoredFile
+from causeway_server.cloud_pool.storage.stores import JobStores
 
 from .conftest import Clock
 

@@ -13,11 +13,11 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from router.types import Chunk
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.router.types import Chunk
 
 from .scripted_worker import ScriptedRunner, answers
 from .test_api import TIER

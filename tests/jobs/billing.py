@@ -17,19 +17,19 @@ import msgspec
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, TenantMetrics
-from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
-from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.stores import JobStores
-from router.types import Chunk
+from causeway_server.cloud_pool.accounts.audit import AuditLog
+from causeway_server.cloud_pool.accounts.ledger import Ledger, TenantMetrics
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import UsageRecorder
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
+from causeway_server.cloud_pool.jobs.worker.worker import Worker
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.types import Chunk
 
 from .scripted_worker import Script, ScriptedRunner, answers
 

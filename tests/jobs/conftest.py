@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import JobStores
 
 from .redis_server import RedisServer
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import aiohttp
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.redis.keys import JOBS_LAYOUT
-from cloud_pool.storage.config import JobsConfig, WebhookConfig
-from cloud_pool.storage.stores import JobStores
-from router.errors import CloudFailed, RateLimited
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.redis.keys import JOBS_LAYOUT
+from causeway_server.cloud_pool.storage.config import JobsConfig, WebhookConfig
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import CloudFailed, RateLimited
 from tests.redis_server import RedisServer
 
 from .conftest import Clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_pool.storage.redis_client import RedisClient, Reply, as_bytes, as_list, as_text
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, Reply, as_bytes, as_list, as_text
 
 _READ = {
     "string": ("GET",),

@@ -7,7 +7,7 @@ import urllib.request
 
 from moto.server import ThreadedMotoServer
 
-from cloud_pool.storage.config import FilesConfig, S3Config
+from causeway_server.cloud_pool.storage.config import FilesConfig, S3Config
 
 # moto accepts any; the library reads them from the environment, as in production.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

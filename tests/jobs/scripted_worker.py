@@ -8,18 +8,18 @@ from typing import Self
 import anyio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.caching_service import Billing
-from cloud_pool.core.late import LateReading
-from cloud_pool.core.request_context import AnswerHead, RequestContext
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
-from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import ExpiredJob, JobRecord
-from router.jobs.job import JobState
-from router.types import Chunk, Embeddings, Usage
+from causeway_server.cloud_pool.cache.caching_service import Billing
+from causeway_server.cloud_pool.core.late import LateReading
+from causeway_server.cloud_pool.core.request_context import AnswerHead, RequestContext
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
+from causeway_server.cloud_pool.jobs.worker.worker import Worker
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import ExpiredJob, JobRecord
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]
 ANSWER = (Chunk(text="an answer", tokens=2), Chunk(finish_reason="stop"), Chunk(usage=Usage(5, 2)))

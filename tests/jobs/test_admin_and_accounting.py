@@ -13,25 +13,25 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, TenantMetrics
-from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.app import JobsGateway
-from cloud_pool.cli.main import main
-from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import ExpiredJob, NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import JobStores
-from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
-from router.openai.chat import parse_chat
-from router.types import Chunk, RoutingHints
+from causeway_server.cloud_pool.accounts.audit import AuditLog
+from causeway_server.cloud_pool.accounts.ledger import Ledger, TenantMetrics
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import UsageRecorder
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.cli.main import main
+from causeway_server.cloud_pool.core.principal import Principal
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import ExpiredJob, NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.types import Chunk, RoutingHints
 
 from .conftest import BODY, Clock
 from .gateway import identify, serving

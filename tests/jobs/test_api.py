@@ -13,21 +13,21 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.http.job_api import JobApi, JobCallers, begin_response
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.outboxes import WebhookOutbox
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import AuthenticationFailed, ClientGone
-from router.openai.chat import parse_chat
-from router.openai.upstream.decode import Event, SSEParser
-from router.types import RoutingHints
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits
+from causeway_server.cloud_pool.core.principal import Principal
+from causeway_server.cloud_pool.jobs.http.job_api import JobApi, JobCallers, begin_response
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.outboxes import WebhookOutbox
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import AuthenticationFailed, ClientGone
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.upstream.decode import Event, SSEParser
+from causeway_server.router.types import RoutingHints
 
 from .conftest import Clock
 from .gateway import identify, serving

@@ -16,16 +16,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import TokenRevoked
-from cloud_pool.storage.batch_store import Batch, ResultPart, batch_job_id, is_final
-from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.storage.file_contents import FileStoreUnavailable
-from cloud_pool.storage.file_store import FilePart
-from cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
-from cloud_pool.storage.stores import SCRIPTS, JobStores
-from router.errors import JobStoreUnavailable
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.runner import TokenRevoked
+from causeway_server.cloud_pool.storage.batch_store import Batch, ResultPart, batch_job_id, is_final
+from causeway_server.cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
+from causeway_server.cloud_pool.storage.file_contents import FileStoreUnavailable
+from causeway_server.cloud_pool.storage.file_store import FilePart
+from causeway_server.cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
+from causeway_server.cloud_pool.storage.stores import SCRIPTS, JobStores
+from causeway_server.router.errors import JobStoreUnavailable
 
 from .batch_support import (
     OWNER,

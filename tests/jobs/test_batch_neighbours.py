@@ -14,13 +14,13 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.batch_store import is_final
-from cloud_pool.storage.config import BatchConfig, JobsConfig
-from cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.storage.batch_store import is_final
+from causeway_server.cloud_pool.storage.config import BatchConfig, JobsConfig
+from causeway_server.cloud_pool.storage.stores import JobStores
 
 from .batch_support import answer_jobs, create_from, custom_ids, input_file, upload
 from .conftest import Clock

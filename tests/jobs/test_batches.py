@@ -16,23 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.batches.input_file import InputCheck, LineSplitter
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.batch_store import BATCH_TRANSITIONS, is_final, source_states
-from cloud_pool.storage.config import BatchConfig, JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import ContextLengthExceeded, ModelNotFound
-from router.jobs.submission import Endpoint
-from router.types import Chunk, Embeddings, Usage
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.batches.input_file import InputCheck, LineSplitter
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.batch_store import BATCH_TRANSITIONS, is_final, source_states
+from causeway_server.cloud_pool.storage.config import BatchConfig, JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import ContextLengthExceeded, ModelNotFound
+from causeway_server.router.jobs.submission import Endpoint
+from causeway_server.router.types import Chunk, Embeddings, Usage
 
 from .conftest import Clock, until
 from .gateway import identify, serving

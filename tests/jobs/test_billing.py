@@ -22,18 +22,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage, tenant_key
-from cloud_pool.app import JobsGateway
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.outboxes import UsageOutbox
-from cloud_pool.storage.record import NewJob, RunBill
-from cloud_pool.storage.redis_client import RedisClient
-from router.errors import CloudFailed, InvalidRequest
-from router.jobs.job import JobState
-from router.types import Chunk, Usage
+from causeway_server.cloud_pool.accounts.tenants.usage import UsageBatch, read_usage, tenant_key
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.outboxes import UsageOutbox
+from causeway_server.cloud_pool.storage.record import NewJob, RunBill
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.router.errors import CloudFailed, InvalidRequest
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.types import Chunk, Usage
 
 from .billing import MOST_MICRO_USD, RUN_MICRO_USD, Books
 from .conftest import Clock, until

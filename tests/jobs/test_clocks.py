@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.record import JobRecord, NewJob
-from cloud_pool.storage.stores import JobStores
-from router.errors import BackendError
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.record import JobRecord, NewJob
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import BackendError
+from causeway_server.router.jobs.job import JobState
 
 from .batch_support import create_batch
 from .conftest import BODY

@@ -14,11 +14,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.storage.config import FilesConfig, JobsConfig, S3Config
-from cloud_pool.storage.file_contents import ContentStore, ContentStores, FileContentLost, FileStoreUnavailable
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import SCRIPTS
-from router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.cloud_pool.storage.config import FilesConfig, JobsConfig, S3Config
+from causeway_server.cloud_pool.storage.file_contents import (
+    ContentStore,
+    ContentStores,
+    FileContentLost,
+    FileStoreUnavailable,
+)
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import SCRIPTS
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
 
 from .redis_server import RedisServer
 from .s3_server import S3Server

@@ -13,16 +13,16 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.durability import DurabilityCheck
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
-from cloud_pool.storage.stores import SCRIPTS
-from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
-from router.jobs.job import JobState
-from router.types import Chunk
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.durability import DurabilityCheck
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
+from causeway_server.cloud_pool.storage.stores import SCRIPTS
+from causeway_server.router.errors import CloudFailed, ConfigError, JobStoreUnavailable
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.types import Chunk
 
 from .conftest import Clock, until
 from .redis_server import RedisServer

@@ -13,9 +13,9 @@ import pytest_asyncio
 import redis.asyncio
 from aiohttp.abc import ResolveResult
 
-from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import (
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import (
     Charge,
     Demand,
     Reservation,
@@ -24,15 +24,15 @@ from cloud_pool.accounts.tenants.usage import (
     read_usage,
     tenant_key,
 )
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.lifetime import RESTART_S, keep_running
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.outboxes import UsageOutbox
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import JobStores
-from router.types import Usage
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.lifetime import RESTART_S, keep_running
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.outboxes import UsageOutbox
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.types import Usage
 from tests.waiting import until
 
 from .batch_support import create_from, input_file, upload

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from router.errors import CloudFailed
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.jobs.job import JobState
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.test_operator import serving, token
 

@@ -12,19 +12,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.config import FilesConfig, JobsConfig
-from cloud_pool.storage.encryption import MAGIC, ContentCipher, ContentKeyMissing, ContentKind, read_keys, rotate_keys
-from cloud_pool.storage.file_contents import FileContentLost
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import LiveText, NewJob
-from cloud_pool.storage.redis_client import as_bytes, as_text
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import ConfigError, RecordUnreadable
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.storage.config import FilesConfig, JobsConfig
+from causeway_server.cloud_pool.storage.encryption import (
+    MAGIC,
+    ContentCipher,
+    ContentKeyMissing,
+    ContentKind,
+    read_keys,
+    rotate_keys,
+)
+from causeway_server.cloud_pool.storage.file_contents import FileContentLost
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import LiveText, NewJob
+from causeway_server.cloud_pool.storage.redis_client import as_bytes, as_text
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import ConfigError, RecordUnreadable
+from causeway_server.router.jobs.job import JobState
 
 from .batch_support import create_batch, process, rows, upload
 from .conftest import BODY, Clock, until

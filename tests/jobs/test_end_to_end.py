@@ -15,9 +15,9 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
-from cloud_pool.storage.stores import SCRIPTS
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
+from causeway_server.cloud_pool.storage.stores import SCRIPTS
 from tests.cloud.conftest import Command, Pool
 
 from .conftest import until
@@ -148,7 +148,7 @@ async def test_accepted_jobs_survive_every_kill(bed: Deployment) -> None:
     assert second.stop() == 0
     listed = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "cloud_pool", "dlq", "--redis", bed.redis.url, "list"],
+        [sys.executable, "-m", "causeway_server.cloud_pool", "dlq", "--redis", bed.redis.url, "list"],
         cwd=ROOT,
         capture_output=True,
         check=True,

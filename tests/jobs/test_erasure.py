@@ -12,10 +12,10 @@ import pytest
 import redis.asyncio
 from click.testing import CliRunner
 
-from cloud_pool.accounts.identity.issuing import new_key, read_private
-from cloud_pool.accounts.identity.key_set import read_jwks
-from cloud_pool.cli.erase import erase
-from cloud_pool.erasure import (
+from causeway_server.cloud_pool.accounts.identity.issuing import new_key, read_private
+from causeway_server.cloud_pool.accounts.identity.key_set import read_jwks
+from causeway_server.cloud_pool.cli.erase import erase
+from causeway_server.cloud_pool.erasure import (
     ErasedKind,
     Erasure,
     ErasureSubject,
@@ -25,10 +25,10 @@ from cloud_pool.erasure import (
     sign,
     verify,
 )
-from cloud_pool.storage.config import FilesConfig, JobsConfig
-from cloud_pool.storage.record import LeaseStates, LiveText, NewJob, user_digest
-from cloud_pool.storage.stores import JobStores
-from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
+from causeway_server.cloud_pool.storage.config import FilesConfig, JobsConfig
+from causeway_server.cloud_pool.storage.record import LeaseStates, LiveText, NewJob, user_digest
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 
 from .batch_support import create_batch
 from .conftest import Clock

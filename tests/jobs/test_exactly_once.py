@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Callable
 import anyio
 import msgspec
 
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list, as_text
-from router.errors import CloudFailed
-from router.types import Chunk
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_fields, as_list, as_text
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.types import Chunk
 
 from .conftest import Clock, until
 from .scripted_worker import RunningWorker, ScriptedRunner, answers

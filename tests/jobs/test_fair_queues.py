@@ -8,14 +8,14 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_int
-from router.errors import CloudFailed, QueueFull, RateLimited
-from router.types import Chunk
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_int
+from causeway_server.router.errors import CloudFailed, QueueFull, RateLimited
+from causeway_server.router.types import Chunk
 
 from .conftest import BODY, Clock, until
 from .scripted_worker import RunningWorker, ScriptedRunner, answers

@@ -18,16 +18,16 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.storage.file_contents import FileStoreUnavailable, FileTooLarge
-from cloud_pool.storage.file_store import QuotaExceeded
-from cloud_pool.storage.redis_client import as_int, as_list, as_text
-from cloud_pool.storage.stores import JobStores
-from router.errors import NotFound
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
+from causeway_server.cloud_pool.storage.file_contents import FileStoreUnavailable, FileTooLarge
+from causeway_server.cloud_pool.storage.file_store import QuotaExceeded
+from causeway_server.cloud_pool.storage.redis_client import as_int, as_list, as_text
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import NotFound
 
 from .batch_support import OWNER, create_batch, create_from, custom_ids, input_file, process, rows, upload
 from .conftest import Clock, until

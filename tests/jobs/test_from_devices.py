@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.jobs.http.job_api import JobApi, JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 
 from ..edge.box import running
 from ..edge.scripted import ScriptedCloud

@@ -11,19 +11,19 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.app import JobsGateway, build_accounts
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.config import Config
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.observability.metrics import Metrics
-from cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import JobStoreLayoutMismatch, RedisClient
-from router.errors import ConfigError
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.app import JobsGateway, build_accounts
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.observability.metrics import Metrics
+from causeway_server.cloud_pool.redis.keys import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import JobStoreLayoutMismatch, RedisClient
+from causeway_server.router.errors import ConfigError
 
 from .conftest import Clock
 from .gateway import identify, serving

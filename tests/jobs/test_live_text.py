@@ -15,21 +15,21 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.worker import MAX_CHARACTERS
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import LiveText, NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_int
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import CloudFailed
-from router.jobs.job import JobState
-from router.openai.upstream.decode import Event, SSEParser
-from router.types import Chunk, Usage
+from causeway_server.cloud_pool.jobs.http.job_api import JobApi, JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.jobs.worker.worker import MAX_CHARACTERS
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import LiveText, NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_int
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.openai.upstream.decode import Event, SSEParser
+from causeway_server.router.types import Chunk, Usage
 
 from .conftest import until
 from .gateway import identify, serving

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 import redis
 
-import cloud_pool
-from cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
-from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
-from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
-from cloud_pool.cache.store import SCRIPTS as CACHE_SCRIPTS
-from cloud_pool.redis.keys import load_script
-from cloud_pool.storage.stores import SCRIPTS as JOB_SCRIPTS
-from cloud_pool.streams.effects import STREAM_SCRIPTS
+import causeway_server.cloud_pool
+from causeway_server.cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import (
+    GATEWAYS_SCRIPT,
+    RESTORE_SCRIPT,
+    SETTLE_SCRIPT,
+    TAKE_SCRIPT,
+)
+from causeway_server.cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
+from causeway_server.cloud_pool.cache.store import SCRIPTS as CACHE_SCRIPTS
+from causeway_server.cloud_pool.redis.keys import load_script
+from causeway_server.cloud_pool.storage.stores import SCRIPTS as JOB_SCRIPTS
+from causeway_server.cloud_pool.streams.effects import STREAM_SCRIPTS
 
 from .redis_server import RedisServer
 
@@ -26,7 +31,7 @@ ACCOUNT_SCRIPTS = {
     "gateways": GATEWAYS_SCRIPT,
     "add": ADD_USAGE_SCRIPT,
 }
-HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
+HEARTBEAT = load_script("causeway_server.cloud_pool.admission", "heartbeat")
 WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
 REVOCATION_SCRIPTS = {"revoke": REVOKE_SCRIPT, "restore_revocations": RESTORE_REVOCATIONS_SCRIPT}
 WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS, **REVOCATION_SCRIPTS}

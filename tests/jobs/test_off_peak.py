@@ -14,21 +14,21 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.app import JobsGateway
-from cloud_pool.batches.processor import BatchProcessor
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig, OffPeakConfig, OffPeakHours
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import ConfigError
-from router.jobs.job import JobState
-from router.openai.chat import parse_chat
-from router.types import Chunk, RoutingHints
+from causeway_server.cloud_pool.accounts.tenants.config import TenantLimits
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.batches.processor import BatchProcessor
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig, OffPeakConfig, OffPeakHours
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.types import Chunk, RoutingHints
 
 from .batch_support import upload
 from .billing import RUN_MICRO_USD, Books

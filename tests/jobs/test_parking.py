@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
-from router.errors import QueueFull, RateLimited
-from router.jobs.job import JobState
-from router.types import Chunk
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_list, as_text
+from causeway_server.router.errors import QueueFull, RateLimited
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.types import Chunk
 
 from .conftest import Clock, until
 from .scripted_worker import RunningWorker, ScriptedRunner, answers

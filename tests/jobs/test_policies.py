@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.jobs.worker.execution import TURNS, WorkerSlots, classify_failure, is_tier_unavailable
-from cloud_pool.storage.config import job_retry_delay_s
-from cloud_pool.storage.durability import durability_problems
-from cloud_pool.upstreams.triton.errors import StubProcessDied
-from router.errors import (
+from causeway_server.cloud_pool.jobs.worker.execution import TURNS, WorkerSlots, classify_failure, is_tier_unavailable
+from causeway_server.cloud_pool.storage.config import job_retry_delay_s
+from causeway_server.cloud_pool.storage.durability import durability_problems
+from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudUnreachable,
@@ -24,8 +24,15 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
-from router.jobs.job import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
-from router.jobs.webhooks import (
+from causeway_server.router.jobs.job import (
+    FINAL_STATES,
+    TRANSITIONS,
+    IllegalJobTransition,
+    JobEvent,
+    JobState,
+    next_state,
+)
+from causeway_server.router.jobs.webhooks import (
     RETRY_DELAYS_S,
     WebhookRefused,
     allowed_networks,

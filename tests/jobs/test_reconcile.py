@@ -15,12 +15,12 @@ import pytest_asyncio
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.audit import AuditLog, AuditRecord
-from cloud_pool.app import JobsGateway
-from cloud_pool.cli.jobs import jobs
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.accounts.audit import AuditLog, AuditRecord
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.cli.jobs import jobs
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
 
 from .gateway import identify, serving
 from .test_api import CHAT, TIER

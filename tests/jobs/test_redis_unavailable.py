@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.cli.jobs import dlq
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.durability import DurabilityCheck
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import SCRIPTS
-from router.errors import ConfigError, JobStoreUnavailable
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.cli.jobs import dlq
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.durability import DurabilityCheck
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import SCRIPTS
+from causeway_server.router.errors import ConfigError, JobStoreUnavailable
 from tests.cloud.conftest import Command
 from tests.ports import free_port
 from tests.waiting import until

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build
-from cloud_pool.background import run_worker
-from cloud_pool.config import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.redis.config import RedisAddress
-from cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.app import build
+from causeway_server.cloud_pool.background import run_worker
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.redis.config import RedisAddress
+from causeway_server.cloud_pool.storage.config import JobsConfig
 from tests.cloud.test_triton_client import FakeTriton, Reply, Script, piece
 from tests.cloud.unreachable import unreachable_tier
 

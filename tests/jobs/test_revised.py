@@ -19,26 +19,26 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.core.late import LateReading
-from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.parts.request_parts import FORGETS, JobMemory
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.encryption import MAGIC, rotate_keys
-from cloud_pool.storage.record import JobRecord
-from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from models.modalities.graph.branch import PLAIN, ReadPart
-from models.modalities.graph.graph import EncoderGraph
-from models.modalities.process.messages import Found, SoundTerms
-from models.modalities.process.parent import Tell, WorkerTimeout
-from router.errors import CloudFailed
-from router.jobs.job import MOST_LATE, JobState
-from router.parts.reading import fuse
-from router.serving.webhooks import WebhookSender
-from router.types import Chunk, Fact, Modality, TextPart, Usage
+from causeway_server.cloud_pool.core.late import LateReading
+from causeway_server.cloud_pool.jobs.http.job_api import JobApi, JobCallers
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.parts.request_parts import FORGETS, JobMemory
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.encryption import MAGIC, rotate_keys
+from causeway_server.cloud_pool.storage.record import JobRecord
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.models.modalities.graph.branch import PLAIN, ReadPart
+from causeway_server.models.modalities.graph.graph import EncoderGraph
+from causeway_server.models.modalities.process.messages import Found, SoundTerms
+from causeway_server.models.modalities.process.parent import Tell, WorkerTimeout
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.jobs.job import MOST_LATE, JobState
+from causeway_server.router.parts.reading import fuse
+from causeway_server.router.serving.webhooks import WebhookSender
+from causeway_server.router.types import Chunk, Fact, Modality, TextPart, Usage
 
 from ..modalities.test_fusion import picture, sound, text
 from .billing import RUN_MICRO_USD, Books

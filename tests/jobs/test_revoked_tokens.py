@@ -9,14 +9,14 @@ import msgspec
 import pytest_asyncio
 import redis.asyncio
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
-from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.jobs.worker.runner import MeteredRunner
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig
+from causeway_server.cloud_pool.jobs.worker.runner import MeteredRunner
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.router.jobs.job import JobState
 
 from .conftest import until
 from .redis_server import RedisServer

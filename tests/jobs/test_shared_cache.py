@@ -15,16 +15,16 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.app import JobsGateway
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import JobRecord, NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import JobRecord, NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.router.jobs.job import JobState
 from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 
 from .conftest import Clock, until

@@ -8,14 +8,14 @@ import anyio
 import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from router.types import Chunk
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.jobs.worker.worker import Worker
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.router.types import Chunk
 
 from .conftest import until
 from .scripted_worker import ANSWER, ScriptedRunner

@@ -7,13 +7,19 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
-from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
-from cloud_pool.storage.stores import SCRIPTS
-from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
-from router.jobs.job import FINAL_STATES, JobState
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_list, as_text
+from causeway_server.cloud_pool.storage.stores import SCRIPTS
+from causeway_server.router.errors import (
+    CloudFailed,
+    IdempotencyConflict,
+    JobAlreadyEnded,
+    JobStoreUnavailable,
+    NotFound,
+)
+from causeway_server.router.jobs.job import FINAL_STATES, JobState
 
 from .conftest import BODY, Clock, until
 

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.stores import JobStores
-from router.errors import CloudFailed, RecordUnreadable
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.errors import CloudFailed, RecordUnreadable
+from causeway_server.router.jobs.job import JobState
 
 from .conftest import Clock, until
 from .gateway import identify, serving

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.redis.keys import JOBS_LAYOUT
-from cloud_pool.storage.stores import JobStores
-from router.jobs.job import JobState
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.redis.keys import JOBS_LAYOUT
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.jobs.job import JobState
 from tests.redis_server import RedisServer
 
 from .conftest import Clock, until

@@ -18,12 +18,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.outboxes import BREAKER_FAILURES, BREAKER_PAUSE_S, WebhookDelivery
-from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
-from router.serving.webhooks import WebhookSender
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.outboxes import BREAKER_FAILURES, BREAKER_PAUSE_S, WebhookDelivery
+from causeway_server.cloud_pool.storage.redis_client import RedisClient, as_list, as_text
+from causeway_server.router.serving.webhooks import WebhookSender
 
 from .conftest import until
 from .test_crashes import ROOT

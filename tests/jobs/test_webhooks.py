@@ -15,14 +15,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
-from cloud_pool.storage.config import JobsConfig, WebhookConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.outboxes import WebhookDelivery, WebhookOutbox
-from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from router.jobs.cloud_event import event_format, parse_event
-from router.jobs.webhooks import RETRY_DELAYS_S, WebhookFormat
-from router.serving.webhooks import WebhookSender
+from causeway_server.cloud_pool.storage.config import JobsConfig, WebhookConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.outboxes import WebhookDelivery, WebhookOutbox
+from causeway_server.cloud_pool.storage.record import NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.router.jobs.cloud_event import event_format, parse_event
+from causeway_server.router.jobs.webhooks import RETRY_DELAYS_S, WebhookFormat
+from causeway_server.router.serving.webhooks import WebhookSender
 
 from .conftest import Clock
 from .webhook_receiver import Receiver, receiving

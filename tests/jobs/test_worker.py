@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission import Priority
-from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.job_store import JobStore
-from cloud_pool.storage.record import ClaimedJobs, NewJob
-from cloud_pool.storage.redis_client import RedisClient
-from router.errors import (
+from causeway_server.cloud_pool.admission import Priority
+from causeway_server.cloud_pool.jobs.metrics import JobMetrics
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.jobs.worker.worker import Worker
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.job_store import JobStore
+from causeway_server.cloud_pool.storage.record import ClaimedJobs, NewJob
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
     CloudUnreachable,
@@ -28,8 +28,8 @@ from router.errors import (
     JobStoreUnavailable,
     QueueFull,
 )
-from router.jobs.job import JobState
-from router.types import Chunk
+from causeway_server.router.jobs.job import JobState
+from causeway_server.router.types import Chunk
 
 from .conftest import Clock, until
 from .scripted_worker import RunningWorker, ScriptedRunner, answers

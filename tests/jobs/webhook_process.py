@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.stores import JobStores
-from router.serving.webhooks import WebhookSender
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.stores import JobStores
+from causeway_server.router.serving.webhooks import WebhookSender
 
 from .test_webhooks import LOOPBACK
 

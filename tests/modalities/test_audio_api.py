@@ -16,15 +16,15 @@ import openai
 import psutil
 import pytest
 
-from edge_node.config.schema import ServerConfig
-from edge_node.modalities.speaker import Speaker
-from models.modalities.graph.graph import transcript_of
-from models.modalities.installed import PROGRAM
-from models.modalities.process.messages import Found, Segment, Word, WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.checks.what_if import what_if
-from router.errors import EncoderFailed
-from router.types import DecisionRecord, Fact, Modality
+from causeway_server.edge_node.config.schema import ServerConfig
+from causeway_server.edge_node.modalities.speaker import Speaker
+from causeway_server.models.modalities.graph.graph import transcript_of
+from causeway_server.models.modalities.installed import PROGRAM
+from causeway_server.models.modalities.process.messages import Found, Segment, Word, WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.checks.what_if import what_if
+from causeway_server.router.errors import EncoderFailed
+from causeway_server.router.types import DecisionRecord, Fact, Modality
 from tests.waiting import until
 
 from ..edge.box import POLICY, Answer, Box, running

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_node.clock import Clock
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.types import Modality
+from causeway_server.edge_node.clock import Clock
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.types import Modality
 from tests.waiting import until
 
 from ..edge.box import POLICY, Box, running

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.modalities.decoding.sound import decode_sound
-from models.modalities.process.messages import SAMPLE_RATE, Refusal
+from causeway_server.models.modalities.decoding.sound import decode_sound
+from causeway_server.models.modalities.process.messages import SAMPLE_RATE, Refusal
 
 from .compressed import COMPRESSED, compressed
 

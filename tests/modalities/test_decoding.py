@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from models.modalities.process.messages import (
+from causeway_server.models.modalities.process.messages import (
     Decode,
     MeasurePicture,
     PartLimits,
@@ -19,7 +19,7 @@ from models.modalities.process.messages import (
     Sound,
     WorkerSpec,
 )
-from models.modalities.process.parent import WorkerProcess
+from causeway_server.models.modalities.process.parent import WorkerProcess
 
 from .files import HOSTILE_PICTURES, HOSTILE_SOUNDS, header, png, tone, wav
 
@@ -35,7 +35,9 @@ needs_pillow = pytest.mark.skipif(
 @pytest.fixture
 async def decoder() -> AsyncIterator[WorkerProcess]:
     worker = WorkerProcess(
-        WorkerSpec("models.modalities.decoding.decoder:PartDecoder", LIMITS, memory_bytes=256 * 1024 * 1024)
+        WorkerSpec(
+            "causeway_server.models.modalities.decoding.decoder:PartDecoder", LIMITS, memory_bytes=256 * 1024 * 1024
+        )
     )
     yield worker
     await worker.close()
@@ -149,7 +151,9 @@ async def test_a_picture_is_measured_by_what_its_file_declares_without_its_pixel
 async def test_a_picture_that_needs_more_memory_than_the_child_has_is_refused() -> None:
     big = PartLimits(pixels=1_000_000_000)
     worker = WorkerProcess(
-        WorkerSpec("models.modalities.decoding.decoder:PartDecoder", big, memory_bytes=128 * 1024 * 1024)
+        WorkerSpec(
+            "causeway_server.models.modalities.decoding.decoder:PartDecoder", big, memory_bytes=128 * 1024 * 1024
+        )
     )
     try:
         with pytest.raises(Refusal, match="memory"):

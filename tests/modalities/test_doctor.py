@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.cli.doctor import Finding
-from edge_node.cli.doctor.policy_and_models import check_encoders
-from edge_node.config.schema import Config, EngineConfig
-from models.catalog.artifact import Manifest, save_manifest
-from models.catalog.fit import Device
-from models.publish.add import add_voice
-from router.bundle.settings import ModalitiesConfig
+from causeway_server.edge_node.cli.doctor import Finding
+from causeway_server.edge_node.cli.doctor.policy_and_models import check_encoders
+from causeway_server.edge_node.config.schema import Config, EngineConfig
+from causeway_server.models.catalog.artifact import Manifest, save_manifest
+from causeway_server.models.catalog.fit import Device
+from causeway_server.models.publish.add import add_voice
+from causeway_server.router.bundle.settings import ModalitiesConfig
 
 from .test_audio_api import install_voices
 from .tiny_voice import write_voice

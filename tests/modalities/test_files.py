@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from models.modalities.decoding.decoder import decode_text
-from models.modalities.installed import find_encoders
-from models.modalities.process.messages import Refusal, WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.types import Modality
+from causeway_server.models.modalities.decoding.decoder import decode_text
+from causeway_server.models.modalities.installed import find_encoders
+from causeway_server.models.modalities.process.messages import Refusal, WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.types import Modality
 
 from ..edge.box import running
 from .files import HOSTILE_PICTURES, HOSTILE_TEXTS, png

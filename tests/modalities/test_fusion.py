@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_node.clock import Clock
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.parts.reading import fuse
-from router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
+from causeway_server.edge_node.clock import Clock
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.parts.reading import fuse
+from causeway_server.router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
 from tests.waiting import until
 
 from ..edge.box import POLICY, Answer, Box, running

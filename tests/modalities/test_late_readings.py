@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from models.modalities.graph.branch import LateReadings, PartKey, ReadPart
-from models.modalities.process.messages import Found
-from models.modalities.process.parent import WorkerFailed, WorkerTimeout
-from router.types import Fact
+from causeway_server.models.modalities.graph.branch import LateReadings, PartKey, ReadPart
+from causeway_server.models.modalities.process.messages import Found
+from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerTimeout
+from causeway_server.router.types import Fact
 
 KEY: PartKey = ("audio", "0" * 64)
 READ = ReadPart(Found(Fact("hello", 1.0)))

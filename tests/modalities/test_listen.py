@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from causeway import AsyncCauseway, CausewayAPIError
-from edge_node.cli.main import main
+from causeway_server.edge_node.cli.main import main
 
 from ..edge.box import Box, running
 from .files import wav

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from router.decision.abilities import no_route
-from router.decision.decide import decide
-from router.errors import NoRoute
-from router.policy.compiled import parse_policy
-from router.types import (
+from causeway_server.router.decision.abilities import no_route
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.errors import NoRoute
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import (
     AUTO,
     AudioPart,
     BoxSetup,

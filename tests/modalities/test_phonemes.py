@@ -7,8 +7,15 @@ import shutil
 import msgspec
 import pytest
 
-from edge_node.modalities.speaker import Espeak
-from models.modalities.voices import MAX_SENTENCE, Clause, VoiceSettings, phoneme_ids, split_clauses, split_sentences
+from causeway_server.edge_node.modalities.speaker import Espeak
+from causeway_server.models.modalities.voices import (
+    MAX_SENTENCE,
+    Clause,
+    VoiceSettings,
+    phoneme_ids,
+    split_clauses,
+    split_sentences,
+)
 
 from .tiny_voice import IDS, settings
 

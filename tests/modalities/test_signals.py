@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import DecisionsConfig
-from router.checks.cases import CaseAudio, CaseRequest, CaseSnapshot, estimates_of
-from router.checks.what_if import what_if
-from router.decision.decide import decide
-from router.policy.compiled import check_policy, parse_policy
-from router.policy.signals import modalities
-from router.types import AUTO, Estimates, ImagePart, Message, Modality, Request, Snapshot
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import DecisionsConfig
+from causeway_server.router.checks.cases import CaseAudio, CaseRequest, CaseSnapshot, estimates_of
+from causeway_server.router.checks.what_if import what_if
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.policy.compiled import check_policy, parse_policy
+from causeway_server.router.policy.signals import modalities
+from causeway_server.router.types import AUTO, Estimates, ImagePart, Message, Modality, Request, Snapshot
 
 from ..edge.box import POLICY, running
 from .files import HOSTILE_PICTURES, png

@@ -14,24 +14,24 @@ import aiohttp
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.cli.doctor.policy_and_models import check_encoders
-from edge_node.clock import system_clock
-from edge_node.config.schema import EngineConfig
-from edge_node.serving.generation import Generation
-from edge_node.serving.part_encoders import PartEncoders
-from models.catalog.artifact import Artifact, save_manifest
-from models.catalog.projector import Projector, find_projector
-from models.llama_cpp.native.vocabulary import Vocabulary
-from models.llama_cpp.native.weights import Weights
-from models.llama_cpp.protocol import SoftTokens
-from models.modalities.graph.graph import EncoderGraph
-from models.modalities.process.messages import WorkerSpec
-from models.publish.publish import publish_gguf
-from router.decision.decide import decide
-from router.parts.reading import find_parts
-from router.policy.compiled import parse_policy
-from router.types import (
+from causeway_server.edge_node.app import build
+from causeway_server.edge_node.cli.doctor.policy_and_models import check_encoders
+from causeway_server.edge_node.clock import system_clock
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.edge_node.serving.generation import Generation
+from causeway_server.edge_node.serving.part_encoders import PartEncoders
+from causeway_server.models.catalog.artifact import Artifact, save_manifest
+from causeway_server.models.catalog.projector import Projector, find_projector
+from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
+from causeway_server.models.llama_cpp.native.weights import Weights
+from causeway_server.models.llama_cpp.protocol import SoftTokens
+from causeway_server.models.modalities.graph.graph import EncoderGraph
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.parts.reading import find_parts
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import (
     AUTO,
     AudioPart,
     BoxSetup,

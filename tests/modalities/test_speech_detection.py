@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from models.modalities.installed import find_speech_detector
-from models.modalities.process.messages import (
+from causeway_server.models.modalities.installed import find_speech_detector
+from causeway_server.models.modalities.process.messages import (
     SPEECH_RATE,
     SPEECH_WINDOW,
     DetectSpeech,
@@ -17,7 +17,7 @@ from models.modalities.process.messages import (
     SpeechProbabilities,
     WorkerSpec,
 )
-from models.modalities.process.parent import WorkerProcess
+from causeway_server.models.modalities.process.parent import WorkerProcess
 
 from .files import tone, vowels
 from .test_decoding import WAIT_S

@@ -7,8 +7,8 @@ import wave
 
 import pytest
 
-from models.modalities.decoding.sound import decode_sound, is_cut_off
-from models.modalities.process.messages import Refusal
+from causeway_server.models.modalities.decoding.sound import decode_sound, is_cut_off
+from causeway_server.models.modalities.process.messages import Refusal
 
 UNKNOWN = b"\xff\xff\xff\xff"  # of a recorder that writes to a pipe
 

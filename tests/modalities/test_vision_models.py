@@ -9,17 +9,17 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.cli.doctor.policy_and_models import check_encoders
-from edge_node.config.schema import EngineConfig
-from edge_node.serving.part_encoders import Projectors
-from models.catalog import projector
-from models.catalog.artifact import Artifact
-from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
-from models.modalities.process.messages import Picture, WorkerJob, WorkerResult, WorkerSpec
-from models.modalities.process.parent import WorkerProcess
-from models.publish.add import add_mmproj
-from models.publish.publish import publish_gguf
-from router.types import Message
+from causeway_server.edge_node.cli.doctor.policy_and_models import check_encoders
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.edge_node.serving.part_encoders import Projectors
+from causeway_server.models.catalog import projector
+from causeway_server.models.catalog.artifact import Artifact
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
+from causeway_server.models.modalities.process.messages import Picture, WorkerJob, WorkerResult, WorkerSpec
+from causeway_server.models.modalities.process.parent import WorkerProcess
+from causeway_server.models.publish.add import add_mmproj
+from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.types import Message
 from tests.engine.conftest import Rig
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.engine.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
@@ -44,7 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 def seen_by_the_engine(model: Artifact, level: int) -> tuple[str, int]:
     """What the engine says of a picture of one brightness, without a daemon: its answer, and the prompt's tokens."""
-    from models.llama_cpp.native.mtmd import VisionEncoder
+    from causeway_server.models.llama_cpp.native.mtmd import VisionEncoder
 
     encoder = VisionEncoder(model.folder / "mmproj.gguf", model.path, threads=1)
     vectors, runs = encoder.encode(bytes([level]) * (32 * 16 * 3), 32, 16)

@@ -15,14 +15,14 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from edge_node.modalities.speaker import Speaker, Voices
-from models.catalog.artifact import find_artifact
-from models.catalog.fit import Device
-from models.modalities.installed import PROGRAM
-from models.modalities.voices import SETTINGS
-from models.publish.add import add_voice
-from router.bundle.settings import ModalitiesConfig
-from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
+from causeway_server.edge_node.modalities.speaker import Speaker, Voices
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.catalog.fit import Device
+from causeway_server.models.modalities.installed import PROGRAM
+from causeway_server.models.modalities.voices import SETTINGS
+from causeway_server.models.publish.add import add_voice
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 from tests.waiting import until
 
 from ..edge.box import Box, running

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.modalities.process.messages import Decode, Found, Refusal, Sound, Transcribe, WorkerSpec
-from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+from causeway_server.models.modalities.process.messages import Decode, Found, Refusal, Sound, Transcribe, WorkerSpec
+from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
 from tests.waiting import until
 
 from ..jumping_loop import JumpingLoop, run_jumping

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalog.artifact import Artifact, Manifest, ProjectorEntry, save_manifest, sha256_of
-from models.pull.onnx_writer import FLOAT, UINT8, Node, Port, write_onnx
+from causeway_server.models.catalog.artifact import Artifact, Manifest, ProjectorEntry, save_manifest, sha256_of
+from causeway_server.models.pull.onnx_writer import FLOAT, UINT8, Node, Port, write_onnx
 
 ENCODER = "brightness"
 _SIDE = 4

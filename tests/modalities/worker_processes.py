@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from models.modalities.process import child
+from causeway_server.models.modalities.process import child
 
 
 def worker_processes() -> list[psutil.Process]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.modalities.process.child import Link
-from models.modalities.process.messages import (
+from causeway_server.models.modalities.process.child import Link
+from causeway_server.models.modalities.process.messages import (
     SPEECH_WINDOW,
     Decode,
     DetectSpeech,
@@ -28,7 +28,7 @@ from models.modalities.process.messages import (
     WorkerResult,
     WorkerSpec,
 )
-from router.types import Fact
+from causeway_server.router.types import Fact
 
 
 class Scripted:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gguf
 
-from models.catalog.artifact import find_artifact
+from causeway_server.models.catalog.artifact import find_artifact
 
 SHIPPED = find_artifact("assistant").path
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10

@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from models.catalog import projector
-from models.catalog.artifact import Artifact, ArtifactError, load_artifact, verify_artifact
-from models.catalog.projector import find_projector
-from models.cli.commands import main
-from models.publish.publish import publish_gguf
+from causeway_server.models.catalog import projector
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, load_artifact, verify_artifact
+from causeway_server.models.catalog.projector import find_projector
+from causeway_server.models.cli.commands import main
+from causeway_server.models.publish.publish import publish_gguf
 from tests.engine.tiny_adapter import write_tiny_adapter
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.engine.tiny_mmproj import needs_mtmd, write_tiny_mmproj

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("onnxruntime")
 
-from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
-from models.catalog.fit import Device
-from models.cli.commands import main
-from models.modalities.voices import LICENCE, SETTINGS, find_voice, list_voices
-from models.publish.add import add_voice
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
+from causeway_server.models.catalog.fit import Device
+from causeway_server.models.cli.commands import main
+from causeway_server.models.modalities.voices import LICENCE, SETTINGS, find_voice, list_voices
+from causeway_server.models.publish.add import add_voice
 from tests.modalities.tiny_voice import IDS, settings, write_voice
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     Artifact,
     ArtifactCorrupt,
     ArtifactError,

@@ -9,10 +9,10 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.constraints.grammars import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, MOST_LISTED, call_grammar
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
-from models.catalog.artifact import find_artifact
-from models.constraints.grammars import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, MOST_LISTED, call_grammar
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

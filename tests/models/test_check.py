@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
-from models.catalog.artifact import ArtifactError
-from models.publish.check import CheckLimits, check_gguf, limits_for, require_llama_cpp
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.publish.check import CheckLimits, check_gguf, limits_for, require_llama_cpp
 
 from .gguf_files import SHIPPED, STRING, changed_copy, text
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.cli.commands import main as causeway_models
 from causeway_train.cli.commands import main as causeway_train
-from models.catalog.artifact import find_artifact
-from models.cli.commands import main as causeway_models
 
 ROWS = (
     {"text": "turn off the lights", "intent": "iot_hue_lightoff", "slots": []},

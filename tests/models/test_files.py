@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
+from causeway_server.models.catalog.fit import DEVICES, Device, estimate_memory, largest_batch
+from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.publish.add import AddResult, add_model
 from causeway_train.export.quantize import quantize
-from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
-from models.catalog.fit import DEVICES, Device, estimate_memory, largest_batch
-from models.catalog.gguf import read_gguf
-from models.publish.add import AddResult, add_model
 
 ROOMY = Device("roomy", 64 * 2**30)
 SHIPPED = find_artifact("assistant").path

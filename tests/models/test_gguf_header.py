@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.catalog.artifact import ArtifactError, find_artifact
-from models.catalog.gguf import describe, read_gguf, read_header
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact
+from causeway_server.models.catalog.gguf import describe, read_gguf, read_header
 
 from .gguf_files import ARRAY, SHIPPED, STRING, header, network_header, pair, tensor, text
 

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 _BRING_ONNX_RUNTIME = {"onnxruntime", "faster_whisper", "rapidocr_onnxruntime"}
 _SUPPRESSED_BY = ("ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI", "GITHUB_ACTIONS", "TF_BUILD")
 _SESSION = """
-from models.signals.onnx_graph import OnnxGraph
+from causeway_server.models.signals.onnx_graph import OnnxGraph
 from pathlib import Path
 OnnxGraph(Path("models/artifacts/encoder/model.onnx"))
 """

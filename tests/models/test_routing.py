@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
+from causeway_server.models.calibrate.routing_curves import CurvePoint, RoutingCurve, picture
 from causeway_train.cli.commands import main
 from causeway_train.evaluate.routing_table import (
     RoutingSample,
@@ -20,7 +21,6 @@ from causeway_train.evaluate.routing_table import (
     table,
     weights,
 )
-from models.calibrate.routing_curves import CurvePoint, RoutingCurve, picture
 
 
 def samples() -> list[RoutingSample]:

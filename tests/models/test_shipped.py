@@ -7,19 +7,19 @@ import hashlib
 import msgspec
 import pytest
 
+from causeway_server.models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
+from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.publish.publish import signal_card
+from causeway_server.models.signals.quality import QualityEstimator
 from causeway_train.cli.signals import ROUTING_LINK
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 from causeway_train.publish import assistant_card
-from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
-from models.catalog.gguf import read_gguf
-from models.publish.publish import signal_card
-from models.signals.quality import QualityEstimator
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
+from causeway_server.models.constraints.grammars import ANY_CALL  # noqa: E402
 from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
-from models.constraints.grammars import ANY_CALL  # noqa: E402
 
 ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]

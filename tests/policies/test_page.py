@@ -8,9 +8,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from router.checks.cases import CaseRequest, CaseSnapshot, Expect
-from router.policy.cel_source import FUNCTIONS, METHODS
-from router.types import ReasonCode
+from causeway_server.router.checks.cases import CaseRequest, CaseSnapshot, Expect
+from causeway_server.router.policy.cel_source import FUNCTIONS, METHODS
+from causeway_server.router.types import ReasonCode
 
 PAGE = (Path(__file__).parents[2] / "policies" / "README.md").read_text(encoding="utf-8")
 KEYS = [field.name for struct in (CaseRequest, CaseSnapshot, Expect) for field in msgspec.structs.fields(struct)]

@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
-from fleet.repository.policies import check_file, policy_files, run_file, yaml_in
-from router.checks.cases import read_cases, run_cases
-from router.policy.compiled import Policy
-from router.policy.file import policy_schema
-from router.policy.signals import SIGNALS
+from causeway_server.fleet.repository.policies import check_file, policy_files, run_file, yaml_in
+from causeway_server.router.checks.cases import read_cases, run_cases
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.file import policy_schema
+from causeway_server.router.policy.signals import SIGNALS
 
 POLICIES = Path(__file__).parents[2] / "policies"
 SHIPPED = policy_files((POLICIES,))

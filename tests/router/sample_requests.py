@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.policy.compiled import Policy, parse_policy
-from router.types import Chunk, Confidence, Message, Prefer, Request, RoutingHints, Sampling
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import Chunk, Confidence, Message, Prefer, Request, RoutingHints, Sampling
 
 KIOSK = """
 version: 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.child_environment import minimal_environment
+from causeway_server.router.child_environment import minimal_environment
 
 SECRETS = {
     "CAUSEWAY_CLOUD__API_KEY": "secret",

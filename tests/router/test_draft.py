@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.checks.explanation import RouteExplanation, try_draft
-from router.errors import ConfigError, ModelNotFound
-from router.types import NowSignals
+from causeway_server.router.checks.explanation import RouteExplanation, try_draft
+from causeway_server.router.errors import ConfigError, ModelNotFound
+from causeway_server.router.types import NowSignals
 from tests.router.sample_requests import kiosk
 
 NOON = NowSignals(hour=12, weekday=3, minute=0, unix=1_700_000_000)

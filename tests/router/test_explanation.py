@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from router.checks.explanation import RouteExplanation, explain
-from router.types import (
+from causeway_server.router.checks.explanation import RouteExplanation, explain
+from causeway_server.router.types import (
     AttemptPlan,
     CachePlan,
     Decision,

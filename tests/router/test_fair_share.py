@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.trackers import FairShare, network_of, stored_share
+from causeway_server.router.trackers import FairShare, network_of, stored_share
 
 
 def fill(pool: FairShare, caller: str) -> int:

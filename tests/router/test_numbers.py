@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.errors import InvalidRequest
-from router.numbers import read_page, whole_number
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.numbers import read_page, whole_number
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("7", 7), ("100", 100), ("007", 7)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from router.decision.attempts import TABLE, AttemptEvent, AttemptState
+from causeway_server.router.decision.attempts import TABLE, AttemptEvent, AttemptState
 
 PAGE = Path(__file__).parents[2] / "router" / "README.md"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.reasoning import EFFORT_TOKENS, ReasoningParser, Thinking, thinking_limit, thinks
-from router.types import Request, ResponseFormat, Tool, ToolChoice
+from causeway_server.router.reasoning import EFFORT_TOKENS, ReasoningParser, Thinking, thinking_limit, thinks
+from causeway_server.router.types import Request, ResponseFormat, Tool, ToolChoice
 
 ASK = Request(kind="chat", model="m")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.parts.reading import spoken_form
+from causeway_server.router.parts.reading import spoken_form
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import CloudFailed
-from router.openai.upstream.decode import Event, SSEParser, event
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.openai.upstream.decode import Event, SSEParser, event
 
 STREAM = (
     b": a comment\nretry: 10\n\n"

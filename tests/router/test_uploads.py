@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from router.errors import BodyTooLarge, InvalidRequest, UnsupportedFeature
-from router.parts.uploads import (
+from causeway_server.router.errors import BodyTooLarge, InvalidRequest, UnsupportedFeature
+from causeway_server.router.parts.uploads import (
     FILE_MARK,
     PART_PURPOSES,
     Upload,
@@ -19,8 +19,8 @@ from router.parts.uploads import (
     named_files,
     parse_upload_terms,
 )
-from router.realtime.conversation import read_item
-from router.realtime.sound import SoundBuffer
+from causeway_server.router.realtime.conversation import read_item
+from causeway_server.router.realtime.sound import SoundBuffer
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 FILES = {"file-1": Upload("file-1", "a.png", len(PNG)), "file-2": Upload("file-2", "b.txt", 5)}

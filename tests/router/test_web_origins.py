@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from multidict import CIMultiDict
 
-from router.errors import MisdirectedRequest, OriginNotAllowed
-from router.web_origins import HostName, Origin, WebOrigins, is_loopback, listener_hosts
+from causeway_server.router.errors import MisdirectedRequest, OriginNotAllowed
+from causeway_server.router.web_origins import HostName, Origin, WebOrigins, is_loopback, listener_hosts
 
 APP = "https://app.example"
 EVIL = "https://evil.example"

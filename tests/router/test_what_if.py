@@ -7,12 +7,12 @@ import math
 import msgspec
 import pytest
 
-from router.checks.what_if import what_if
-from router.decision.decide import decide, features_of
-from router.errors import InvalidRequest
-from router.policy.compiled import Policy, parse_policy
-from router.policy.signals import SIGNALS
-from router.types import (
+from causeway_server.router.checks.what_if import what_if
+from causeway_server.router.decision.decide import decide, features_of
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.types import (
     BoxSetup,
     DecisionRecord,
     DeviceSignals,

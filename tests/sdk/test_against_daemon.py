@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Job, Usage
-from edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import Box, running
 from tests.waiting import until
 

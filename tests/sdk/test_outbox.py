@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from causeway import AsyncCauseway, AsyncOutbox, Causeway, CausewayAPIError, Job, Outbox, OutboxError
-from edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import running
 from tests.ports import free_port
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.app import App, build
-from cloud_pool.config import Config, GatewaySessionConfig
-from cloud_pool.http.config import GrpcConfig, ServerConfig
-from cloud_pool.tiers.config import PartsConfig, TierConfig
-from models.modalities.process.messages import WorkerSpec
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.app import App, build
+from causeway_server.cloud_pool.config import Config, GatewaySessionConfig
+from causeway_server.cloud_pool.http.config import GrpcConfig, ServerConfig
+from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
+from causeway_server.models.modalities.process.messages import WorkerSpec
 from tests.dispatch.replica import Replica
 
 from .peer import PATIENCE_S, Event, Peer

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.config.schema import KeyConfig, ServerConfig
-from router.bundle.settings import RealtimeConfig
+from causeway_server.edge_node.clock import Clock
+from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
+from causeway_server.router.bundle.settings import RealtimeConfig
 from tests.edge.box import POLICY, Box, running
 from tests.edge.scripted import EDGE_WORDS
 from tests.waiting import until

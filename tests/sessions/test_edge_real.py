@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from playwright.async_api import Browser
 
-from edge_node.backends.engine.supervisor import RestartBackoff
+from causeway_server.edge_node.backends.engine.supervisor import RestartBackoff
 from tests.console.browser import browser
 from tests.edge.test_engine_restarts import real_engine
 from tests.edge_cli.test_serve import ready_line, serve

@@ -11,9 +11,9 @@ import numpy as np
 import openai
 import pytest
 
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import RealtimeConfig
-from router.types import Modality
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import RealtimeConfig
+from causeway_server.router.types import Modality
 from tests.waiting import until
 
 from ..edge.box import Box, running

@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types.realtime import RealtimeSessionCreateRequestParam
 
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import RealtimeConfig
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import RealtimeConfig
 
 from ..edge.box import Box, running
 from ..edge.scripted import EDGE_WORDS

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
-from cloud_pool.config import GatewaySessionConfig
+from causeway_server.cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
+from causeway_server.cloud_pool.config import GatewaySessionConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
 from tests.identity.scripted_fleet import ScriptedFleet

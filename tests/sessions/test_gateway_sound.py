@@ -10,11 +10,11 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.config import GatewaySessionConfig
-from cloud_pool.core.request_context import FREE_BYTES
-from cloud_pool.grpc_api.messages import InputChunk
-from cloud_pool.http.config import GrpcConfig
-from models.modalities.process.messages import WorkerSpec
+from causeway_server.cloud_pool.config import GatewaySessionConfig
+from causeway_server.cloud_pool.core.request_context import FREE_BYTES
+from causeway_server.cloud_pool.grpc_api.messages import InputChunk
+from causeway_server.cloud_pool.http.config import GrpcConfig
+from causeway_server.models.modalities.process.messages import WorkerSpec
 from tests.cloud.conftest import triton_environment
 from tests.cloud_grpc.served import chat, connected, rest
 from tests.cloud_grpc.served import text_of as output_text

@@ -9,12 +9,12 @@ from typing import cast
 
 import anyio
 
-from router.openai.audio import Transcript
-from router.realtime.event_log import CloseCode
-from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
-from router.realtime.session import RealtimeSession
-from router.serving.live.live_session import LiveSession, RealtimeSocket, SessionClient, SessionRequests
-from router.types import RoutingHints
+from causeway_server.router.openai.audio import Transcript
+from causeway_server.router.realtime.event_log import CloseCode
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.realtime.session import RealtimeSession
+from causeway_server.router.serving.live.live_session import LiveSession, RealtimeSocket, SessionClient, SessionRequests
+from causeway_server.router.types import RoutingHints
 
 
 class StalledSocket:

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.config import Config
+from causeway_server.cloud_pool.config import Config
 from tests.accounts.identity.gateway import running as gateway_running
 from tests.edge.box import Box, running
 from tests.waiting import until

@@ -9,8 +9,8 @@ from typing import Protocol
 import nats
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from cloud_pool.brokers.open import open_sink, open_source
-from cloud_pool.brokers.port import (
+from causeway_server.cloud_pool.brokers.open import open_sink, open_source
+from causeway_server.cloud_pool.brokers.port import (
     BrokerLogin,
     IncomingMessage,
     MessageSink,

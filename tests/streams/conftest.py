@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.streams.effects import STREAM_SCRIPTS
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.streams.effects import STREAM_SCRIPTS
 from tests.kafka_server import kafka_server
 from tests.nats_server import NatsServer, nats_server
 from tests.redis_server import RedisServer, redis_server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
-from cloud_pool.brokers.port import TopicAddress, parse_topic
+from causeway_server.cloud_pool.brokers.port import TopicAddress, parse_topic
 from tests.kafka_server import KafkaServer
 
 from .brokers import numbers

@@ -14,23 +14,23 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.brokers.port import TopicAddress
-from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.streams.attempts import MessageCallers, MessageRunner
-from cloud_pool.streams.config import StreamsConfig
-from cloud_pool.streams.effects import EffectStore
-from cloud_pool.streams.metrics import StreamMetrics
-from cloud_pool.streams.outcome import OutcomeWriter
-from cloud_pool.streams.pipeline import StreamPipeline
-from cloud_pool.streams.settlement import MessageSettler, StreamPorts
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import ChatFormat, Tier
-from router.errors import AuthenticationFailed
-from router.types import Chunk, Usage
+from causeway_server.cloud_pool.brokers.port import TopicAddress
+from causeway_server.cloud_pool.core.principal import Principal
+from causeway_server.cloud_pool.jobs.submission import SubmissionParser
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.streams.attempts import MessageCallers, MessageRunner
+from causeway_server.cloud_pool.streams.config import StreamsConfig
+from causeway_server.cloud_pool.streams.effects import EffectStore
+from causeway_server.cloud_pool.streams.metrics import StreamMetrics
+from causeway_server.cloud_pool.streams.outcome import OutcomeWriter
+from causeway_server.cloud_pool.streams.pipeline import StreamPipeline
+from causeway_server.cloud_pool.streams.settlement import MessageSettler, StreamPorts
+from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.router.errors import AuthenticationFailed
+from causeway_server.router.types import Chunk, Usage
 from tests.jobs.conftest import until
 from tests.jobs.scripted_worker import ScriptedRunner
 

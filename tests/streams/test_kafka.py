@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.brokers.kafka.source import ContiguousOffsets
-from cloud_pool.brokers.open import open_sink
-from cloud_pool.brokers.port import BrokerLogin, parse_topic
-from router.errors import ConfigError
+from causeway_server.cloud_pool.brokers.kafka.source import ContiguousOffsets
+from causeway_server.cloud_pool.brokers.open import open_sink
+from causeway_server.cloud_pool.brokers.port import BrokerLogin, parse_topic
+from causeway_server.router.errors import ConfigError
 
 
 @given(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cloud_pool.brokers.port import parse_topic
+from causeway_server.cloud_pool.brokers.port import parse_topic
 from tests.nats_server import NatsServer
 
 from .brokers import NatsBroker, outgoing, sink_of, source_of

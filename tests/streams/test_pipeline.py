@@ -17,11 +17,11 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.brokers.port import BrokerUnavailable, OutgoingMessage, TopicLag
-from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient
-from router.errors import CloudFailed, CloudUnreachable
+from causeway_server.cloud_pool.brokers.port import BrokerUnavailable, OutgoingMessage, TopicLag
+from causeway_server.cloud_pool.jobs.worker.runner import JobRun
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.router.errors import CloudFailed, CloudUnreachable
 from tests.jobs.conftest import until
 
 from .brokers import RealBroker

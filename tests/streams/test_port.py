@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cloud_pool.brokers.port import (
+from causeway_server.cloud_pool.brokers.port import (
     BrokerUnavailable,
     MessageSink,
     MessageSource,
@@ -17,7 +17,7 @@ from cloud_pool.brokers.port import (
     OutgoingMessage,
     TopicAddress,
 )
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 from tests.jobs.conftest import until
 
 from .brokers import RealBroker, outgoing, receive_all, receive_messages, sink_of, source_of

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from cloud_pool.brokers.open import open_history
-from cloud_pool.brokers.port import BrokerLogin, BrokerUnavailable, MessageRange, TopicAddress, parse_range
-from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.streams.outcome import OutcomeWriter
-from cloud_pool.streams.replay import MessageReplay
-from router.errors import ConfigError
+from causeway_server.cloud_pool.brokers.open import open_history
+from causeway_server.cloud_pool.brokers.port import (
+    BrokerLogin,
+    BrokerUnavailable,
+    MessageRange,
+    TopicAddress,
+    parse_range,
+)
+from causeway_server.cloud_pool.storage.config import JobsConfig
+from causeway_server.cloud_pool.storage.redis_client import RedisClient
+from causeway_server.cloud_pool.streams.outcome import OutcomeWriter
+from causeway_server.cloud_pool.streams.replay import MessageReplay
+from causeway_server.router.errors import ConfigError
 
 from .brokers import RealBroker, sink_of
 from .pipelines import ActingRunner, RunningPipeline, Topics, encoded, message_runner

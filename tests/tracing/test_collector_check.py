@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cloud_pool.cli.doctor import doctor, examine
-from cloud_pool.config import Config
-from edge_node.cli.doctor.network import check_tracing
-from router.config import TracingConfig
+from causeway_server.cloud_pool.cli.doctor import doctor, examine
+from causeway_server.cloud_pool.config import Config
+from causeway_server.edge_node.cli.doctor.network import check_tracing
+from causeway_server.router.config import TracingConfig
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 

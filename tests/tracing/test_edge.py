@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config import TracingConfig
+from causeway_server.router.config import TracingConfig
 from tests.edge.box import Box, running
 from tests.waiting import until
 

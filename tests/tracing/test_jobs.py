@@ -12,17 +12,17 @@ import msgspec
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.app import JobsGateway
-from cloud_pool.background import WorkerRuntime
-from cloud_pool.cache.config import CacheConfig
-from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.execution import WorkerSlots
-from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
-from cloud_pool.observability.tracing import Tracing
-from cloud_pool.storage.config import JobsConfig, WebhookConfig
-from router.config import TracingConfig
-from router.errors import CloudFailed
+from causeway_server.cloud_pool.accounts.tenants.config import TenantsConfig
+from causeway_server.cloud_pool.app import JobsGateway
+from causeway_server.cloud_pool.background import WorkerRuntime
+from causeway_server.cloud_pool.cache.config import CacheConfig
+from causeway_server.cloud_pool.jobs.http.job_api import JobCallers
+from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
+from causeway_server.cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
+from causeway_server.cloud_pool.observability.tracing import Tracing
+from causeway_server.cloud_pool.storage.config import JobsConfig, WebhookConfig
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.errors import CloudFailed
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
 from tests.jobs.conftest import clock as clock

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 
+from causeway_server.models.catalog.artifact import SHIPPED, ArtifactError
+from causeway_server.models.catalog.gguf import read_gguf
 from causeway_train.export.averaging import average
-from models.catalog.artifact import SHIPPED, ArtifactError
-from models.catalog.gguf import read_gguf
 
 WORDS = ["a", "b", "c", "d"]
 

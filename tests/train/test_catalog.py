@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_train.function_calls.call import expected_call
 from causeway_train.function_calls.catalog import CATALOG, FunctionSpec, catalog_of, load_catalog, save_catalog
 from causeway_train.function_calls.dataset import Row
 from causeway_train.function_calls.intents import OUT_OF_SCOPE
-from models.catalog.artifact import ArtifactError
 
 ROWS = (
     Row("six am", "alarm_set", (("time", "six am"),), source="hwu64"),

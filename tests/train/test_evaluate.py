@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_train.evaluate.assistant import auroc, summarise
 from causeway_train.evaluate.greedy import Answer
 from causeway_train.function_calls.call import expected_call
 from causeway_train.function_calls.dataset import Row, read_rows
-from models.catalog.artifact import ArtifactError
 
 ROWS = (
     Row(text="six am alarm", intent="alarm_set", slots=(("time", "six am"),), source="hwu64"),

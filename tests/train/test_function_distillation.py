@@ -15,6 +15,8 @@ need_training_packages()
 
 import torch  # noqa: E402
 
+from causeway_server.models.catalog.artifact import ArtifactError  # noqa: E402
+from causeway_server.models.signals.encoder import SentenceEncoder  # noqa: E402
 from causeway_train.assistant.batches import answer_logits  # noqa: E402
 from causeway_train.assistant.mixture import SOFT_LABELLED, Corpus, Example, Mixture, SoftTarget  # noqa: E402
 from causeway_train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
@@ -42,8 +44,6 @@ from causeway_train.function_calls.dataset import Row  # noqa: E402
 from causeway_train.network.llama import Llama, LlamaConfig  # noqa: E402
 from causeway_train.network.tokenizer import AssistantTokenizer  # noqa: E402
 from causeway_train.signals.bert_to_onnx import convert  # noqa: E402
-from models.catalog.artifact import ArtifactError  # noqa: E402
-from models.signals.encoder import SentenceEncoder  # noqa: E402
 from tests.models.signals.test_encoder import PIECES, TEXTS, save, weights  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ need_training_packages()
 
 import torch  # noqa: E402
 
+from causeway_server.models.catalog.artifact import SHIPPED, ArtifactError  # noqa: E402
 from causeway_train.export.gguf_reader import read_network  # noqa: E402
 from causeway_train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
 from causeway_train.network.llama import Llama, LlamaConfig  # noqa: E402
 from causeway_train.network.tokenizer import AssistantTokenizer  # noqa: E402
-from models.catalog.artifact import SHIPPED, ArtifactError  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,10 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.router.types import Confidence, Message, Sampling
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.evaluate.greedy import Answer, GreedyModel
 from causeway_train.function_calls.dataset import Row
@@ -20,10 +24,6 @@ from causeway_train.signals.graded_answers import (
     is_refusal,
     question,
 )
-from models.catalog.artifact import find_artifact
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from router.types import Confidence, Message, Sampling
 
 LIGHT = Row("turn off the lights", "iot_hue_lightoff", source="hwu64")
 CALL = '{"name":"iot_hue_lightoff","arguments":{}}'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 from causeway_train.data.transcripts import TranscribedRow
 from causeway_train.function_calls.dataset import Row
 from causeway_train.signals.graded_answers import GradedAnswer
 from causeway_train.signals.spoken import HeardAnswer, fit_spoken, measure_spoken
-from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 from tests.models.signals.test_calibration import confidence, stage
 
 TOKENS = 4

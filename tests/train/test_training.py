@@ -16,6 +16,9 @@ need_training_packages()
 import torch  # noqa: E402
 from click.testing import CliRunner, Result  # noqa: E402
 
+from causeway_server.models.catalog.artifact import ArtifactError  # noqa: E402
+from causeway_server.models.catalog.gguf import read_gguf  # noqa: E402
+from causeway_server.models.cli.commands import main as causeway_models  # noqa: E402
 from causeway_train.assistant.batches import answer_accuracy, batches  # noqa: E402
 from causeway_train.assistant.mixture import Corpus, Mixture  # noqa: E402
 from causeway_train.assistant.trainer import CHECKPOINT, load_network  # noqa: E402
@@ -29,9 +32,6 @@ from causeway_train.function_calls.dataset import Row  # noqa: E402
 from causeway_train.network.induction_heads import write_induction_heads  # noqa: E402
 from causeway_train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
 from causeway_train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
-from models.catalog.artifact import ArtifactError  # noqa: E402
-from models.catalog.gguf import read_gguf  # noqa: E402
-from models.cli.commands import main as causeway_models  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from router.errors import AuthenticationFailed, ConfigError
-from router.serving.folders import write_new
-from router.serving.request import read_authorization
+from causeway_server.router.errors import AuthenticationFailed, ConfigError
+from causeway_server.router.serving.folders import write_new
+from causeway_server.router.serving.request import read_authorization
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from router.errors import ConfigError
-from router.web_origins import is_loopback
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.web_origins import is_loopback
 
 from ...core.principal import ClaimName
 

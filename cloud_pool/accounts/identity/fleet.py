@@ -25,9 +25,9 @@ import msgspec
 from anyio import to_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from router.bundle.protocol import Revocations
-from router.errors import AuthenticationFailed, ConfigError
-from router.serving.folders import write_atomically
+from causeway_server.router.bundle.protocol import Revocations
+from causeway_server.router.errors import AuthenticationFailed, ConfigError
+from causeway_server.router.serving.folders import write_atomically
 
 from .config import MAX_TOKEN_LIFETIME_S, FleetIdentityConfig
 from .key_set import Jwks, parse_keys

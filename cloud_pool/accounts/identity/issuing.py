@@ -13,8 +13,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from router.errors import ConfigError
-from router.serving.folders import write_atomically
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import write_atomically
 
 from ...core.principal import NO_GRANTS, Grants
 from .key_set import Jwk, Jwks, public_jwk, read_jwks

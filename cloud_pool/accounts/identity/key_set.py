@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from router.bundle.protocol import base64url, key_id
-from router.errors import ConfigError
+from causeway_server.router.bundle.protocol import base64url, key_id
+from causeway_server.router.errors import ConfigError
 
 _KEY_BYTES = 32
 

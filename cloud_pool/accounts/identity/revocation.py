@@ -35,8 +35,8 @@ import redis.asyncio
 from anyio import to_thread
 from redis.exceptions import RedisError
 
-from router.errors import IdentityUnavailable
-from router.serving.folders import write_atomically
+from causeway_server.router.errors import IdentityUnavailable
+from causeway_server.router.serving.folders import write_atomically
 
 from ...redis.connect import client_fault
 from ...redis.keys import load_script

@@ -21,8 +21,8 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
-from router.serving.folders import file_version
+from causeway_server.router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
+from causeway_server.router.serving.folders import file_version
 
 from ...core.principal import ClaimName, Grants, Principal
 from .config import IdentityConfig

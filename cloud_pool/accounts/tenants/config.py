@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.errors import ConfigError, InvalidRequest
-from router.types import Request, Usage
+from causeway_server.router.errors import ConfigError, InvalidRequest
+from causeway_server.router.types import Request, Usage
 
 from ...tiers.config import too_many_sequences
 

@@ -28,7 +28,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from router.errors import RateLimited
+from causeway_server.router.errors import RateLimited
 
 from ...redis.connect import client_fault, is_wrong_data
 from ...redis.keys import load_script

@@ -21,7 +21,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from router.types import Usage
+from causeway_server.router.types import Usage
 
 from ...redis.connect import is_wrong_data
 from ...redis.keys import load_script

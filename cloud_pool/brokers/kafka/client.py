@@ -12,7 +12,7 @@ import anyio
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from ..port import BrokerLogin, BrokerUnavailable, MessageTooLarge, TopicAddress
 

@@ -18,7 +18,7 @@ import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
-from router.errors import ConfigError
+from causeway_server.router.errors import ConfigError
 
 from ..port import BrokerLogin, BrokerUnavailable, IncomingMessage, MessageRange, TopicAddress, TopicLag
 from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_topic, started, stop, translated

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import InvalidRequest, MethodNotAllowed, NotFound
-from router.serving.request import Handler, allowed_methods, served_method
-from router.serving.responses import json_response
+from causeway_server.router.errors import InvalidRequest, MethodNotAllowed, NotFound
+from causeway_server.router.serving.request import Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import json_response
 
 from ...storage.job_store import JobStore
 from ...storage.record import DeadLetter

@@ -19,9 +19,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from router.errors import InvalidRequest
-from router.jobs.job import FINAL_STATES, NOT_REVISED, REVISED, JobState
-from router.jobs.submission import answer_text
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.jobs.job import FINAL_STATES, NOT_REVISED, REVISED, JobState
+from causeway_server.router.jobs.submission import answer_text
 
 from ...storage.redis_client import JobStoreRefused, Reply, as_fields, as_list, as_text
 from ...storage.stores import JobStores

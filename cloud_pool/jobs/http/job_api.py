@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import (
+from causeway_server.router.errors import (
     AuthenticationFailed,
     CausewayError,
     ClientGone,
@@ -26,15 +26,15 @@ from router.errors import (
     QueueFull,
     RecordUnreadable,
 )
-from router.jobs.job import JobFailed, JobState, JobView, WebhookSecrets, wait_of
-from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
-from router.numbers import read_page
-from router.openai.answer import error_event
-from router.parts.uploads import FILE_MARK
-from router.serving.logs import REQUEST
-from router.serving.request import Handler, allowed_methods, served_method
-from router.serving.responses import STALLED_S, STREAMED, body_response, json_response
-from router.trackers import FairShare
+from causeway_server.router.jobs.job import JobFailed, JobState, JobView, WebhookSecrets, wait_of
+from causeway_server.router.jobs.submission import ENDPOINTS, Endpoint, key_digest
+from causeway_server.router.numbers import read_page
+from causeway_server.router.openai.answer import error_event
+from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.serving.logs import REQUEST
+from causeway_server.router.serving.request import Handler, allowed_methods, served_method
+from causeway_server.router.serving.responses import STALLED_S, STREAMED, body_response, json_response
+from causeway_server.router.trackers import FairShare
 
 from ...accounts.audit import AuditLog, AuditRecord
 from ...accounts.tenants.config import TenantLimits

@@ -18,12 +18,12 @@ from typing import Final, Literal, Protocol, TypeVar
 import anyio
 import msgspec
 
-from router import errors
-from router.errors import CausewayError
-from router.jobs.submission import encode_job_answer, parse_job_request
-from router.parts.reading import text_bytes
-from router.serving.logs import redacted
-from router.types import Chunk, Embeddings, Modality, RoutingHints
+from causeway_server.router import errors
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.jobs.submission import encode_job_answer, parse_job_request
+from causeway_server.router.parts.reading import text_bytes
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.types import Chunk, Embeddings, Modality, RoutingHints
 
 from ...admission import Priority
 from ...cache.caching_service import STATUS_HEADER

@@ -20,9 +20,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from models.modalities.revising import revise_each
-from router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
-from router.jobs.job import (
+from causeway_server.models.modalities.revising import revise_each
+from causeway_server.router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
+from causeway_server.router.jobs.job import (
     MOST_LATE,
     RevisionDropped,
     check_revised,
@@ -30,8 +30,8 @@ from router.jobs.job import (
     no_room,
     outcome_of,
 )
-from router.serving.logs import redacted
-from router.types import Modality
+from causeway_server.router.serving.logs import redacted
+from causeway_server.router.types import Modality
 
 from ...core.late import LateReading
 from ...storage.config import JobsConfig

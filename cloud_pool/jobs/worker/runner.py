@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import msgspec
 
-from router.errors import AuthenticationFailed, CausewayError, ClientGone, DeadlineExceeded, ModelNotFound, RateLimited
-from router.parts.reading import has_parts
-from router.types import Embeddings, Request, Usage
+from causeway_server.router.errors import (
+    AuthenticationFailed,
+    CausewayError,
+    ClientGone,
+    DeadlineExceeded,
+    ModelNotFound,
+    RateLimited,
+)
+from causeway_server.router.parts.reading import has_parts
+from causeway_server.router.types import Embeddings, Request, Usage
 
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry, RunEnd

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
-from router.jobs.job import JobState, outcome_of
+from causeway_server.router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
+from causeway_server.router.jobs.job import JobState, outcome_of
 
 from ...lifetime import StopSignal, keep_running
 from ...storage.config import JobsConfig

@@ -25,7 +25,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded
+from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded
 
 from ..token_meter import CallMeter
 from .errors import translate

@@ -30,7 +30,7 @@ import grpc
 from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from router.errors import (
+from causeway_server.router.errors import (
     CausewayError,
     CloudUnreachable,
     ConfigError,

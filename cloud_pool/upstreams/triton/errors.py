@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-from router.errors import (
+from causeway_server.router.errors import (
     BackendError,
     CausewayError,
     ClientGone,

@@ -19,11 +19,11 @@ from typing import Literal
 
 import msgspec
 
-from models.modalities.process.messages import Found, Refused, SegmentFound
-from router.errors import InvalidRequest
-from router.reasoning import Thinking, thinking_limit, thinks
-from router.tool_calls.schema import NO_FRAME, CallFrame
-from router.types import Modality, Request, Sampling, TokenAlternative, TokenLogprob
+from causeway_server.models.modalities.process.messages import Found, Refused, SegmentFound
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.reasoning import Thinking, thinking_limit, thinks
+from causeway_server.router.tool_calls.schema import NO_FRAME, CallFrame
+from causeway_server.router.types import Modality, Request, Sampling, TokenAlternative, TokenLogprob
 
 GuidedKey = Literal["guided_decoding", "structured_outputs"]
 ANY_OBJECT = "{}"

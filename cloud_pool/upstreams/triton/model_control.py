@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from router.errors import ConfigError
-from router.serving.folders import write_new
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import write_new
 
 RESTRICTED = ("model-repository", "model-config", "shared-memory", "statistics", "trace", "logging")
 _NAME = "causeway"

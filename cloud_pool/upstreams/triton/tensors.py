@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from router.errors import CloudFailed
-from router.types import TokenLogprob
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.types import TokenLogprob
 
 from ..token_meter import SequenceMeter
 from .messages import EncodeJob, SamplingParameters, decode_logprobs, encode_parameters

@@ -24,8 +24,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from router.bundle.protocol import BoxState, StatusReply, StatusReport
-from router.serving.logs import redacted
+from causeway_server.router.bundle.protocol import BoxState, StatusReply, StatusReport
+from causeway_server.router.serving.logs import redacted
 
 from ... import daemon_version
 from ...clock import Clock

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from router.api.document import ErrorDocument
-from router.bundle.protocol import (
+from causeway_server.router.api.document import ErrorDocument
+from causeway_server.router.bundle.protocol import (
     MAC_HEADER,
     MAX_MESSAGE_BYTES,
     SIGNATURE_HEADER,
@@ -33,8 +33,8 @@ from router.bundle.protocol import (
     mac_header,
     signed_bytes,
 )
-from router.errors import ConfigError
-from router.web_origins import is_loopback
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.web_origins import is_loopback
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0

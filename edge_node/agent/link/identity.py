@@ -20,10 +20,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from router.bundle.manifest import Device, Name
-from router.bundle.protocol import EnrolmentRequest, base64url, enrolment_proof
-from router.errors import ConfigError
-from router.serving.folders import sync, write_atomically, write_new
+from causeway_server.router.bundle.manifest import Device, Name
+from causeway_server.router.bundle.protocol import EnrolmentRequest, base64url, enrolment_proof
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import sync, write_atomically, write_new
 
 from ... import daemon_version
 from .control_plane import ControlPlane

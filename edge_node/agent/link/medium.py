@@ -28,8 +28,8 @@ from typing import IO
 import msgspec
 import tuf.api.serialization.json  # noqa: F401
 
-from router.bundle.manifest import Blob
-from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
+from causeway_server.router.bundle.manifest import Blob
+from causeway_server.router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
 from ... import daemon_version
 from ..inspection import Looked, LookRequest

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from anyio import to_thread
 
-from router.bundle.protocol import Telemetry, TelemetrySample
+from causeway_server.router.bundle.protocol import Telemetry, TelemetrySample
 
 from ...clock import Clock
 from ...observability.metrics import Traffic

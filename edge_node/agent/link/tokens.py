@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import anyio
 
-from router.bundle.protocol import IssuedToken, TokenRequest
+from causeway_server.router.bundle.protocol import IssuedToken, TokenRequest
 
 from ...clock import Clock
 from ...observability.logs import Fault

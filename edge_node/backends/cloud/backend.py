@@ -19,8 +19,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.decision.attempts import join_token, split_token
-from router.errors import (
+from causeway_server.router.decision.attempts import join_token, split_token
+from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,
     ClientGone,
@@ -34,12 +34,12 @@ from router.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from router.jobs.job import JobEvent
-from router.openai.embeddings import decode_embeddings
-from router.openai.upstream.decode import decode_answer
-from router.openai.upstream.wire import encode_request
-from router.trackers import Breaker
-from router.types import Chunk, CloudSignals, Embeddings
+from causeway_server.router.jobs.job import JobEvent
+from causeway_server.router.openai.embeddings import decode_embeddings
+from causeway_server.router.openai.upstream.decode import decode_answer
+from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.trackers import Breaker
+from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo

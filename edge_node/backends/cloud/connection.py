@@ -24,10 +24,10 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from router.errors import CausewayError, CloudUnreadable, Phase
-from router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
-from router.trackers import Breaker, Ewma
-from router.types import Chunk, Kind, Request
+from causeway_server.router.errors import CausewayError, CloudUnreadable, Phase
+from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
+from causeway_server.router.trackers import Breaker, Ewma
+from causeway_server.router.types import Chunk, Kind, Request
 
 from ...config.schema import CloudConfig
 from ...observability.logs import Fault

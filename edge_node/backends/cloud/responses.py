@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 import msgspec
 
-from router.errors import (
+from causeway_server.router.errors import (
     BackendError,
     CausewayError,
     CloudBodyTooLarge,

@@ -13,16 +13,22 @@ from typing import Self
 
 import msgspec
 
-from models.catalog.artifact import Answers
-from models.constraints.grammars import hold
-from models.llama_cpp.process.parent import EngineProcess
-from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, Prompt
-from router import errors
-from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, EngineUnavailable, UnsupportedFeature
-from router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
-from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import NO_FRAME, PLAIN, answer_schema, call_frame
-from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
+from causeway_server.models.catalog.artifact import Answers
+from causeway_server.models.constraints.grammars import hold
+from causeway_server.models.llama_cpp.process.parent import EngineProcess
+from causeway_server.models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, Prompt
+from causeway_server.router import errors
+from causeway_server.router.errors import (
+    CausewayError,
+    DeadlineExceeded,
+    EngineCrashed,
+    EngineUnavailable,
+    UnsupportedFeature,
+)
+from causeway_server.router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
+from causeway_server.router.tool_calls.parser import ToolCallParser
+from causeway_server.router.tool_calls.schema import NO_FRAME, PLAIN, answer_schema, call_frame
+from causeway_server.router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest

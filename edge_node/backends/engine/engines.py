@@ -17,10 +17,10 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
-from models.catalog.artifact import ArtifactError
-from router.errors import EngineUnavailable
-from router.policy.compiled import Policy
-from router.types import Chunk, EdgeSignals, Embeddings, Request
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.router.errors import EngineUnavailable
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.types import Chunk, EdgeSignals, Embeddings, Request
 
 from ..backend import Backend, BackendRequest
 

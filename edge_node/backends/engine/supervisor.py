@@ -13,9 +13,9 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from models.llama_cpp.process.parent import EngineProcess
-from models.llama_cpp.protocol import EngineOptions, ModelInfo
-from router.errors import EngineUnavailable
+from causeway_server.models.llama_cpp.process.parent import EngineProcess
+from causeway_server.models.llama_cpp.protocol import EngineOptions, ModelInfo
+from causeway_server.router.errors import EngineUnavailable
 
 from ...observability.logs import Fault
 

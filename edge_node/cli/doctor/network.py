@@ -17,9 +17,9 @@ import httpx
 import msgspec
 import psutil
 
-from router.config import TracingConfig
-from router.errors import ConfigError
-from router.serving.listener import url_of
+from causeway_server.router.config import TracingConfig
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.listener import url_of
 
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError
@@ -188,7 +188,9 @@ def check_tracing(config: TracingConfig) -> Iterator[Finding]:
     """Send an empty export. Nothing where no traces are sent."""
     if not config.endpoint:
         return
-    from router.serving.otel import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+    from causeway_server.router.serving.otel import (
+        send_empty_export,  # on demand: OpenTelemetry costs a tenth of a second
+    )
 
     fault = asyncio.run(send_empty_export(config.endpoint))
     if fault:

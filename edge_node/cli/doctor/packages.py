@@ -15,8 +15,8 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from models.llama_cpp.native.resources import GpuReport
-from router.child_environment import minimal_environment
+from causeway_server.models.llama_cpp.native.resources import GpuReport
+from causeway_server.router.child_environment import minimal_environment
 
 from ...config.schema import EngineConfig
 from . import Finding, fail, ok, warn
@@ -181,7 +181,7 @@ def check_providers(available: Collection[str] | None = None) -> Iterator[Findin
         available: execution providers of this build of ONNX Runtime; None: asked.
     """
     try:
-        from models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
+        from causeway_server.models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
     except ImportError:
         return
     first, *others = short_names(choose_providers(SMALL_BYTES, available))

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     Artifact,
     ArtifactError,
     ArtifactNotFound,
@@ -18,10 +18,10 @@ from models.catalog.artifact import (
     list_artifacts,
     verify_artifact,
 )
-from models.catalog.fit import estimate_memory
-from models.catalog.gguf import read_gguf
-from models.catalog.projector import find_projector, vision_bytes
-from models.modalities.installed import (
+from causeway_server.models.catalog.fit import estimate_memory
+from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.catalog.projector import find_projector, vision_bytes
+from causeway_server.models.modalities.installed import (
     PICTURES_MODEL,
     PROGRAM,
     SPEECH_MODEL,
@@ -29,10 +29,10 @@ from models.modalities.installed import (
     is_installed,
     is_onnxruntime_installed,
 )
-from models.modalities.voices import list_voices, voice_of
-from router.errors import PolicyError
-from router.policy.compiled import Policy, parse_policy
-from router.types import DeviceSignals, Modality
+from causeway_server.models.modalities.voices import list_voices, voice_of
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import DeviceSignals, Modality
 
 from ...config.schema import Config, EngineConfig
 from ...modalities.speaker import SEPARATOR

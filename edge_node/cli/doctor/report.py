@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.llama_cpp.native.resources import allowed_cores, has_nvidia_gpu, probe_gpus
-from router.bundle.settings import ResponseCacheConfig
-from router.policy.compiled import Policy
-from router.types import DeviceSignals
+from causeway_server.models.llama_cpp.native.resources import allowed_cores, has_nvidia_gpu, probe_gpus
+from causeway_server.router.bundle.settings import ResponseCacheConfig
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.types import DeviceSignals
 
 from ...config.schema import Config, EngineConfig
 from ...signals.device import DeviceProbes

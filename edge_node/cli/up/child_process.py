@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from router.serving.process import end_with_parent
+from causeway_server.router.serving.process import end_with_parent
 
 READY = "ready "
 _TAIL_BYTES = 16 * 1024

@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from causeway import AsyncCauseway, CausewayAPIError, CausewayError, Decision, RequestOptions
-from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
-from router.policy.compiled import Policy, parse_policy
+from causeway_server.models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
+from causeway_server.router.policy.compiled import Policy, parse_policy
 
 from ...config.schema import Config
 from ...signals.estimators import load_calibrator, load_pair
 from ...storage.policies import DEFAULT_POLICY
 
 if TYPE_CHECKING:
-    from models.signals.pair import PairHandoff
+    from causeway_server.models.signals.pair import PairHandoff
 
 DEFAULT_SMALL, DEFAULT_LARGE = "assistant", "assistant-large"
 _PAIR_POLICY = """\

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 from causeway import AsyncCauseway
-from router.serving.folders import write_atomically
+from causeway_server.router.serving.folders import write_atomically
 
 from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded

@@ -9,7 +9,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable
+from causeway_server.router.errors import EngineUnavailable
 
 from ..protocol import KVType
 from . import bindings

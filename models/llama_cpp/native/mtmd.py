@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import mtmd_cpp as mtmd
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable, InvalidRequest
+from causeway_server.router.errors import EngineUnavailable, InvalidRequest
 
 from ..protocol import SoftRun
 from . import bindings

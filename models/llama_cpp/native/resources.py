@@ -8,7 +8,7 @@ A step takes the idle cores' threads at first, then what trials find. llama.cpp'
 in each step; a thread that waits for its core stops all of them, so one thread too many costs far more than one too
 few. No load figure tells what one more would gain: it is tried.
 
-python -m models.llama_cpp.native.resources      prints the GPUs as JSON
+python -m causeway_server.models.llama_cpp.native.resources      prints the GPUs as JSON
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from router.errors import EngineUnavailable
+from causeway_server.router.errors import EngineUnavailable
 
 from ...catalog.artifact import ArtifactError
 from ...child_process import child_environment
@@ -64,7 +64,7 @@ def has_nvidia_gpu() -> bool:
 
 def probe_gpus() -> GpuReport:
     """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
-    command = [sys.executable, "-m", "models.llama_cpp.native.resources"]
+    command = [sys.executable, "-m", "causeway_server.models.llama_cpp.native.resources"]
     try:
         child = subprocess.run(
             command,

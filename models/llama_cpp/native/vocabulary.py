@@ -10,9 +10,9 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable, InvalidRequest, UnsupportedFeature
-from router.reasoning import CLOSE, OPEN
-from router.tool_calls.parser import TEXT_MARKS
+from causeway_server.router.errors import EngineUnavailable, InvalidRequest, UnsupportedFeature
+from causeway_server.router.reasoning import CLOSE, OPEN
+from causeway_server.router.tool_calls.parser import TEXT_MARKS
 
 from ...chat.sandbox import MARK
 from . import bindings

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as native
 
-from router.errors import EngineUnavailable, ModelNotFound
+from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 
 from ..protocol import AdapterFile, KVType
 from . import bindings, resources

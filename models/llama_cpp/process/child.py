@@ -1,4 +1,4 @@
-"""The engine behind a socketpair: ``python -m models.llama_cpp.process.child FD``.
+"""The engine behind a socketpair: ``python -m causeway_server.models.llama_cpp.process.child FD``.
 
 The main thread reads the daemon's messages, so that counting a prompt or cancelling a job never waits for a decode
 step; the engine's thread writes each step's emissions. The child exits when the daemon does: the socket closes with it.
@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 
-from router.errors import CausewayError, EngineCrashed
+from causeway_server.router.errors import CausewayError, EngineCrashed
 
 from ...child_process import outlive_signals
 from .. import protocol

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from typing import Protocol
 
-from router.errors import EngineUnavailable
+from causeway_server.router.errors import EngineUnavailable
 
 from ...child_process import child_environment, start_child
 from .. import protocol
@@ -94,7 +94,9 @@ class EngineProcess(asyncio.Protocol):
             EngineUnavailable: the process cannot be started.
         """
         try:
-            self._process, ours = start_child("models.llama_cpp.process.child", child_environment(**_ENVIRONMENT))
+            self._process, ours = start_child(
+                "causeway_server.models.llama_cpp.process.child", child_environment(**_ENVIRONMENT)
+            )
         except OSError as error:
             raise EngineUnavailable(f"the engine child cannot be started: {error}", phase="connect") from error
         try:

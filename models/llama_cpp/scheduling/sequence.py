@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.types import Confidence, FinishReason, TokenLogprob
+from causeway_server.router.types import Confidence, FinishReason, TokenLogprob
 
 from ..native.vocabulary import Tokens, Vocabulary
 from ..native.weights import Adapter

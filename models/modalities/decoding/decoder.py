@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping
 
-from router.types import Fact
+from causeway_server.router.types import Fact
 
 from ..process.child import Link
 from ..process.messages import Decode, Found, MeasurePicture, Refusal, WorkerJob, WorkerResult, WorkerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from router.errors import InvalidRequest
+from causeway_server.router.errors import InvalidRequest
 
 from ...llama_cpp.native.mtmd import VisionEncoder
 from ...llama_cpp.native.resources import allowed_cores

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-from router.types import Fact, Label
+from causeway_server.router.types import Fact, Label
 
 from ..process.child import Link
 from ..process.messages import Found, Picture, Refusal, Segment, WorkerJob, WorkerResult, WorkerSpec

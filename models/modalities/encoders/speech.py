@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from faster_whisper import WhisperModel
 
-from router.types import Fact
+from causeway_server.router.types import Fact
 
 from ..process.child import Link
 from ..process.messages import (

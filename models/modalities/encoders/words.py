@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.parts.reading import spoken_form
+from causeway_server.router.parts.reading import spoken_form
 
 _WEIGHT = 0.3  # of this model's log probability beside that of the speech model
 _PER_WORD = 0.5  # for each word, since every word makes a text less probable

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from router.errors import EncoderFailed
-from router.types import Modality
+from causeway_server.router.errors import EncoderFailed
+from causeway_server.router.types import Modality
 
 from ..installed import DECODER
 from ..process.messages import (

@@ -19,11 +19,17 @@ from typing import Protocol
 
 import msgspec
 
-from router.errors import InvalidRequest, UnsupportedFeature
-from router.jobs.job import LateTerms
-from router.openai.audio import GRANULARITIES, Transcript, TranscriptionRequest, TranscriptSegment, TranscriptWord
-from router.parts.reading import FoundPart, find_parts, has_parts
-from router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFor
+from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
+from causeway_server.router.jobs.job import LateTerms
+from causeway_server.router.openai.audio import (
+    GRANULARITIES,
+    Transcript,
+    TranscriptionRequest,
+    TranscriptSegment,
+    TranscriptWord,
+)
+from causeway_server.router.parts.reading import FoundPart, find_parts, has_parts
+from causeway_server.router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFor
 
 from ...llama_cpp.protocol import SoftTokens
 from ..process.messages import Found, Refusal, SoundTerms

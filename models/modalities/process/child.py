@@ -1,4 +1,4 @@
-"""A worker behind a socketpair: ``python -m models.modalities.process.child FD``.
+"""A worker behind a socketpair: ``python -m causeway_server.models.modalities.process.child FD``.
 
 The first message names the worker; then each job gets one result. The child exits when the daemon does: the socket
 closes with it. It may not write files or leave a core dump, and out of memory the kernel ends it before the daemon.

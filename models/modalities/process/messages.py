@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.types import Fact, Modality
+from causeway_server.router.types import Fact, Modality
 
 from ...llama_cpp.protocol import SoftRun
 

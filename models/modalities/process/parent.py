@@ -186,7 +186,7 @@ class WorkerProcess:
         self._end_child()
         try:
             self._process, ours = start_child(
-                "models.modalities.process.child", _environment(self._python), self._python
+                "causeway_server.models.modalities.process.child", _environment(self._python), self._python
             )
         except OSError as error:
             raise WorkerFailed(f"its process cannot be started: {error.strerror}") from error

@@ -11,21 +11,21 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.accounts.accounts import Accounts
-from cloud_pool.app import build_accounts, build_server
-from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config import Config
-from cloud_pool.core.request_context import BodyMemory, Piece, RequestContext, answer_head
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.http.info_routes import Readiness
-from cloud_pool.http.request_admission import RequestAdmission
-from cloud_pool.http.request_runner import RequestRunner
-from cloud_pool.http.server import Server, gateway_listener
-from cloud_pool.observability.metrics import Metrics
-from cloud_pool.serving.service import Service
-from cloud_pool.tiers.tier import by_name, load_tiers
-from router.errors import CausewayError
-from router.types import Chunk, Usage
+from causeway_server.cloud_pool.accounts.accounts import Accounts
+from causeway_server.cloud_pool.app import build_accounts, build_server
+from causeway_server.cloud_pool.cache.caching_service import CachingService
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.core.request_context import BodyMemory, Piece, RequestContext, answer_head
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.http.info_routes import Readiness
+from causeway_server.cloud_pool.http.request_admission import RequestAdmission
+from causeway_server.cloud_pool.http.request_runner import RequestRunner
+from causeway_server.cloud_pool.http.server import Server, gateway_listener
+from causeway_server.cloud_pool.observability.metrics import Metrics
+from causeway_server.cloud_pool.serving.service import Service
+from causeway_server.cloud_pool.tiers.tier import by_name, load_tiers
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.types import Chunk, Usage
 
 ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
 

@@ -6,10 +6,10 @@ import hashlib
 
 import pytest
 
-from cloud_pool.accounts.identity.authenticator import Authenticator, StaticToken, StaticTokens
-from cloud_pool.core.principal import ANYONE
-from router.errors import AuthenticationFailed, PermissionDenied
-from router.serving.responses import error_response
+from causeway_server.cloud_pool.accounts.identity.authenticator import Authenticator, StaticToken, StaticTokens
+from causeway_server.cloud_pool.core.principal import ANYONE
+from causeway_server.router.errors import AuthenticationFailed, PermissionDenied
+from causeway_server.router.serving.responses import error_response
 
 from .token_issuer import NOW, Issuer
 

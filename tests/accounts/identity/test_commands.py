@@ -9,12 +9,12 @@ import pytest
 import redis.asyncio
 from click.testing import CliRunner, Result
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.key_set import read_jwks
-from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
-from cloud_pool.cli.keys import keys
-from router.errors import AuthenticationFailed
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.key_set import read_jwks
+from causeway_server.cloud_pool.accounts.identity.revocation import RevocationList
+from causeway_server.cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
+from causeway_server.cloud_pool.cli.keys import keys
+from causeway_server.router.errors import AuthenticationFailed
 from tests.redis_server import RedisServer
 
 

@@ -10,14 +10,14 @@ import aiohttp
 import msgspec
 import pytest
 
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.core.principal import Grants
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.tier import allowed_tiers
-from router.errors import ConfigError
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.cloud_pool.core.principal import Grants
+from causeway_server.cloud_pool.degradation.config import DegradationConfig
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.cloud_pool.tiers.tier import allowed_tiers
+from causeway_server.router.errors import ConfigError
 from tests.cloud.unreachable import unreachable_tier
 
 from .gateway import ASK, Gateway, running

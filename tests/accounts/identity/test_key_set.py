@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.accounts.identity.issuing import new_key, read_private, remove_key
-from cloud_pool.accounts.identity.key_set import public_jwk, read_jwks
-from cloud_pool.accounts.identity.token_verifier import KeySet
-from router.errors import ConfigError
+from causeway_server.cloud_pool.accounts.identity.issuing import new_key, read_private, remove_key
+from causeway_server.cloud_pool.accounts.identity.key_set import public_jwk, read_jwks
+from causeway_server.cloud_pool.accounts.identity.token_verifier import KeySet
+from causeway_server.router.errors import ConfigError
 
 from .token_issuer import Issuer
 

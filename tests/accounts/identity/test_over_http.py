@@ -14,14 +14,14 @@ import anyio
 import pytest
 import redis.asyncio
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.identity.revocation import revoke_token
-from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.usage import read_usage
-from cloud_pool.config import Config, Flags, load_config
-from cloud_pool.http.config import ServerConfig
-from router.errors import CloudFailed, ConfigError
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.accounts.identity.revocation import revoke_token
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.usage import read_usage
+from causeway_server.cloud_pool.config import Config, Flags, load_config
+from causeway_server.cloud_pool.http.config import ServerConfig
+from causeway_server.router.errors import CloudFailed, ConfigError
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -320,9 +320,9 @@ def test_a_key_file_is_enough_off_loopback(issuer: Issuer, tmp_path: Path) -> No
 
 
 def test_the_example_lists_every_key_with_its_default() -> None:
-    import cloud_pool
+    import causeway_server.cloud_pool
 
-    path = Path(cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
+    path = Path(causeway_server.cloud_pool.__file__).parent / "deploy" / "gateway.example.yaml"
     found = load_config(path, Flags())
     assert (found.identity, found.tenants, found.audit_file, found.redis) == (IdentityConfig(), TenantsConfig(), "", "")
     text = path.read_text()

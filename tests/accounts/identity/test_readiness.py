@@ -8,11 +8,11 @@ import aiohttp
 import anyio
 import pytest
 
-from cloud_pool.app import build, build_accounts
-from cloud_pool.config import Config
-from cloud_pool.http.config import OperatorConfig, ServerConfig
-from cloud_pool.http.info_routes import Readiness
-from cloud_pool.observability.metrics import Metrics
+from causeway_server.cloud_pool.app import build, build_accounts
+from causeway_server.cloud_pool.config import Config
+from causeway_server.cloud_pool.http.config import OperatorConfig, ServerConfig
+from causeway_server.cloud_pool.http.info_routes import Readiness
+from causeway_server.cloud_pool.observability.metrics import Metrics
 from tests.balancing.scripted import Bed
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer

@@ -10,17 +10,17 @@ import pytest
 import redis.asyncio
 from redis.exceptions import OutOfMemoryError
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.revocation import (
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.revocation import (
     DEVICES_KEY,
     RevocationList,
     is_replicated,
     revoke_device,
     revoke_token,
 )
-from cloud_pool.accounts.identity.token_verifier import Claims
-from router.errors import AuthenticationFailed, IdentityUnavailable
-from router.serving.responses import error_response
+from causeway_server.cloud_pool.accounts.identity.token_verifier import Claims
+from causeway_server.router.errors import AuthenticationFailed, IdentityUnavailable
+from causeway_server.router.serving.responses import error_response
 from tests.redis_server import RedisServer, unreachable_redis
 
 from .token_issuer import CLAIMS, NOW

@@ -12,10 +12,10 @@ import anyio
 import pytest
 import redis.asyncio
 
-from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.identity.revocation import revoke_token
-from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
-from cloud_pool.config import Config
+from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from causeway_server.cloud_pool.accounts.identity.revocation import revoke_token
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
+from causeway_server.cloud_pool.config import Config
 from tests.redis_server import RedisServer
 from tests.sessions.peer import Event, Peer, done
 from tests.waiting import until

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.accounts.identity.key_set import Jwks, public_jwk, read_jwks
-from cloud_pool.accounts.identity.token_verifier import Claims, TokenVerifier
-from router.errors import AuthenticationFailed
-from router.serving.responses import error_response
+from causeway_server.cloud_pool.accounts.identity.key_set import Jwks, public_jwk, read_jwks
+from causeway_server.cloud_pool.accounts.identity.token_verifier import Claims, TokenVerifier
+from causeway_server.router.errors import AuthenticationFailed
+from causeway_server.router.serving.responses import error_response
 
 from .token_issuer import CLAIMS, NOW, Issuer, part
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.issuing import new_key, read_private
-from cloud_pool.accounts.identity.key_set import public_jwk
-from cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
+from causeway_server.cloud_pool.accounts.identity.config import IdentityConfig
+from causeway_server.cloud_pool.accounts.identity.issuing import new_key, read_private
+from causeway_server.cloud_pool.accounts.identity.key_set import public_jwk
+from causeway_server.cloud_pool.accounts.identity.token_verifier import KeySet, TokenVerifier
 
 NOW = 1_800_000_000.0  # unix, s
 CLAIMS: dict[str, Any] = {

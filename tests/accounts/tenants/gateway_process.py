@@ -10,8 +10,8 @@ import sys
 
 import anyio
 
-from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
-from cloud_pool.config import Config
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.config import Config
 from tests.accounts.identity.gateway import ASK, running
 from tests.cloud.unreachable import unreachable_tier
 

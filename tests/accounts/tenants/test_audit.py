@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from cloud_pool.accounts.audit import AuditLog, AuditRecord, open_private
+from causeway_server.cloud_pool.accounts.audit import AuditLog, AuditRecord, open_private
 
 
 def record(number: int = 0) -> AuditRecord:

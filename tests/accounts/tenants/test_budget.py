@@ -14,14 +14,14 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
-from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import UsageRecorder, tenant_key
-from cloud_pool.core.principal import Principal
-from router.errors import InvalidRequest, RateLimited
-from router.types import Message, Request, Usage
+from causeway_server.cloud_pool.accounts.audit import AuditLog
+from causeway_server.cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import UsageRecorder, tenant_key
+from causeway_server.cloud_pool.core.principal import Principal
+from causeway_server.router.errors import InvalidRequest, RateLimited
+from causeway_server.router.types import Message, Request, Usage
 from tests.redis_server import RedisServer
 
 from .test_rate_limiter import NOON, Clock

@@ -15,9 +15,9 @@ import anyio
 import pytest
 import redis.asyncio
 
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Demand, tenant_key
-from router.errors import RateLimited
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import Demand, tenant_key
+from causeway_server.router.errors import RateLimited
 from tests.accounts.identity.gateway import ASK, Gateway, running
 from tests.redis_server import RedisServer
 from tests.waiting import until

@@ -11,13 +11,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder
-from cloud_pool.redis.connect import ConnectionOptions, open_redis
-from router.errors import RateLimited
-from router.serving.responses import error_response
-from router.types import Usage
+from causeway_server.cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder
+from causeway_server.cloud_pool.redis.connect import ConnectionOptions, open_redis
+from causeway_server.router.errors import RateLimited
+from causeway_server.router.serving.responses import error_response
+from causeway_server.router.types import Usage
 from tests.redis_server import RedisServer, unreachable_redis
 
 pytestmark = pytest.mark.redis

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.accounts.tenants.rate_limiter import TokenBucket
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TokenBucket
 
 LEVELS = st.floats(-1000, 1000)
 TIMES = st.floats(0, 1e6)

@@ -12,15 +12,15 @@ from anyio import to_thread
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
-from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
-from cloud_pool.cli.usage import usage_command
-from cloud_pool.core.principal import Principal
-from router.errors import ConfigError, InvalidRequest
-from router.types import Message, Request, Usage
+from causeway_server.cloud_pool.accounts.audit import AuditLog
+from causeway_server.cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
+from causeway_server.cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
+from causeway_server.cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from causeway_server.cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
+from causeway_server.cloud_pool.cli.usage import usage_command
+from causeway_server.cloud_pool.core.principal import Principal
+from causeway_server.router.errors import ConfigError, InvalidRequest
+from causeway_server.router.types import Message, Request, Usage
 from tests.redis_server import RedisServer, unreachable_redis
 
 NOW = 1_795_262_400.0

@@ -26,7 +26,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from fleet.demo.show import (
+from causeway_server.fleet.demo.show import (
     CAUSEWAY_FLEET,
     COHORT,
     OFFLINE,
@@ -38,9 +38,9 @@ from fleet.demo.show import (
     write_folder,
     write_policy,
 )
-from fleet.trust.offline import signed_manifests
-from fleet.trust.published import PublishedFolder
-from router.bundle.manifest import bundle_id
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.fleet.trust.published import PublishedFolder
+from causeway_server.router.bundle.manifest import bundle_id
 from tests.bed.figures import quantile, table
 from tests.ports import free_port
 from tests.tool import run_tool

@@ -18,8 +18,8 @@ import aiohttp
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from router.bundle.manifest import RolloutPlan, assigned_bundle
-from router.bundle.protocol import (
+from causeway_server.router.bundle.manifest import RolloutPlan, assigned_bundle
+from causeway_server.router.bundle.protocol import (
     LATENCY_BOUNDS_S,
     MAC_HEADER,
     SIGNATURE_HEADER,

@@ -19,11 +19,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import find_artifact
-from models.llama_cpp.native.resources import choose_threads
-from router.types import Message, Request, ResponseFormat, Tool, ToolChoice
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.llama_cpp.native.resources import choose_threads
+from causeway_server.router.types import Message, Request, ResponseFormat, Tool, ToolChoice
 from tests.tool import run_tool
 
 from ..__main__ import cells

@@ -11,9 +11,9 @@ import statistics
 import sys
 import time
 
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import find_artifact
-from router.types import Request
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.router.types import Request
 from tests.tool import run_tool
 
 from ..rows import Row

@@ -18,10 +18,10 @@ from typing import get_args
 import msgspec
 import psutil
 
-from models.catalog.artifact import find_artifact
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, KVType, Prompt
-from router.types import Message, Sampling
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, KVType, Prompt
+from causeway_server.router.types import Message, Sampling
 from tests.tool import run_tool
 
 from .real_weights import MODEL, TEXT

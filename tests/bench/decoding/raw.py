@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.llama_cpp.native import bindings
-from models.llama_cpp.native.context import Context
-from models.llama_cpp.native.vocabulary import Vocabulary
-from models.llama_cpp.native.weights import Weights
+from causeway_server.models.llama_cpp.native import bindings
+from causeway_server.models.llama_cpp.native.context import Context
+from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
+from causeway_server.models.llama_cpp.native.weights import Weights
 
 
 class Raw:

@@ -27,9 +27,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import ArtifactError, find_artifact
-from router.types import Message
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact
+from causeway_server.router.types import Message
 from tests.tool import run_tool
 
 from ..__main__ import RESULTS, cells, machine, with_section

@@ -13,12 +13,12 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from edge_node.backends.backend import BackendRequest
-from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.config.schema import EngineConfig
-from edge_node.deploy.prepare.llama import cached_wheel
-from edge_node.deploy.prepare.places import find_places
-from router.types import Message, Request, Sampling, Target
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.edge_node.deploy.prepare.llama import cached_wheel
+from causeway_server.edge_node.deploy.prepare.places import find_places
+from causeway_server.router.types import Message, Request, Sampling, Target
 
 from ...ports import free_port
 from ..environment import make_environment

@@ -9,8 +9,8 @@ from base64 import urlsafe_b64encode
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleet.server.tokens import ReportKeys
-from router.bundle.protocol import MAC_HEADER, BoxState, StatusReport, mac_header
+from causeway_server.fleet.server.tokens import ReportKeys
+from causeway_server.router.bundle.protocol import MAC_HEADER, BoxState, StatusReport, mac_header
 
 STATUS = "/v1/status"
 SERVER_KEY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"server").digest())

@@ -19,13 +19,13 @@ from aiohttp import web
 from jwt.algorithms import OKPAlgorithm
 from sqlalchemy import insert
 
-from fleet.app import ServeSettings, running
-from fleet.repository.folder import new_fleet
-from fleet.store.database import Store
-from fleet.store.devices import Device
-from fleet.store.tables import devices
-from router.bundle.protocol import StatusReply
-from router.serving.listener import raise_file_limit
+from causeway_server.fleet.app import ServeSettings, running
+from causeway_server.fleet.repository.folder import new_fleet
+from causeway_server.fleet.store.database import Store
+from causeway_server.fleet.store.devices import Device
+from causeway_server.fleet.store.tables import devices
+from causeway_server.router.bundle.protocol import StatusReply
+from causeway_server.router.serving.listener import raise_file_limit
 
 from .boxes import SERVER_KEY, STATUS, box_name, public_key
 

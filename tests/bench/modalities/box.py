@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from edge_node.app import App, build
-from edge_node.config.schema import Config, EngineConfig, ServerConfig
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.types import DecisionRecord, Modality
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.config.schema import Config, EngineConfig, ServerConfig
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.types import DecisionRecord, Modality
 
 POLICY = """
 version: 1

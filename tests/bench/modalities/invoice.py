@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from router.bundle.settings import ModalitiesConfig
+from causeway_server.router.bundle.settings import ModalitiesConfig
 from tests.modalities.test_fusion import picture, sound, text
 
 from .box import Bench, Reply, benched

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from models.modalities.process.messages import WorkerSpec
-from router.bundle.settings import ModalitiesConfig
-from router.types import Modality
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.types import Modality
 from tests.modalities.files import png, tone, wav
 from tests.modalities.test_fusion import picture, sound, text
 
@@ -97,5 +97,5 @@ def _cpu_s() -> float:
     return sum(
         child.cpu_times().user + child.cpu_times().system
         for child in psutil.Process().children()
-        if "models.modalities.process.child" in child.cmdline()
+        if "causeway_server.models.modalities.process.child" in child.cmdline()
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from fleet.rollout.settings import RolloutState
+from causeway_server.fleet.rollout.settings import RolloutState
 from tests.tool import run_tool
 
 from .boxes import Effect

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.rollout.verdict import Observations
-from router.bundle.manifest import position
+from causeway_server.fleet.rollout.verdict import Observations
+from causeway_server.router.bundle.manifest import position
 
 LATENCY_BOUNDS_S = (0.5, 1.0, 2.0, 4.0)
 BOXES_OF_A_SITE = 25

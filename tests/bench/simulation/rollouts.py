@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.rollout.rollout import Rollout, apply, look, next_look, stage_share
-from fleet.rollout.settings import RolloutEvent, RolloutSettings, RolloutStage, RolloutState
-from fleet.rollout.verdict import Observations
-from router.bundle.manifest import WHOLE
+from causeway_server.fleet.rollout.rollout import Rollout, apply, look, next_look, stage_share
+from causeway_server.fleet.rollout.settings import RolloutEvent, RolloutSettings, RolloutStage, RolloutState
+from causeway_server.fleet.rollout.verdict import Observations
+from causeway_server.router.bundle.manifest import WHOLE
 
 from .boxes import Effect, SimulatedBoxes, draw_boxes, draw_weather, observe
 from .polls import PollModel, revert_times, told_times

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fleet.rollout.settings import RolloutState
+from causeway_server.fleet.rollout.settings import RolloutState
 from tests.bench.simulation.__main__ import main
 from tests.bench.simulation.boxes import Effect, draw_boxes, draw_weather, observe
 from tests.bench.simulation.polls import PollModel, polls_after_wake, reconnect_storm, revert_times, served, told_times

@@ -80,7 +80,7 @@ def edge(upstream_port: int) -> Iterator[Server]:
             "log": "warning",
         }
         flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, pid):
+        with process("-m", "causeway_server.edge_node", "serve", *flags, ready="ready url=") as (url, pid):
             yield Server("edge", int(url.rpartition(":")[2]), (pid,))
 
 
@@ -88,5 +88,5 @@ def edge(upstream_port: int) -> Iterator[Server]:
 def gateway(triton_port: int) -> Iterator[Server]:
     """The gateway as users start it, in front of a Triton at `triton_port`."""
     flags = ("--port", "0", "--triton", f"127.0.0.1:{triton_port}", "--log", "warning")
-    with process("-m", "cloud_pool", "serve", *flags, ready="ready url=") as (url, pid):
+    with process("-m", "causeway_server.cloud_pool", "serve", *flags, ready="ready url=") as (url, pid):
         yield Server("gateway", int(url.split()[0].removesuffix("/v1").rpartition(":")[2]), (pid,))

@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 from tests.tool import run_tool
 
 from .measure import FORMAT, run

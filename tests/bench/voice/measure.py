@@ -17,6 +17,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.config.schema import Config, ServerConfig
+from causeway_server.models.catalog.artifact import find_artifact, find_signal
+from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
+from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.parts.reading import spoken_form
+from causeway_server.router.types import RoutingHints
 from causeway_train.data.transcripts import TranscribedRow
 from causeway_train.function_calls.call import score_answer
 from causeway_train.function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
@@ -24,14 +32,6 @@ from causeway_train.function_calls.intents import is_device_row
 from causeway_train.signals.graded_answers import answer_rows
 from causeway_train.signals.quality import HALVES
 from causeway_train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
-from edge_node.app import App, build
-from edge_node.config.schema import Config, ServerConfig
-from models.catalog.artifact import find_artifact, find_signal
-from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
-from router.bundle.settings import ModalitiesConfig
-from router.openai.chat import parse_chat
-from router.parts.reading import spoken_form
-from router.types import RoutingHints
 
 from .network import NetworkWatch
 

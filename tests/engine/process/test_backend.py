@@ -17,13 +17,11 @@ import psutil
 import pytest
 import uvloop
 
-from causeway_train.evaluate.greedy import GreedyModel
-from causeway_train.function_calls.call import parse_call
-from edge_node.backends.backend import BackendRequest
-from edge_node.backends.engine.backend import DECLINED, EngineBackend, EngineModel
-from edge_node.config.schema import EngineConfig
-from models.catalog.artifact import find_artifact
-from router.errors import (
+from causeway_server.edge_node.backends.backend import BackendRequest
+from causeway_server.edge_node.backends.engine.backend import DECLINED, EngineBackend, EngineModel
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.router.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineCrashed,
@@ -32,7 +30,7 @@ from router.errors import (
     InvalidRequest,
     UnsupportedFeature,
 )
-from router.types import (
+from causeway_server.router.types import (
     Chunk,
     Confidence,
     ImagePart,
@@ -44,6 +42,8 @@ from router.types import (
     Tool,
     ToolChoice,
 )
+from causeway_train.evaluate.greedy import GreedyModel
+from causeway_train.function_calls.call import parse_call
 from tests.waiting import until
 
 from ..tiny_gguf import CONTROL, write_tiny_gguf
@@ -137,7 +137,9 @@ async def test_the_child_has_no_secret_of_the_daemons(
     backend = make_backend()
     await backend.start()
     await backend.ready(now() + TIMEOUT_S)
-    children = [one for one in psutil.Process().children() if "models.llama_cpp.process.child" in one.cmdline()]
+    children = [
+        one for one in psutil.Process().children() if "causeway_server.models.llama_cpp.process.child" in one.cmdline()
+    ]
     assert children
     assert all("secret" not in child.environ().values() for child in children)
     assert finish(await answer(backend, chat())) == "length"
@@ -386,7 +388,7 @@ async def test_an_engine_that_cannot_be_loaded_is_logged_once_until_it_is_ready(
     make_backend: MakeBackend, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often it is tried; its problem is told meanwhile."""
-    caplog.set_level(logging.INFO, "edge_node.backends.engine.supervisor")
+    caplog.set_level(logging.INFO, "causeway_server.edge_node.backends.engine.supervisor")
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model")
     backend = make_backend(path)
@@ -398,7 +400,9 @@ async def test_an_engine_that_cannot_be_loaded_is_logged_once_until_it_is_ready(
     repair(path, tiny_model)
     await backend.ready(now() + TIMEOUT_S)
     assert backend.problem == ""
-    lost, back = [record for record in caplog.records if record.name == "edge_node.backends.engine.supervisor"]
+    lost, back = [
+        record for record in caplog.records if record.name == "causeway_server.edge_node.backends.engine.supervisor"
+    ]
     assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
     assert "is ready again (after" in back.getMessage()
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp import protocol
-from models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERROR
-from models.llama_cpp.protocol import EngineOptions, Job, Prompt
-from router.types import Sampling
+from causeway_server.models.llama_cpp import protocol
+from causeway_server.models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERROR
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Job, Prompt
+from causeway_server.router.types import Sampling
 
 pytestmark = pytest.mark.engine
 
@@ -29,7 +29,7 @@ class Link:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(TIMEOUT_S)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "models.llama_cpp.process.child", str(theirs.fileno())],
+            [sys.executable, "-m", "causeway_server.models.llama_cpp.process.child", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
             cwd=ROOT,

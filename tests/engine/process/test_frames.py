@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.llama_cpp import protocol
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from router.types import Confidence, Message, Sampling, TextPart, TokenAlternative, TokenLogprob, Tool, ToolCall
+from causeway_server.models.llama_cpp import protocol
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.router.types import (
+    Confidence,
+    Message,
+    Sampling,
+    TextPart,
+    TokenAlternative,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+)
 
 PROMPT = Prompt(
     messages=(

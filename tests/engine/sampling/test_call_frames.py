@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import (
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.tool_calls.parser import ToolCallParser
+from causeway_server.router.tool_calls.schema import (
     GEMMA,
     HERMES,
     LLAMA,
@@ -22,7 +22,7 @@ from router.tool_calls.schema import (
     call_frame,
     tool_format,
 )
-from router.types import Message, Request, Sampling, Tool, ToolChoice
+from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
 
 from ..conftest import GREEDY, Rig
 from ..tiny_gguf import CONTROL, write_tiny_gguf

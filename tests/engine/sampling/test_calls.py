@@ -6,13 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from causeway_server.models.catalog.artifact import find_artifact
+from causeway_server.models.constraints.grammars import (
+    ANSWER_TOKENS,
+    ANY_CALL,
+    MAX_CHARACTERS,
+    MAX_PIECES,
+    call_grammar,
+)
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.types import Message, Sampling
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.evaluate.greedy import GreedyModel
 from causeway_train.function_calls.call import parse_call
-from models.catalog.artifact import find_artifact
-from models.constraints.grammars import ANSWER_TOKENS, ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.types import Message, Sampling
 
 from ..conftest import Answer, Rig
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from models.llama_cpp.protocol import Prompt
-from models.llama_cpp.sampler import GrammarCompiler, GrammarState
-from router.types import Sampling
+from causeway_server.models.llama_cpp.protocol import Prompt
+from causeway_server.models.llama_cpp.sampler import GrammarCompiler, GrammarState
+from causeway_server.router.types import Sampling
 
 from ..conftest import TIMEOUT_S, Rig
 from ..tiny_gguf import CONTROL

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.llama_cpp.scheduling.sequence import TextStream
+from causeway_server.models.llama_cpp.scheduling.sequence import TextStream
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from models.chat.template import thinking_of
-from models.llama_cpp.protocol import EngineOptions, Prompt
-from router.types import Message, Sampling
+from causeway_server.models.chat.template import thinking_of
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
+from causeway_server.router.types import Message, Sampling
 
 from ..conftest import GREEDY, Rig
 from ..family_templates import CHATML

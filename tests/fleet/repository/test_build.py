@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli.rollout_output import manifest_changes
-from fleet.repository.build import BuiltBundle, build_bundles
-from fleet.repository.fleet_file import cohort_of
-from fleet.repository.folder import check_fleet
-from router.bundle.manifest import BundleManifest, encode_canonical, read_manifest
-from router.bundle.refusals import BundleInvalid
+from causeway_server.fleet.cli.rollout_output import manifest_changes
+from causeway_server.fleet.repository.build import BuiltBundle, build_bundles
+from causeway_server.fleet.repository.fleet_file import cohort_of
+from causeway_server.fleet.repository.folder import check_fleet
+from causeway_server.router.bundle.manifest import BundleManifest, encode_canonical, read_manifest
+from causeway_server.router.bundle.refusals import BundleInvalid
 
 from .fleets import edit, write_fleet
 

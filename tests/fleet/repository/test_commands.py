@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.cli.commands import main
+from causeway_server.fleet.cli.commands import main
 
 from .fleets import CASES, edit, write_fleet
 

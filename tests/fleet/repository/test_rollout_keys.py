@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.repository.fleet_file import FleetDoc, RolloutDoc, maintenance_windows, rollout_settings
-from fleet.repository.folder import check_fleet
-from fleet.rollout.settings import RolloutSettings, RolloutStage, small_fleet_advice
-from router.documents.reader import read_struct
+from causeway_server.fleet.repository.fleet_file import FleetDoc, RolloutDoc, maintenance_windows, rollout_settings
+from causeway_server.fleet.repository.folder import check_fleet
+from causeway_server.fleet.rollout.settings import RolloutSettings, RolloutStage, small_fleet_advice
+from causeway_server.router.documents.reader import read_struct
 
 from .fleets import edit, write_fleet
 

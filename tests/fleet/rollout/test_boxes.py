@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.rollout.settings import MaintenanceWindow, is_silent
-from fleet.server.messages import BootHistory
-from fleet.store.generations import CohortPace
+from causeway_server.fleet.rollout.settings import MaintenanceWindow, is_silent
+from causeway_server.fleet.server.messages import BootHistory
+from causeway_server.fleet.store.generations import CohortPace
 
 NIGHT = MaintenanceWindow(frozenset({5}), 22 * 60, 4 * 60)
 

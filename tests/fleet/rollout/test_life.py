@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, next_look, plan_of, stage_share
-from fleet.rollout.settings import (
+from causeway_server.fleet.rollout.rollout import (
+    RUNNING,
+    Rollout,
+    apply,
+    expire,
+    look,
+    look_due,
+    next_look,
+    plan_of,
+    stage_share,
+)
+from causeway_server.fleet.rollout.settings import (
     LIFE,
     IllegalTransition,
     MetricLimit,
@@ -19,8 +29,8 @@ from fleet.rollout.settings import (
     RolloutState,
     next_state,
 )
-from fleet.rollout.verdict import Observations, Outcome
-from router.bundle.manifest import WHOLE, assigned_bundle, position
+from causeway_server.fleet.rollout.verdict import Observations, Outcome
+from causeway_server.router.bundle.manifest import WHOLE, assigned_bundle, position
 
 S, E = RolloutState, RolloutEvent
 STAGES = (RolloutStage(1_000), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))

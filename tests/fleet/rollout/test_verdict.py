@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, RolloutStage
-from fleet.rollout.verdict import (
+from causeway_server.fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, RolloutStage
+from causeway_server.fleet.rollout.verdict import (
     Observations,
     Outcome,
     difference_of_shares,
@@ -20,7 +20,7 @@ from fleet.rollout.verdict import (
     randomisation_p,
     sampling_tail,
 )
-from router.bundle.manifest import binomial_tail
+from causeway_server.router.bundle.manifest import binomial_tail
 
 pytestmark = pytest.mark.slow
 

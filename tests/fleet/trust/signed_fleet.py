@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 from securesystemslib.signer import CryptoSigner
 
-from edge_node.agent.source import DownloadBounds
-from edge_node.agent.verifier import BOUNDS, Fetch, UpdateVerifier
-from fleet.repository.folder import check_fleet
-from fleet.trust.keys import Trust, load_signer, new_key, read_trust
-from fleet.trust.offline import RoleReport, sign_offline, signed_manifests
-from fleet.trust.online import publish_online
-from fleet.trust.published import PublishedFolder
-from router.bundle.manifest import RolloutPlan, bundle_id
+from causeway_server.edge_node.agent.source import DownloadBounds
+from causeway_server.edge_node.agent.verifier import BOUNDS, Fetch, UpdateVerifier
+from causeway_server.fleet.repository.folder import check_fleet
+from causeway_server.fleet.trust.keys import Trust, load_signer, new_key, read_trust
+from causeway_server.fleet.trust.offline import RoleReport, sign_offline, signed_manifests
+from causeway_server.fleet.trust.online import publish_online
+from causeway_server.fleet.trust.published import PublishedFolder
+from causeway_server.router.bundle.manifest import RolloutPlan, bundle_id
 
 from ..repository.fleets import write_fleet
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, TargetFile, Targets
 
-from edge_node.agent.source import DownloadBounds
-from edge_node.agent.verifier import Fetch, UpdateVerifier
-from fleet.trust.online import publish_freshness
-from router.bundle.manifest import blob_of, encode_canonical
-from router.bundle.refusals import UpdateRefused
+from causeway_server.edge_node.agent.source import DownloadBounds
+from causeway_server.edge_node.agent.verifier import Fetch, UpdateVerifier
+from causeway_server.fleet.trust.online import publish_freshness
+from causeway_server.router.bundle.manifest import blob_of, encode_canonical
+from causeway_server.router.bundle.refusals import UpdateRefused
 
 from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from edge_node.agent.verifier import UpdateVerifier
-from fleet.cli.commands import main
-from fleet.controller.publisher import Publisher
-from fleet.trust.published import RepositoryInvalid
-from router.bundle.refusals import UpdateRefused
+from causeway_server.edge_node.agent.verifier import UpdateVerifier
+from causeway_server.fleet.cli.commands import main
+from causeway_server.fleet.controller.publisher import Publisher
+from causeway_server.fleet.trust.published import RepositoryInvalid
+from causeway_server.router.bundle.refusals import UpdateRefused
 
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.operators.sign_in import load_bootstrap_token
-from fleet.server.tokens import load_token_key
-from fleet.trust.keys import new_key
-from fleet.trust.published import PublishedFolder
-from router.errors import ConfigError
-from router.serving.folders import write_atomically, write_new
+from causeway_server.fleet.operators.sign_in import load_bootstrap_token
+from causeway_server.fleet.server.tokens import load_token_key
+from causeway_server.fleet.trust.keys import new_key
+from causeway_server.fleet.trust.published import PublishedFolder
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.folders import write_atomically, write_new
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "token-key.jwk": lambda path: load_token_key(path, "causeway"),

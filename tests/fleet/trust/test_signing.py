@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.trust.keys import KeyInvalid, is_encrypted, list_keys, load_signer, new_key, read_trust
-from fleet.trust.offline import signed_manifests
-from fleet.trust.online import OnlineKeyMissing, SignaturesMissing, publish_online
-from router.bundle.manifest import bundle_id
-from router.bundle.refusals import BundleNotSigned
+from causeway_server.fleet.trust.keys import KeyInvalid, is_encrypted, list_keys, load_signer, new_key, read_trust
+from causeway_server.fleet.trust.offline import signed_manifests
+from causeway_server.fleet.trust.online import OnlineKeyMissing, SignaturesMissing, publish_online
+from causeway_server.router.bundle.manifest import bundle_id
+from causeway_server.router.bundle.refusals import BundleNotSigned
 
 from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from models.calibrate.collect import EndpointAnswerer, collect
-from models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
-from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
-from models.cli.commands import main
-from models.signals.pair import ModelIdentity, PairEstimator
-from router.errors import BackendError
-from router.types import Confidence
+from causeway_server.models.calibrate.collect import EndpointAnswerer, collect
+from causeway_server.models.calibrate.prompts import AnswerLog, CalibrationPrompt, ModelAnswer, Pair, PairAnswers, label
+from causeway_server.models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
+from causeway_server.models.cli.commands import main
+from causeway_server.models.signals.pair import ModelIdentity, PairEstimator
+from causeway_server.router.errors import BackendError
+from causeway_server.router.types import Confidence
 from tests.models.calibrate.pairs import answered, prompts
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.calibrate.prompts import CalibrationPrompt, Metric, collection_order, read_prompts
+from causeway_server.models.calibrate.prompts import CalibrationPrompt, Metric, collection_order, read_prompts
 
 GOOD = b'{"prompt": "hello"}\n'
 

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from models.constraints.grammars import LIMITS, framed_grammar
+from causeway_server.models.constraints.grammars import LIMITS, framed_grammar
 
 CORPUS: dict[str, dict[str, Any]] = {
     f"{path.stem}-{name}": schema

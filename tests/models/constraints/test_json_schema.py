@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from models.constraints.grammars import Fault, fault_of, framed_grammar, held_arguments
-from router.errors import InvalidGrammar
-from router.tool_calls.schema import answer_schema
-from router.types import Request, Tool, ToolChoice
+from causeway_server.models.constraints.grammars import Fault, fault_of, framed_grammar, held_arguments
+from causeway_server.router.errors import InvalidGrammar
+from causeway_server.router.tool_calls.schema import answer_schema
+from causeway_server.router.types import Request, Tool, ToolChoice
 
 from .bytewise import CORPUS, accepts, matcher, refused
 

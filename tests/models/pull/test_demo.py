@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.catalog.fit import Device
-from models.catalog.gguf import describe, read_gguf
-from models.pull.demo import DemoModel, Part, demo_models, fetch, present_bytes
-from models.pull.plan import FitOptions, PullError, RemoteFile, check_memory
+from causeway_server.models.catalog.fit import Device
+from causeway_server.models.catalog.gguf import describe, read_gguf
+from causeway_server.models.pull.demo import DemoModel, Part, demo_models, fetch, present_bytes
+from causeway_server.models.pull.plan import FitOptions, PullError, RemoteFile, check_memory
 
 from ..gguf_files import SHIPPED, network_header
 from .conftest import write_wheel

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
-from models.catalog.fit import Device
-from models.publish.add import check_memory
-from models.pull.demo import DemoModel, PackagedModel, Part, fetch_packaged, packaged_models
-from models.pull.plan import PullError, RemoteFile
+from causeway_server.models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
+from causeway_server.models.catalog.fit import Device
+from causeway_server.models.publish.add import check_memory
+from causeway_server.models.pull.demo import DemoModel, PackagedModel, Part, fetch_packaged, packaged_models
+from causeway_server.models.pull.plan import PullError, RemoteFile
 
 from .conftest import write_wheel
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.catalog.artifact import ArtifactError
-from models.pull.efficientnet import read_tensors, write_classifier
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.pull.efficientnet import read_tensors, write_classifier
 
 torch = pytest.importorskip("torch", reason="needs torch, which makes models (extra train)")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -90,8 +90,8 @@ def test_the_graph_computes_what_the_network_of_the_file_does(tmp_path: Path) ->
 @pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed (extra pictures)")
 @pytest.mark.parametrize("size", [(1, 1), (400, 3), (30, 40)])
 def test_a_picture_of_any_form_has_its_probable_labels_best_first(tmp_path: Path, size: tuple[int, int]) -> None:
-    from models.modalities.encoders.pictures import PictureClassifier
-    from models.modalities.process.messages import Picture
+    from causeway_server.models.modalities.encoders.pictures import PictureClassifier
+    from causeway_server.models.modalities.process.messages import Picture
 
     weights = {name: value.numpy().astype(np.float32) for name, value in state().items()}
     write_classifier(weights, LABELS, tmp_path / "net.onnx", STAGES, SIDE)

@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("llama_cpp")
 pytest.importorskip("huggingface_hub")
 
-from models.catalog.artifact import load_artifact, verify_artifact
-from models.pull.hub import HubListing, choose_mmproj
-from models.pull.plan import PullError, RemoteFile
+from causeway_server.models.catalog.artifact import load_artifact, verify_artifact
+from causeway_server.models.pull.hub import HubListing, choose_mmproj
+from causeway_server.models.pull.plan import PullError, RemoteFile
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.engine.tiny_mmproj import needs_mtmd, write_tiny_mmproj
 
@@ -33,7 +33,7 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 MAIN = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
-from models.cli.commands import main
+from causeway_server.models.cli.commands import main
 main(["pull", *sys.argv[2:]], prog_name="causeway-models")
 """
 LARGE, SMALL = "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf"

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from models.semantic.judge import MOST_REQUESTS, Findings, likely_errors
+from causeway_server.models.semantic.judge import MOST_REQUESTS, Findings, likely_errors
 
 
 @pytest.mark.parametrize(

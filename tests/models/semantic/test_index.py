@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.catalog.artifact import find_judged_artifact, find_signal
-from models.semantic.index import SemanticIndex
-from models.semantic.judge import ComparedText, Judge
+from causeway_server.models.catalog.artifact import find_judged_artifact, find_signal
+from causeway_server.models.semantic.index import SemanticIndex
+from causeway_server.models.semantic.judge import ComparedText, Judge
 
 
 @pytest.fixture(scope="module")

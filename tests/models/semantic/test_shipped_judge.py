@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_server.models.catalog.artifact import ArtifactError, find_judged_artifact, find_signal, verify_artifact
+from causeway_server.models.semantic.index import SemanticIndex
+from causeway_server.models.semantic.judge import SAME_WORDS, Calibration, Judge, allowed_errors, read_judge
 from causeway_train.evaluate.same_answer import label
 from causeway_train.evaluate.semantic_stream import paraphrase, run_stream, stream, summarize
 from causeway_train.function_calls.dataset import Row
-from models.catalog.artifact import ArtifactError, find_judged_artifact, find_signal, verify_artifact
-from models.semantic.index import SemanticIndex
-from models.semantic.judge import SAME_WORDS, Calibration, Judge, allowed_errors, read_judge
 
 HERE = Path(__file__).parent
 REFUSED = [tuple(line.split("\t")) for line in (HERE / "refused_pairs.tsv").read_text().splitlines()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from models.semantic.index import CODED, GRAPH, Codes, Vector, VectorTable
+from causeway_server.models.semantic.index import CODED, GRAPH, Codes, Vector, VectorTable
 from tests.train.requirements import need_training_packages
 
 D, N = 256, CODED + 700

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.semantic.protected import opposed, poles, quoted, signature, words
+from causeway_server.models.semantic.protected import opposed, poles, quoted, signature, words
 
 HARMLESS = frozenset("what is the in on turn light show me tell a my to do i have how set alarm for at wake".split())
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from causeway_train.signals.calibration import confidence_at, probability_at, train_calibrator
-from causeway_train.signals.graded_answers import CONFIDENCE_TOKENS, GradedAnswer
-from models.catalog.artifact import ArtifactError, find_artifact
-from models.signals.calibration import (
+from causeway_server.models.catalog.artifact import ArtifactError, find_artifact
+from causeway_server.models.signals.calibration import (
     INPUT_COUNT,
     CalibrationParameters,
     CalibrationStage,
     ConfidenceCalibrator,
     LinearLogit,
 )
-from router.types import Confidence
+from causeway_server.router.types import Confidence
+from causeway_train.signals.calibration import confidence_at, probability_at, train_calibrator
+from causeway_train.signals.graded_answers import CONFIDENCE_TOKENS, GradedAnswer
 
 
 def stage(tokens: int, bias: float = 0.0) -> CalibrationStage:

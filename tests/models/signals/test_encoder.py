@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnxruntime")
 
-from causeway_train.cli.commands import main as causeway_train
-from causeway_train.signals.bert_to_onnx import convert
-from causeway_train.signals.encoder import distill
-from models.catalog.artifact import (
+from causeway_server.models.catalog.artifact import (
     ArtifactError,
     ArtifactNotFound,
     find_judged_artifact,
@@ -24,9 +21,12 @@ from models.catalog.artifact import (
     load_artifact,
     verify_artifact,
 )
-from models.cli.commands import main
-from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
-from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
+from causeway_server.models.cli.commands import main
+from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from causeway_server.models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
+from causeway_train.cli.commands import main as causeway_train
+from causeway_train.signals.bert_to_onnx import convert
+from causeway_train.signals.encoder import distill
 from tests.train.requirements import need_training_packages
 
 PIECES = [

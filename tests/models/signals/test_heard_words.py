@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from causeway_server.models.catalog.artifact import find_signal, verify_artifact
+from causeway_server.models.modalities.encoders.words import WordModel
 from causeway_train.signals.spoken import count_words
-from models.catalog.artifact import find_signal, verify_artifact
-from models.modalities.encoders.words import WordModel
 
 TEXTS = [
     "turn off the lights",

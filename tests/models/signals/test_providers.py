@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
+from causeway_server.models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 

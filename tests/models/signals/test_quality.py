@@ -10,15 +10,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from causeway_server.models.calibrate.routing_curves import calibration_error
+from causeway_server.models.catalog.artifact import (
+    ArtifactError,
+    ArtifactNotFound,
+    find_artifact,
+    find_signal,
+    load_artifact,
+)
+from causeway_server.models.publish.publish import SignalMetadata, publish_signal
+from causeway_server.models.signals.calibration import ConfidenceCalibrator
+from causeway_server.models.signals.quality import BUCKETS, QualityEstimator, features
+from causeway_server.router.types import Confidence
 from causeway_train.cli.commands import main
 from causeway_train.signals.graded_answers import GradedAnswer
 from causeway_train.signals.quality import QualityNetwork, halves, measure, train_quality
-from models.calibrate.routing_curves import calibration_error
-from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, find_signal, load_artifact
-from models.publish.publish import SignalMetadata, publish_signal
-from models.signals.calibration import ConfidenceCalibrator
-from models.signals.quality import BUCKETS, QualityEstimator, features
-from router.types import Confidence
 
 pytest.importorskip("onnxruntime")
 

@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from router.api.document import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, openapi_document
-from router.errors import InvalidRequest, ModelNotFound, NotFound
+from causeway_server.router.api.document import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound
 
 
 class WireThing(msgspec.Struct):

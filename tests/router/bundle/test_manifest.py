@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.bundle.manifest import (
+from causeway_server.router.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     BundleAdapter,
     BundleManifest,
@@ -23,7 +23,7 @@ from router.bundle.manifest import (
     encode_canonical,
     read_manifest,
 )
-from router.bundle.refusals import BundleAltered, BundleInvalid, DaemonTooOld, UpdateRefused
+from causeway_server.router.bundle.refusals import BundleAltered, BundleInvalid, DaemonTooOld, UpdateRefused
 
 MANIFEST = BundleManifest(
     format=1,

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.bundle.manifest import WHOLE, RolloutPlan, assigned_bundle, encode_canonical, in_share, position, read_plan
-from router.bundle.refusals import BundleInvalid
+from causeway_server.router.bundle.manifest import (
+    WHOLE,
+    RolloutPlan,
+    assigned_bundle,
+    encode_canonical,
+    in_share,
+    position,
+    read_plan,
+)
+from causeway_server.router.bundle.refusals import BundleInvalid
 
 OLD, NEW, OWN, STRANGE = (digit * 64 for digit in "abcd")
 PLAN = RolloutPlan("kiosk", "r-1", OLD, NEW, "salt", 0, {}, frozenset())

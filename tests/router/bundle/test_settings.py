@@ -7,11 +7,11 @@ from operator import attrgetter
 import pytest
 from msgspec import inspect
 
-from edge_node.config.loader import config_keys
-from edge_node.config.schema import Config
-from edge_node.daemon.fleet import with_settings
-from router.bundle.settings import SETTINGS, check_setting, read_setting
-from router.config import leaves_of
+from causeway_server.edge_node.config.loader import config_keys
+from causeway_server.edge_node.config.schema import Config
+from causeway_server.edge_node.daemon.fleet import with_settings
+from causeway_server.router.bundle.settings import SETTINGS, check_setting, read_setting
+from causeway_server.router.config import leaves_of
 
 # Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
 # paths, and the trial by which a box undoes a bundle.

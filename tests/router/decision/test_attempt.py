@@ -8,9 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.attempts import TABLE, Attempt, AttemptEvent, AttemptState, HandoffGate, IllegalTransition
-from router.errors import ClientGone, CloudTimeout, DeadlineExceeded, EngineCrashed, LowConfidence, StreamBroken
-from router.types import AttemptPlan, Chunk, Handoff, Target, ToolCallDelta, Usage
+from causeway_server.router.decision.attempts import (
+    TABLE,
+    Attempt,
+    AttemptEvent,
+    AttemptState,
+    HandoffGate,
+    IllegalTransition,
+)
+from causeway_server.router.errors import (
+    ClientGone,
+    CloudTimeout,
+    DeadlineExceeded,
+    EngineCrashed,
+    LowConfidence,
+    StreamBroken,
+)
+from causeway_server.router.types import AttemptPlan, Chunk, Handoff, Target, ToolCallDelta, Usage
 from tests.router.sample_requests import chunk_of, confidence_of, end_chunk
 
 SMALL = Target("small", "edge", "assistant")

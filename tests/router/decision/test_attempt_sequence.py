@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.decision.abilities import no_route
-from router.decision.attempts import AttemptSequence, AttemptState, final_error
-from router.decision.decide import decide
-from router.errors import (
+from causeway_server.router.decision.abilities import no_route
+from causeway_server.router.decision.attempts import AttemptSequence, AttemptState, final_error
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.errors import (
     AllAttemptsFailed,
     BackendError,
     BreakerOpen,
@@ -28,8 +28,8 @@ from router.errors import (
     TargetNotConfigured,
     UnsupportedFeature,
 )
-from router.policy.compiled import parse_policy
-from router.types import AttemptPlan, Decision, Estimates, Handoff, Request, Snapshot, Target
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import AttemptPlan, Decision, Estimates, Handoff, Request, Snapshot, Target
 from tests.router.sample_requests import chat, chunk_of, end_chunk, kiosk
 
 SMALL = Target("small", "edge", "assistant")

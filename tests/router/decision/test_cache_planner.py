@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.decision.decide import CachePlanner, RequestMemo
-from router.policy.compiled import Policy, parse_policy
-from router.types import DeviceSignals, Message, Request, Sampling, Snapshot
+from causeway_server.router.decision.decide import CachePlanner, RequestMemo
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import DeviceSignals, Message, Request, Sampling, Snapshot
 
 REQUEST = Request(kind="chat", model="auto", messages=(Message("user", "hi"),), sampling=Sampling(temperature=0.0))
 COOL, HOT = (Snapshot(device=DeviceSignals(temperature_c=degrees)) for degrees in (40.0, 90.0))

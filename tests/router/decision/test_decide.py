@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.decide import decide, plan_cache
-from router.errors import InvalidRequest, ModelNotFound
-from router.policy.compiled import Policy, parse_policy
-from router.types import (
+from causeway_server.router.decision.decide import decide, plan_cache
+from causeway_server.router.errors import InvalidRequest, ModelNotFound
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import (
     AUTO,
     CloudSignals,
     Decision,

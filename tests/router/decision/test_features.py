@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.decide import decide, features_of, plan_cache
-from router.decision.features import request_of
-from router.errors import CausewayError
-from router.policy.compiled import parse_policy
-from router.policy.signals import COSTLY, SIGNALS
-from router.types import Estimates, Message, Prefer, Request, RoutingHints, Snapshot, Tool
+from causeway_server.router.decision.decide import decide, features_of, plan_cache
+from causeway_server.router.decision.features import request_of
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.policy.signals import COSTLY, SIGNALS
+from causeway_server.router.types import Estimates, Message, Prefer, Request, RoutingHints, Snapshot, Tool
 from tests.router.openai.values import chat_requests, completion_requests
 from tests.router.sample_requests import KIOSK
 

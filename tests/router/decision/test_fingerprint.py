@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.decide import KEY_BYTES, UNKEYED_FIELDS, fingerprint
-from router.types import (
+from causeway_server.router.decision.decide import KEY_BYTES, UNKEYED_FIELDS, fingerprint
+from causeway_server.router.types import (
     ImagePart,
     Message,
     Prefer,

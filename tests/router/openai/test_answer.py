@@ -14,11 +14,18 @@ from hypothesis import strategies as st
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from router.errors import EngineCrashed, InvalidRequest, StreamBroken
-from router.openai.answer import AnswerEncoder, ModelObject, encode_error, encode_model, encode_models, error_event
-from router.openai.cached_answer import CachedAnswer, coalesce
-from router.openai.upstream.decode import SSEParser, decode_answer
-from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from causeway_server.router.errors import EngineCrashed, InvalidRequest, StreamBroken
+from causeway_server.router.openai.answer import (
+    AnswerEncoder,
+    ModelObject,
+    encode_error,
+    encode_model,
+    encode_models,
+    error_event,
+)
+from causeway_server.router.openai.cached_answer import CachedAnswer, coalesce
+from causeway_server.router.openai.upstream.decode import SSEParser, decode_answer
+from causeway_server.router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import BackendError, CloudFailed, StreamBroken
-from router.openai.answer import AnswerEncoder
-from router.openai.cached_answer import coalesce
-from router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
-from router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from causeway_server.router.errors import BackendError, CloudFailed, StreamBroken
+from causeway_server.router.openai.answer import AnswerEncoder
+from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
+from causeway_server.router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 
 from .values import answers, json_values
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
-from router.errors import CloudFailed
-from router.openai.embeddings import decode_embeddings, encode_embeddings
-from router.types import Embeddings, Request, Usage
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.openai.embeddings import decode_embeddings, encode_embeddings
+from causeway_server.router.types import Embeddings, Request, Usage
 
 VECTORS = Embeddings(((0.5, -1.0, 2.0), (0.0, 0.25, 1.0)), Usage(prompt_tokens=7))
 

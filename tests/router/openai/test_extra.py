@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from router.openai.answer import AnswerEncoder
-from router.openai.cached_answer import coalesce
-from router.openai.chat import parse_chat
-from router.openai.request_body import merged_extra
-from router.openai.upstream.wire import encode_request
-from router.types import Chunk, Request, RoutingHints, ToolCallDelta
+from causeway_server.router.openai.answer import AnswerEncoder
+from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.request_body import merged_extra
+from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.types import Chunk, Request, RoutingHints, ToolCallDelta
 
 MARK = {"cache_control": {"type": "ephemeral", "n": 1.5}}
 MESSAGES = [

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
-from router.openai.chat import parse_chat
-from router.openai.completions import parse_completion
-from router.openai.embeddings import parse_embedding
-from router.openai.upstream.wire import encode_request
-from router.types import (
+from causeway_server.router.errors import InvalidJSON, InvalidRequest, MissingField, UnknownField, UnsupportedFeature
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.completions import parse_completion
+from causeway_server.router.openai.embeddings import parse_embedding
+from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.types import (
     AudioPart,
     FilePart,
     ImagePart,

@@ -10,12 +10,12 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.errors import CausewayError
-from router.openai.cached_answer import coalesce
-from router.openai.chat import parse_chat
-from router.openai.responses.encoder import ResponseEncoder
-from router.openai.responses.request import ResponseEcho, parse_response
-from router.types import Chunk, FinishReason, Request, RoutingHints, TokenLogprob, ToolCallDelta, Usage
+from causeway_server.router.errors import CausewayError
+from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.responses.encoder import ResponseEncoder
+from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
+from causeway_server.router.types import Chunk, FinishReason, Request, RoutingHints, TokenLogprob, ToolCallDelta, Usage
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SCHEMA = {"type": "object", "properties": {"on": {"type": "boolean"}}}

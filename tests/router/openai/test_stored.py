@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from router.errors import StreamBroken
-from router.openai.answer import AnswerEncoder
-from router.openai.cached_answer import VERSION, CachedAnswer, StoredChunk, coalesce, decode_chunks, encode_chunks
-from router.openai.upstream.decode import SSEParser
-from router.types import Chunk, Confidence, Request, TokenLogprob, Usage
+from causeway_server.router.errors import StreamBroken
+from causeway_server.router.openai.answer import AnswerEncoder
+from causeway_server.router.openai.cached_answer import (
+    VERSION,
+    CachedAnswer,
+    StoredChunk,
+    coalesce,
+    decode_chunks,
+    encode_chunks,
+)
+from causeway_server.router.openai.upstream.decode import SSEParser
+from causeway_server.router.types import Chunk, Confidence, Request, TokenLogprob, Usage
 
 from .values import answers
 

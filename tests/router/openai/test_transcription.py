@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from router.errors import InvalidRequest
-from router.openai.audio import (
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.openai.audio import (
     LANGUAGE_CODES,
     Transcript,
     TranscriptionRequest,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from router.openai.chat import parse_chat
-from router.openai.upstream.wire import encode_request
-from router.types import Request, RoutingHints
+from causeway_server.router.openai.chat import parse_chat
+from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.types import Request, RoutingHints
 
 from .values import chat_requests, hints
 

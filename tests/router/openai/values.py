@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
-from router.types import (
+from causeway_server.router.types import (
     AudioPart,
     Chunk,
     FilePart,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.decision.decide import decide
-from router.errors import ModelNotFound, PolicyError
-from router.policy.compiled import Policy, check_policy, parse_policy, with_adapters
-from router.types import Estimates, Reason, Snapshot
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.errors import ModelNotFound, PolicyError
+from causeway_server.router.policy.compiled import Policy, check_policy, parse_policy, with_adapters
+from causeway_server.router.types import Estimates, Reason, Snapshot
 from tests.router.sample_requests import chat
 
 TEXT = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.compiled import check_policy
-from router.policy.lint import contradiction
+from causeway_server.router.policy.compiled import check_policy
+from causeway_server.router.policy.lint import contradiction
 
 POLICY = """
 version: 1

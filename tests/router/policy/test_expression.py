@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.cel_source import ExpressionError, conditions, scan
-from router.policy.expression import compile_expression, is_constant
-from router.policy.signals import GROUPS, SIGNALS, EvaluationFailure, Expression, RequiredSignals, SignalValues
-from router.types import (
+from causeway_server.router.policy.cel_source import ExpressionError, conditions, scan
+from causeway_server.router.policy.expression import compile_expression, is_constant
+from causeway_server.router.policy.signals import (
+    GROUPS,
+    SIGNALS,
+    EvaluationFailure,
+    Expression,
+    RequiredSignals,
+    SignalValues,
+)
+from causeway_server.router.types import (
     CloudSignals,
     DeviceSignals,
     EdgeSignals,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.compiled import check_policy
-from router.policy.expression import compile_expression
-from router.policy.signals import SIGNALS, EvaluationFailure, SignalValues
+from causeway_server.router.policy.compiled import check_policy
+from causeway_server.router.policy.expression import compile_expression
+from causeway_server.router.policy.signals import SIGNALS, EvaluationFailure, SignalValues
 
 POLICY = """\
 version: 1

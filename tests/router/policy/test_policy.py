@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import PolicyError
-from router.policy.compiled import check_policy, parse_policy
-from router.types import AUTO, ExactCache, Handoff
+from causeway_server.router.errors import PolicyError
+from causeway_server.router.policy.compiled import check_policy, parse_policy
+from causeway_server.router.types import AUTO, ExactCache, Handoff
 from tests.router.sample_requests import KIOSK, kiosk
 
 HEAD = "version: 1\nname: p\n"

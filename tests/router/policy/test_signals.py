@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.policy.signals import SIGNALS, is_sampled, modalities, wants_json, wants_tools
-from router.types import (
+from causeway_server.router.policy.signals import SIGNALS, is_sampled, modalities, wants_json, wants_tools
+from causeway_server.router.types import (
     AudioPart,
     Estimates,
     FilePart,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.compiled import check_policy
-from router.policy.expression import compile_expression
-from router.policy.signals import SIGNALS, SignalValues
-from router.types import RoutingHints
+from causeway_server.router.policy.compiled import check_policy
+from causeway_server.router.policy.expression import compile_expression
+from causeway_server.router.policy.signals import SIGNALS, SignalValues
+from causeway_server.router.types import RoutingHints
 
 POLICY = """
 version: 1

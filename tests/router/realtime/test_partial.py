@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from router.realtime.response import DetectSpeech, SessionLimits, TranscribePartial
-from router.realtime.spoken_input import StablePrefix
+from causeway_server.router.realtime.response import DetectSpeech, SessionLimits, TranscribePartial
+from causeway_server.router.realtime.spoken_input import StablePrefix
 
 from .test_session import Event, Talk, kinds
 

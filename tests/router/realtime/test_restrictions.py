@@ -6,10 +6,10 @@ import base64
 
 import pytest
 
-from router.errors import InvalidRequest
-from router.openai.audio import Transcript
-from router.realtime.response import SessionLimits, StartResponse, TranscribeSound
-from router.types import Chunk, Prefer, RoutingHints
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.openai.audio import Transcript
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.types import Chunk, Prefer, RoutingHints
 
 from .test_session import HELLO, Event, Talk, error
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import EngineCrashed, InvalidRequest
-from router.realtime.event_log import EventLog, EventsLost
-from router.realtime.response import CancelResponse, Effect, SessionLimits, StartResponse
-from router.realtime.session import RealtimeSession
-from router.types import Chunk, RoutingHints, ToolCallDelta, Usage
+from causeway_server.router.errors import EngineCrashed, InvalidRequest
+from causeway_server.router.realtime.event_log import EventLog, EventsLost
+from causeway_server.router.realtime.response import CancelResponse, Effect, SessionLimits, StartResponse
+from causeway_server.router.realtime.session import RealtimeSession
+from causeway_server.router.types import Chunk, RoutingHints, ToolCallDelta, Usage
 
 Event = dict[str, Any]
 HELLO: Event = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from models.modalities.decoding.sound import decode_sound
-from router.errors import EncoderFailed, Shed
-from router.openai.audio import Transcript
-from router.realtime.response import SessionLimits, TranscribeSound
-from router.types import AudioPart, Chunk, TextPart, ToolCallDelta
+from causeway_server.models.modalities.decoding.sound import decode_sound
+from causeway_server.router.errors import EncoderFailed, Shed
+from causeway_server.router.openai.audio import Transcript
+from causeway_server.router.realtime.response import SessionLimits, TranscribeSound
+from causeway_server.router.types import AudioPart, Chunk, TextPart, ToolCallDelta
 
 from .test_session import Event, Talk, error, kinds
 

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from models.modalities.decoding.sound import decode_sound
-from models.modalities.process.messages import SPEECH_RATE, SPEECH_WINDOW
-from router.openai.audio import Transcript
-from router.realtime.response import CancelResponse, DetectSpeech, Effect, SessionLimits, StartResponse, TranscribeSound
-from router.types import AudioPart, Chunk
+from causeway_server.models.modalities.decoding.sound import decode_sound
+from causeway_server.models.modalities.process.messages import SPEECH_RATE, SPEECH_WINDOW
+from causeway_server.router.openai.audio import Transcript
+from causeway_server.router.realtime.response import (
+    CancelResponse,
+    DetectSpeech,
+    Effect,
+    SessionLimits,
+    StartResponse,
+    TranscribeSound,
+)
+from causeway_server.router.types import AudioPart, Chunk
 
 from .test_session import Event, Talk, error, kinds
 

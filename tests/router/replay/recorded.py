@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from router.decision.decide import decide, features_of
-from router.policy.compiled import Policy
-from router.policy.signals import COSTLY, TargetAvailability
-from router.types import (
+from causeway_server.router.decision.decide import decide, features_of
+from causeway_server.router.policy.compiled import Policy
+from causeway_server.router.policy.signals import COSTLY, TargetAvailability
+from causeway_server.router.types import (
     AUTO,
     AttemptRecord,
     BoxSetup,

@@ -5,10 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.checks.replay import replay
-from router.checks.report import ReplayReport
-from router.policy.compiled import Policy, parse_policy
-from router.types import CloudSignals, DecisionRecord, DeviceSignals, EdgeSignals, Estimates, Outcome, Snapshot
+from causeway_server.router.checks.replay import replay
+from causeway_server.router.checks.report import ReplayReport
+from causeway_server.router.policy.compiled import Policy, parse_policy
+from causeway_server.router.types import (
+    CloudSignals,
+    DecisionRecord,
+    DeviceSignals,
+    EdgeSignals,
+    Estimates,
+    Outcome,
+    Snapshot,
+)
 
 from .recorded import BOX, ask, record_of
 

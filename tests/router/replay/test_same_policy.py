@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.checks.possible import PolicyReplay
-from router.checks.replay import replay
-from router.decision.decide import decide
-from router.decision.features import request_of
-from router.policy.compiled import parse_policy
-from router.types import (
+from causeway_server.router.checks.possible import PolicyReplay
+from causeway_server.router.checks.replay import replay
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.decision.features import request_of
+from causeway_server.router.policy.compiled import parse_policy
+from causeway_server.router.types import (
     AUTO,
     BoxSetup,
     CloudSignals,

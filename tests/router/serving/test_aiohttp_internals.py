@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.serving.listener import has_response_begun, is_between_requests, make_request
-from router.serving.request import send_continue
-from router.serving.responses import EventStream
+from causeway_server.router.serving.listener import has_response_begun, is_between_requests, make_request
+from causeway_server.router.serving.request import send_continue
+from causeway_server.router.serving.responses import EventStream
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"

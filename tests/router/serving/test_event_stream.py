@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from router.errors import ClientGone
-from router.serving.responses import EventStream, header_lines
+from causeway_server.router.errors import ClientGone
+from causeway_server.router.serving.responses import EventStream, header_lines
 
 LINES = "Content-Type: text/event-stream\r\n"
 Script = Callable[[EventStream], Awaitable[None]]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from router.errors import CloudFailed
-from router.serving.responses import HttpReplyWriter, header_lines
-from router.types import Chunk, Request
+from causeway_server.router.errors import CloudFailed
+from causeway_server.router.serving.responses import HttpReplyWriter, header_lines
+from causeway_server.router.types import Chunk, Request
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.errors import InvalidRequest
-from router.serving.request import (
+from causeway_server.router.errors import InvalidRequest
+from causeway_server.router.serving.request import (
     allowed_methods,
     combined,
     members,
@@ -18,7 +18,7 @@ from router.serving.request import (
     read_traceparent,
     served_method,
 )
-from router.types import RoutingHints
+from causeway_server.router.types import RoutingHints
 
 
 def test_a_list_on_several_lines_is_one_list_whatever_the_case_of_its_name() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import StreamBroken
-from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import with_own_ids
-from router.types import Chunk, Message, Request, Tool, ToolCallDelta, ToolChoice
+from causeway_server.router.errors import StreamBroken
+from causeway_server.router.tool_calls.parser import ToolCallParser
+from causeway_server.router.tool_calls.schema import with_own_ids
+from causeway_server.router.types import Chunk, Message, Request, Tool, ToolCallDelta, ToolChoice
 
 LAMP = Request(
     kind="chat",

@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
-from router.errors import InvalidGrammar
-from router.tool_calls.schema import answer_schema, copy_source_of
-from router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
+from causeway_server.router.errors import InvalidGrammar
+from causeway_server.router.tool_calls.schema import answer_schema, copy_source_of
+from causeway_server.router.types import ImagePart, Message, Request, ResponseFormat, TextPart, Tool, ToolChoice
 
 LAMP = Tool("lamp", parameters='{"type":"object","properties":{"on":{"type":"boolean"}}}')
 FAN = Tool("fan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.trackers import Breaker
+from causeway_server.router.trackers import Breaker
 
 
 def breaker_of(**settings: float) -> Breaker:

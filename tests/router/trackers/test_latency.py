@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.trackers import Ewma, Window
+from causeway_server.router.trackers import Ewma, Window
 
 
 def test_one_sample_is_the_mean_until_it_expires() -> None:

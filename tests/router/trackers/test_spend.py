@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from router.trackers import SpendState, SpendTracker
+from causeway_server.router.trackers import SpendState, SpendTracker
 
 ZONE = timezone(timedelta(hours=2))
 

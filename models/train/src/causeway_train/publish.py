@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
-from models.constraints.grammars import ANSWER_TOKENS
-from models.publish.publish import LICENCE, card, publish_gguf
+from causeway_server.models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
+from causeway_server.models.constraints.grammars import ANSWER_TOKENS
+from causeway_server.models.publish.publish import LICENCE, card, publish_gguf
 
 from .evaluate.report import EvaluationReport
 from .function_calls.catalog import CATALOG

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from cloud_pool.triton_server.encoder_runtime import EncoderOptions, EncoderRuntime, PartRequest
-from cloud_pool.upstreams.triton.messages import PartReply, read_job
-from router.errors import CausewayError, InvalidRequest
+from causeway_server.cloud_pool.triton_server.encoder_runtime import EncoderOptions, EncoderRuntime, PartRequest
+from causeway_server.cloud_pool.upstreams.triton.messages import PartReply, read_job
+from causeway_server.router.errors import CausewayError, InvalidRequest
 
 GAUGES = {
     "running": "parts that are being read, or wait for it",

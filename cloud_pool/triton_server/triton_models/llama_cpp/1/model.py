@@ -14,11 +14,16 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from cloud_pool.triton_server.model_runtime import ModelRequest, ModelResponse, ModelRuntime, RequestedOutputs
-from cloud_pool.upstreams.triton.messages import decode_parameters, encode_logprobs
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
-from router.errors import CausewayError, ClientGone, InvalidRequest
+from causeway_server.cloud_pool.triton_server.model_runtime import (
+    ModelRequest,
+    ModelResponse,
+    ModelRuntime,
+    RequestedOutputs,
+)
+from causeway_server.cloud_pool.upstreams.triton.messages import decode_parameters, encode_logprobs
+from causeway_server.models.llama_cpp.engine import Engine
+from causeway_server.models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
+from causeway_server.router.errors import CausewayError, ClientGone, InvalidRequest
 
 GAUGES = {
     "generated": "tokens of the sequences that have ended, cancelled ones included",

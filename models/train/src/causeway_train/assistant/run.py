@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 from ..auxiliary_losses.embedding_loss import SentenceEmbeddings
 from ..auxiliary_losses.function_distillation import FunctionSoftLabels

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 from ..auxiliary_losses.embedding_loss import EmbeddingProjection, SentenceEmbeddings
 from ..auxiliary_losses.function_distillation import soften

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.catalog.artifact import ArtifactError
-from models.signals.encoder import WordPieces
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.signals.encoder import WordPieces
 
 from ..signals.bert_to_onnx import BertConfig, read_safetensors
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.signals.encoder import SentenceEncoder
+from causeway_server.models.signals.encoder import SentenceEncoder
 
 TEXTS, VECTORS = "embedding_texts.json", "sentence_embeddings.npy"
 NO_EMBEDDING = -1  # index of a text without a vector

@@ -11,8 +11,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.catalog.gguf import read_gguf
-from models.cli.options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
+from causeway_server.models.catalog.gguf import read_gguf
+from causeway_server.models.cli.options import (
+    existing_file,
+    existing_folder,
+    file,
+    folder,
+    mebibytes,
+    threads_option,
+    to_option,
+)
 
 from ..function_calls.catalog import CATALOG, catalog_of, save_catalog
 from ..function_calls.dataset import INTENT_SOURCES, Row, is_validation_row, read_rows

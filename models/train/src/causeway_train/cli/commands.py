@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import click
 
-from models.cli.options import CommandGroup
+from causeway_server.models.cli.options import CommandGroup
 
 from . import assistant, evaluate, semantic, signals
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from models.calibrate.routing_curves import picture
-from models.catalog.artifact import Artifact, find_artifact
-from models.cli.options import folder, models_option, threads_option
+from causeway_server.models.calibrate.routing_curves import picture
+from causeway_server.models.catalog.artifact import Artifact, find_artifact
+from causeway_server.models.cli.options import folder, models_option, threads_option
 
 from ..evaluate.report import EvaluationReport
 from ..evaluate.routing_table import RoutingSample, mix, points, table
@@ -179,9 +179,9 @@ def _samples(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> list[RoutingSample]:
-    from models.catalog.artifact import find_signal
-    from models.signals.calibration import ConfidenceCalibrator
-    from models.signals.quality import QualityEstimator
+    from causeway_server.models.catalog.artifact import find_signal
+    from causeway_server.models.signals.calibration import ConfidenceCalibrator
+    from causeway_server.models.signals.quality import QualityEstimator
 
     from ..signals.calibration import confidence_at, probability_at
     from ..signals.graded_answers import answer_rows, grade

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from models.cli.options import existing_file, existing_folder
+from causeway_server.models.cli.options import existing_file, existing_folder
 
 from ..function_calls.dataset import Row
 

@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from models.catalog.artifact import ArtifactError
-from models.cli.options import folder, models_option, to_option
-from models.publish.publish import SignalMetadata, publish_signal
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.cli.options import folder, models_option, to_option
+from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 
 from ..evaluate.same_answer import SOURCES, LabelledRow, Part, label
 from ..function_calls.dataset import INTENT_SOURCES, read_rows
@@ -21,7 +21,7 @@ from ..publish import ATTRIBUTIONS
 from .options import data_option
 
 if TYPE_CHECKING:
-    from models.semantic.judge import Judge
+    from causeway_server.models.semantic.judge import Judge
 
 _PARAPHRASED = 0.2
 _seed = click.option("--seed", type=int, default=1, show_default=True)
@@ -46,9 +46,9 @@ def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, s
 
     Needs torch. The rows that `evaluate-semantic` reports on are used for neither.
     """
-    from models.catalog.artifact import find_signal
-    from models.semantic.judge import Judge
-    from models.signals.encoder import SentenceEncoder
+    from causeway_server.models.catalog.artifact import find_signal
+    from causeway_server.models.semantic.judge import Judge
+    from causeway_server.models.signals.encoder import SentenceEncoder
 
     from ..evaluate.semantic_stream import calibrate, run_stream, stream
     from ..signals.semantic_judge import train_judge
@@ -106,8 +106,8 @@ def evaluate_semantic(
     data: Path, max_error: float, paraphrased: float, part: Part, seed: int, extra_dirs: Sequence[Path]
 ) -> None:
     """Measure the semantic cache on a stream of HWU64's and CLINC150's rows: hits, wrong hits, time of a look-up."""
-    from models.catalog.artifact import find_judged_artifact, find_signal
-    from models.semantic.judge import Judge
+    from causeway_server.models.catalog.artifact import find_judged_artifact, find_signal
+    from causeway_server.models.semantic.judge import Judge
 
     from ..evaluate.semantic_stream import similarity_alone, stream
 

@@ -10,9 +10,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.catalog.artifact import Artifact, DataSource, find_artifact
-from models.cli.options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
-from models.publish.publish import SignalMetadata, publish_signal
+from causeway_server.models.catalog.artifact import Artifact, DataSource, find_artifact
+from causeway_server.models.cli.options import (
+    existing_file,
+    existing_folder,
+    file,
+    folder,
+    mebibytes,
+    threads_option,
+    to_option,
+)
+from causeway_server.models.publish.publish import SignalMetadata, publish_signal
 
 from ..function_calls.dataset import Row
 from ..publish import ATTRIBUTIONS
@@ -60,7 +68,7 @@ def convert_bert(source: Path, target: Path, int8: bool) -> None:
 @click.option("--seed", type=int, default=1, show_default=True)
 def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, dimensions: int, seed: int) -> None:
     """Distil the device's sentence encoder, a static int8 table, from a transformer."""
-    from models.signals.encoder import SentenceEncoder
+    from causeway_server.models.signals.encoder import SentenceEncoder
 
     from ..data.corpus import Corpus
     from ..data.open_ended_prompts import open_ended_prompts
@@ -121,7 +129,7 @@ def train_quality(
     data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
 ) -> None:
     """Train edge.quality and the confidence calibrator on a model's own correct and wrong answers."""
-    from models.signals.quality import QualityEstimator
+    from causeway_server.models.signals.quality import QualityEstimator
 
     from ..data.corpus import Corpus
     from ..data.open_ended_prompts import open_ended_prompts
@@ -203,8 +211,8 @@ def train_spoken(
     threads: int,
 ) -> None:
     """Teach the calibrator what a transcript's confidence says, on held-back commands that espeak-ng speaks."""
-    from models.catalog.artifact import find_signal
-    from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
+    from causeway_server.models.catalog.artifact import find_signal
+    from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 
     from ..data.corpus import Corpus
     from ..data.transcripts import spoken_commands, transcribe_rows

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jinja2
 import jinja2.sandbox
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 
 class PromptRenderer:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import find_signal
-from models.modalities.decoding.sound import decode_sound
-from models.modalities.process.messages import Found, SoundTerms, Transcribe, WorkerSpec
-from router.parts.reading import spoken_form
+from causeway_server.models.catalog.artifact import find_signal
+from causeway_server.models.modalities.decoding.sound import decode_sound
+from causeway_server.models.modalities.process.messages import Found, SoundTerms, Transcribe, WorkerSpec
+from causeway_server.router.parts.reading import spoken_form
 
 from ..function_calls.dataset import Row
 from ..function_calls.intents import is_device_row
@@ -65,8 +65,8 @@ def transcribe_rows(
     known = _read(file)
     missing = [(row, voices[at % len(voices)]) for at, row in enumerate(rows) if row.text not in known]
     if missing:
-        from models.modalities.encoders.speech import SpeechEncoder  # the extra `voice`
-        from models.modalities.process.child import Link
+        from causeway_server.models.modalities.encoders.speech import SpeechEncoder  # the extra `voice`
+        from causeway_server.models.modalities.process.child import Link
 
         words = str(find_signal("heard-words").path)
         encoder = SpeechEncoder(WorkerSpec("", options={"model": str(speech), "words": words}))

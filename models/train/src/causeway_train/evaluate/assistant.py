@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.constraints.grammars import ANSWER_TOKENS, call_grammar
+from causeway_server.models.constraints.grammars import ANSWER_TOKENS, call_grammar
 
 from ..data.prompt_renderer import PromptRenderer
 from ..function_calls.call import score_answer

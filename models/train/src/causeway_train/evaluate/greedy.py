@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalog.artifact import ArtifactError
-from models.llama_cpp.native.vocabulary import Vocabulary
-from models.llama_cpp.sampler import ConfidenceMeter, GrammarCompiler, GrammarState
-from router.types import Confidence
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
+from causeway_server.models.llama_cpp.sampler import ConfidenceMeter, GrammarCompiler, GrammarState
+from causeway_server.router.types import Confidence
 
 if TYPE_CHECKING:
     from typing import Self

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from models.calibrate.routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, Array64, RoutingCurve, routing_curves
+from causeway_server.models.calibrate.routing_curves import (
+    TARGET_ON_DEVICE,
+    TARGET_RETAINED,
+    Array64,
+    RoutingCurve,
+    routing_curves,
+)
 
 
 class RoutingSample(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from models.semantic.protected import NEGATIONS, ORDERED, SCALES, words
+from causeway_server.models.semantic.protected import NEGATIONS, ORDERED, SCALES, words
 
 from ..function_calls.dataset import Row
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from models.semantic.index import ENTRIES, SemanticIndex
-from models.semantic.judge import Calibration, Judge, allowed_errors
+from causeway_server.models.semantic.index import ENTRIES, SemanticIndex
+from causeway_server.models.semantic.judge import Calibration, Judge, allowed_errors
 
 from .same_answer import SOURCES, LabelledRow, Part
 

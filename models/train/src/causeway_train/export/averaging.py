@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFReader
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 _FAMILY = ("general.architecture", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template")
 """Metadata that both networks must share, so that a weight means the same in both."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 from ..network.llama import Block, Llama, LlamaConfig
 from ..network.tokenizer import NO_REPEAT, REPEAT, AssistantTokenizer

@@ -9,7 +9,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 # llama.cpp's `enum llama_ftype` (include/llama.h).
 QUANTISATIONS = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 from .dataset import Row
 from .intents import OUT_OF_SCOPE, argument_name, functions_for, is_device_function

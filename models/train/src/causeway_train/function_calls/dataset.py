@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 INTENT_SOURCES = ("hwu64", "snips2017", "clinc150", "banking77")
 SPLIT_SEED = "causeway-2026"

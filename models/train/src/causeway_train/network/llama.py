@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.catalog.artifact import ArtifactError
+from causeway_server.models.catalog.artifact import ArtifactError
 
 SUPERVISED_LAYERS = 2  # of the last blocks; attention_loss.py supervises their first heads
 

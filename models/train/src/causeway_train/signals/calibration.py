@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.calibrate.fit import fit_logistic
-from models.calibrate.routing_curves import Array64
-from models.signals.calibration import (
+from causeway_server.models.calibrate.fit import fit_logistic
+from causeway_server.models.calibrate.routing_curves import Array64
+from causeway_server.models.signals.calibration import (
     CalibrationParameters,
     CalibrationStage,
     ConfidenceCalibrator,
     calibration_inputs,
     log_odds,
 )
-from router.types import Confidence
+from causeway_server.router.types import Confidence
 
 from .graded_answers import CONFIDENCE_TOKENS, GradedAnswer, traffic_weights
 from .quality import QualityMetrics, correctness, halves, measure

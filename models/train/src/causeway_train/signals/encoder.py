@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.catalog.artifact import sha256_of
-from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
-from models.signals.encoder import PIECES_KEY, SentenceEncoder, Vector
+from causeway_server.models.catalog.artifact import sha256_of
+from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from causeway_server.models.signals.encoder import PIECES_KEY, SentenceEncoder, Vector
 
 from .optimizers import Adam, Indices
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.calibrate.routing_curves import Array64
-from models.catalog.artifact import Artifact
-from models.constraints.grammars import ANSWER_TOKENS, call_grammar
-from router.types import Confidence
+from causeway_server.models.calibrate.routing_curves import Array64
+from causeway_server.models.catalog.artifact import Artifact
+from causeway_server.models.constraints.grammars import ANSWER_TOKENS, call_grammar
+from causeway_server.router.types import Confidence
 
 from ..data.prompt_renderer import PromptRenderer
 from ..evaluate.greedy import Answer, GreedyModel

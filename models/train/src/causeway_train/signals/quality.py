@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.calibrate.fit import fit_logistic
-from models.calibrate.routing_curves import Array64, calibration_error
-from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
-from models.signals.quality import BUCKETS, QualityEstimator, features
+from causeway_server.models.calibrate.fit import fit_logistic
+from causeway_server.models.calibrate.routing_curves import Array64, calibration_error
+from causeway_server.models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
+from causeway_server.models.signals.quality import BUCKETS, QualityEstimator, features
 
 from ..evaluate.assistant import auroc
 from ..function_calls.dataset import is_held_out

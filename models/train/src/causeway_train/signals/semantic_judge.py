@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.semantic.judge import (
+from causeway_server.models.semantic.judge import (
     FEATURES,
     TEXT_BUCKETS,
     WORD_BUCKETS,
@@ -30,8 +30,8 @@ from models.semantic.judge import (
     differing,
     text_buckets,
 )
-from models.semantic.protected import NEGATIONS, ORDERED, opposed, poles, signature
-from models.signals.encoder import SentenceEncoder
+from causeway_server.models.semantic.protected import NEGATIONS, ORDERED, opposed, poles, signature
+from causeway_server.models.signals.encoder import SentenceEncoder
 
 from ..evaluate.same_answer import SOURCES, LabelledRow
 from ..evaluate.semantic_stream import paraphrase

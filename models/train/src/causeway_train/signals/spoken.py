@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from models.calibrate.fit import fit_logistic
-from models.modalities.encoders.words import END, START, WordCounts
-from models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
-from router.parts.reading import spoken_form
+from causeway_server.models.calibrate.fit import fit_logistic
+from causeway_server.models.modalities.encoders.words import END, START, WordCounts
+from causeway_server.models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
+from causeway_server.router.parts.reading import spoken_form
 
 from ..data.transcripts import TranscribedRow
 from ..evaluate.greedy import Answer
