@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from .observability.tracing import JobTrace, Tracing
     from .parts.request_parts import RequestParts
 
-_log = logging.getLogger("causeway.cloud")
+_log = logging.getLogger(__name__)
 _UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 _GAUGES_S = 5.0
 
@@ -691,7 +691,9 @@ def build_grpc(
         from .grpc_api.calls import GenerateCalls
         from .grpc_api.server import GrpcServer
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'causeway[grpc]'", where="grpc.port") from error
+        raise ConfigError(
+            f"{error.name} is not installed: pip install 'causeway-router[grpc]'", where="grpc.port"
+        ) from error
     timeout_s = config.server.read_timeout_s
     calls = GenerateCalls(admission, runner, bodies, FairShare(config.grpc.max_calls), timeout_s)
     return GrpcServer(config.grpc, config.server, calls, readiness.ready)

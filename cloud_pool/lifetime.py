@@ -17,7 +17,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.logs import redacted
 
 RESTART_S: Final = 5.0
-_log = logging.getLogger("causeway.cloud")
+_log = logging.getLogger(__name__)
 Closing = Callable[[], Awaitable[None]]
 
 

@@ -118,7 +118,7 @@ def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
     bearer = {"description": "A static or a signed token; a gateway on loopback may need none."}
     webhooks = [job_ended_operation()] if served is None or "/v1/jobs" in served else []
     return openapi_document(
-        "Causeway gateway", version("causeway"), operations, bearer, token_optional=True, webhooks=webhooks
+        "Causeway gateway", version("causeway-router"), operations, bearer, token_optional=True, webhooks=webhooks
     )
 
 

@@ -15,6 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 def daemon_version() -> str:
     """Return the installed version; 0.0.0 if the package is not installed, as in a source tree."""
     try:
-        return version("causeway")
+        return version("causeway-router")
     except PackageNotFoundError:
         return "0.0.0"

@@ -44,7 +44,7 @@ BOOTSTRAP_FILE = "bootstrap-token"
 # What versions of the control plane have in the data folder.
 _OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
 _DRAIN_S = 5.0  # that handlers get to finish when the server stops
-_log = logging.getLogger("causeway.fleet.server")
+_log = logging.getLogger(__name__)
 
 
 class ServeSettings(msgspec.Struct, frozen=True):
@@ -183,7 +183,7 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
         return web.Response(body=body, content_type="application/json")
 
     route = ApiRoute("GET", OPENAPI_PATH, send, "This document.", response=dict)
-    body = msgspec.json.encode(fleet_document([*routes, route], version("causeway")))
+    body = msgspec.json.encode(fleet_document([*routes, route], version("causeway-router")))
     return route
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from causeway_server.router.child_environment import minimal_environment
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOMS = Path(__file__).resolve().parents[1]
+_ROOT = _ROOMS.parent if _ROOMS.name == "causeway_server" else _ROOMS / ".venv" / "checkout"
+"""The folder with `causeway_server`: site-packages of a wheel; of a checkout, the folder with the link that is made by
+`make setup`."""
 
 
 def child_environment(**more: str) -> dict[str, str]:

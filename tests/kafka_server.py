@@ -80,7 +80,7 @@ def kafka_server() -> Iterator[KafkaServer]:
     """Start one; skips where the packages are not installed (`make prepare-test` installs them)."""
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (pip install 'causeway[kafka,dev]')")
+        pytest.skip(f"not installed: {', '.join(missing)} (pip install 'causeway-router[kafka,dev]')")
     server = KafkaServer()
     try:
         yield server

@@ -24,7 +24,7 @@ import msgspec
 
 _QUEUE_CAPACITY = 10_000
 _WRITE_TIMEOUT_S = 1.0
-_log = logging.getLogger("causeway.cloud.audit")
+_log = logging.getLogger(__name__)
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):

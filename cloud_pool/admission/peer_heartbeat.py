@@ -40,7 +40,7 @@ _TIMEOUT_S = 1.0
 _ALL = 1e6  # permits
 _TURN_S = 16  # of a worker that gets a single permit: four of the times when one job may start
 _DEMAND_DECAY = 0.8  # per heartbeat: a demand of a moment ago may be back in the next
-_log = logging.getLogger("causeway.cloud.admission")
+_log = logging.getLogger(__name__)
 _peer_state = msgspec.json.Decoder(PeerState)
 
 

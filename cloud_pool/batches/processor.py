@@ -63,7 +63,7 @@ from .input_file import (
     read_custom_id,
 )
 
-_log = logging.getLogger("causeway.cloud.batches")
+_log = logging.getLogger(__name__)
 MAX_UNCOLLECTED = 4
 """Windows: how far lines may run ahead of one that has not ended, since outcomes are collected in order."""
 

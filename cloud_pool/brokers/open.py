@@ -6,7 +6,7 @@ from causeway_server.router.errors import ConfigError
 
 from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
 
-_MISSING = "the client of this broker is not installed: pip install 'causeway[{extra}]'"
+_MISSING = "the client of this broker is not installed: pip install 'causeway-router[{extra}]'"
 
 
 def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> MessageSource:

@@ -139,7 +139,7 @@ _LOOKUP_OUTCOMES: Mapping[type, str] = {
     FollowLimitReached: "follow_limit",
 }
 """Outcomes of a lookup in traces."""
-_log = logging.getLogger("causeway.cloud.cache")
+_log = logging.getLogger(__name__)
 
 
 class CachingService:

@@ -19,7 +19,7 @@ from .shared_cache import SharedCache
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
 from .store import LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
 
-_log = logging.getLogger("causeway.cloud.cache")
+_log = logging.getLogger(__name__)
 _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
 
 

@@ -50,7 +50,7 @@ _CONNECTIONS = 32
 _WARM_CONNECTIONS = 4
 _CONNECT_S = 2.0
 _BATCH = 256
-_log = logging.getLogger("causeway.cloud.cache")
+_log = logging.getLogger(__name__)
 
 
 class CacheMetrics:

@@ -36,7 +36,7 @@ _ON_DEMAND = {
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("causeway"), prog_name="causeway-cloud")
+@click.version_option(version("causeway-router"), prog_name="causeway-cloud")
 def main() -> None:
     """The cloud side of Causeway: a gateway for OpenAI requests, and the Triton servers that answer them."""
 

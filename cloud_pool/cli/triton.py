@@ -203,7 +203,7 @@ def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tupl
     if kind in EXTRAS and python == sys.executable and not is_installed(kind):
         extra = EXTRAS[kind]
         raise ConfigError(
-            f"{encoder}: `pip install 'causeway[{extra}]'`, or name a Python that has it: --encoder-python"
+            f"{encoder}: `pip install 'causeway-router[{extra}]'`, or name a Python that has it: --encoder-python"
         )
     try:
         spec = encoder_spec(kind, model_dirs)
@@ -221,7 +221,7 @@ def _check_python(python: str, encoder: str, kind: Modality) -> None:
     except OSError as error:
         raise ConfigError(f"{python}: {error.strerror}", where="--encoder-python") from error
     if not has_packages:
-        extra = f"causeway[{EXTRAS[kind]}]" if kind in EXTRAS else "causeway"
+        extra = f"causeway-router[{EXTRAS[kind]}]" if kind in EXTRAS else "causeway-router"
         raise ConfigError(
             f"{python} lacks what {encoder} needs: `pip install '{extra}'` there", where="--encoder-python"
         )

@@ -24,7 +24,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Name and port → addresses as host:port. Raises OSError."""
 _RESOLVE_TIMEOUT_S = 10.0
 _FORM = re.compile(r"(?P<dns>dns:)?(?P<host>[^:/@\s\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})(?:@(?P<zone>[^@\s]+))?")
-_log = logging.getLogger("causeway.cloud.balancing")
+_log = logging.getLogger(__name__)
 
 
 class EndpointAddress(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ _CACHED_S = 0.25  # a quantile sorts its window
 _ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
 PAUSE_S = 0.02
 MAX_PAUSE_S = 0.2
-_log = logging.getLogger("causeway.cloud.dispatch")
+_log = logging.getLogger(__name__)
 
 
 def retry_rule(error: CausewayError) -> RetryRule:

@@ -46,7 +46,7 @@ RETRY_S = 1.0
 _MAX_RETRY_S = 5.0
 _TICK_S = 0.1
 _UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
-_log = logging.getLogger("causeway.cloud.balancing")
+_log = logging.getLogger(__name__)
 _PREPARE_S = 3.0
 
 

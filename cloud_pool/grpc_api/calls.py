@@ -37,7 +37,7 @@ from .request_input import RequestInput
 
 _CHUNK_BYTES = 64  # that a chunk takes in memory beside its text
 _RETRY_S = 1.0
-_log = logging.getLogger("causeway.cloud.grpc")
+_log = logging.getLogger(__name__)
 _BY_HTTP_STATUS = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,

@@ -30,7 +30,7 @@ from ..observability.metrics import CONTENT_TYPE, Metrics
 from .info_routes import Readiness
 from .server import Server
 
-_log = logging.getLogger("causeway.cloud.operator")
+_log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]

@@ -35,7 +35,7 @@ from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..upstreams.token_meter import Consumption
 
-_log = logging.getLogger("causeway.cloud.server")
+_log = logging.getLogger(__name__)
 # A request that the model's server refused is free, whatever was read before it knew.
 _REFUSED = frozenset(
     kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)

@@ -42,7 +42,7 @@ from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission
 from .request_runner import RequestRunner
 
-_log = logging.getLogger("causeway.cloud.server")
+_log = logging.getLogger(__name__)
 
 
 class JobRoutes(Protocol):

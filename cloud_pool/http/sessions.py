@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _PARAM = "audio"
 _PREFIX = "x-causeway-"
-_log = logging.getLogger("causeway.cloud.sessions")
+_log = logging.getLogger(__name__)
 
 
 class GatewayClient(SessionClient, frozen=True):

@@ -45,7 +45,7 @@ _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
 """The addresses of clients, without a password, which messages about their faults name."""
 _CHECK_AGAIN_S: Final = 30.0  # the setting can be changed while Redis runs, and another Redis may take its place
 _ANSWER_S: Final = 5.0
-_log = logging.getLogger("causeway.cloud.redis")
+_log = logging.getLogger(__name__)
 
 
 def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:

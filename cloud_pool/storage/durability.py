@@ -22,7 +22,7 @@ from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing
 from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_fields, as_list, as_text
 
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 _CHECK_AGAIN_S = 30.0  # another Redis may have taken its place
 _FIRST_DELAY_S = 1.0

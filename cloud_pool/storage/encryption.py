@@ -37,7 +37,7 @@ _NONCE_BYTES = 12
 _KEY_BYTES = 32
 _LOOK_EVERY_S = 1.0  # at the file
 _ID = re.compile(r"[a-z0-9]{1,32}")
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 
 
 class ContentKeyMissing(JobStoreUnavailable, code="content_key_missing"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 StoreName = Literal["redis", "path", "s3"]
-_log = logging.getLogger("causeway.cloud.files")
+_log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 30.0
 _MARKER = ".causeway-files"
 """Without it the folder is not the one that it was at the start: it is not mounted, which loses nothing."""

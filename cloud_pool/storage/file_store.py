@@ -27,7 +27,7 @@ from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024
-_log = logging.getLogger("causeway.cloud.files")
+_log = logging.getLogger(__name__)
 _WRITER_LEASE_MS = 600_000  # a writer that wrote nothing for so long is taken for dead
 _DELETE_LEASE_MS = 60_000
 _DELETE_S = 10.0

@@ -48,7 +48,7 @@ from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 _NO_LIMITS = TenantLimits()
 _OPTIONAL = (
     *("webhook", "batch", "line", "offset", "custom_id", "traceparent", "user", "not_before", "window"),

@@ -40,7 +40,7 @@ _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 512  # a client that follows events holds one
 _LAYOUT_ERROR = "LAYOUT"  # of lua/common.lua
 _WHAT = "the jobs"
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 

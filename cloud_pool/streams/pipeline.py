@@ -31,7 +31,7 @@ from .settlement import MessageSettler, MessageWork, StreamPorts, WorkTable, pau
 
 _WAIT_S = 1.0  # for messages
 _RELEASE_S = 5.0
-_log = logging.getLogger("causeway.cloud.streams")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

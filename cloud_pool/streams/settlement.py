@@ -31,7 +31,7 @@ from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome
 
 _EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _RETRY_S = 0.2
-_log = logging.getLogger("causeway.cloud.streams")
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 

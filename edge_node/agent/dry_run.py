@@ -199,7 +199,9 @@ def check_projector(file: ModelFile) -> None:
         return
     name = f"the projector of {file.model.name}"
     if missing := missing_packages(has_encoder=projector.encoder is not None):
-        raise ModelUnusable(f"{name}: {', '.join(missing)} is not installed here: pip install 'causeway[pictures]'")
+        raise ModelUnusable(
+            f"{name}: {', '.join(missing)} is not installed here: pip install 'causeway-router[pictures]'"
+        )
     path, model = Path(file.projector[0]), Path(file.path)
     try:
         if projector.encoder is None:

@@ -46,7 +46,7 @@ _GATEWAY_TIMEOUT = 504  # no target answered in its time
 _RATE = 16_000  # Hz
 _MAX_BYTES = 64 * 1024 * 1024
 _NO_MICROPHONE = (
-    "give a WAV file, or `-` for stdin; a microphone needs `pip install 'causeway[microphone]'` and PortAudio"
+    "give a WAV file, or `-` for stdin; a microphone needs `pip install 'causeway-router[microphone]'` and PortAudio"
 )
 
 

@@ -194,7 +194,7 @@ def make_mqtt_bridge(config: Config, jobs: JobEntry, service: Service, metrics: 
     try:
         from ..mqtt.bridge import MqttBridge
     except ModuleNotFoundError as error:
-        message = "needs the extra `mqtt`: run `make setup`, or `pip install 'causeway[mqtt]'`"
+        message = "needs the extra `mqtt`: run `make setup`, or `pip install 'causeway-router[mqtt]'`"
         raise ConfigError(message, where="mqtt.url") from error
     return MqttBridge(config.mqtt, jobs, service, metrics, random.Random(os.urandom(16)))
 

@@ -277,7 +277,7 @@ class Speaker:
         """Yield the sentences by a voice that was added."""
         if not is_onnxruntime_installed():
             raise UnsupportedFeature(
-                "this box has no ONNX Runtime, which runs voices: `pip install 'causeway[voice]'`."
+                "this box has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
             )
         made = 0
         try:

@@ -26,7 +26,9 @@ class FleetClient:
         try:
             import httpx
         except ModuleNotFoundError as error:
-            raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[fleet]'") from error
+            raise click.ClickException(
+                f"{error.name} is not installed: pip install 'causeway-router[fleet]'"
+            ) from error
 
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
         self._http = httpx.Client(

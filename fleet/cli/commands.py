@@ -69,7 +69,7 @@ class _Sections(click.Group):
 
 
 @click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="causeway", prog_name="causeway-fleet")
+@click.version_option(package_name="causeway-router", prog_name="causeway-fleet")
 def main() -> None:
     """Check policies and fleets, run their test cases, sign them, and serve them to boxes."""
 

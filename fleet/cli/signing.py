@@ -1,4 +1,4 @@
-"""`causeway-fleet keys | sign | diff`: what needs the packages of the extra `causeway[fleet]`."""
+"""`causeway-fleet keys | sign | diff`: what needs the packages of the extra `causeway-router[fleet]`."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def readable_errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
-        raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[fleet]'") from error
+        raise click.ClickException(f"{error.name} is not installed: pip install 'causeway-router[fleet]'") from error
     except (ConfigError, UpdateRefused) as error:
         raise click.ClickException(error.message) from error
     except OSError as error:

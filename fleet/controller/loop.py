@@ -60,7 +60,7 @@ REVOCATIONS_FILE = "revocations.json"
 _RECENT_S = 3600.0  # boxes report at least every few minutes
 _RETRY_S = 5.0
 SURVEY_S = 10.0
-_log = logging.getLogger("causeway.fleet.controller")
+_log = logging.getLogger(__name__)
 
 
 async def keep_revocations(store: Store, folder: Path, now: float) -> None:

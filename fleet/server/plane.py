@@ -35,7 +35,7 @@ from .wakes import Wakes
 
 _TIDY_S = 3600.0
 _STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # how long the wall clock must have run without a step before rows are deleted
-_log = logging.getLogger("causeway.fleet.server")
+_log = logging.getLogger(__name__)
 
 
 class ControlPlane:

@@ -33,7 +33,7 @@ Body = TypeVar("Body")
 # page under a name of its own does not have.
 _ORIGINS = WebOrigins()
 _PATTERN = re.compile(r"\{([a-z0-9_]+):[^}]*\}")
-_log = logging.getLogger("causeway.fleet.server")
+_log = logging.getLogger(__name__)
 
 
 class ApiRoute(msgspec.Struct, frozen=True):

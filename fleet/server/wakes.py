@@ -40,7 +40,7 @@ IDLE_S = 75.0
 _JSON = {"Content-Type": "application/json"}
 CHECK_EVERY_S = 0.5
 _NOTHING = Generation()
-_log = logging.getLogger("causeway.fleet.wakes")
+_log = logging.getLogger(__name__)
 
 
 class PollAnswer(msgspec.Struct, frozen=True):

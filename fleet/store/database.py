@@ -64,7 +64,7 @@ Transaction = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 Work = Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Result | CausewayError]]]
 MOST_ITEMS = 500  # in a transaction
 MOST_WAITING = 20_000
-_log = logging.getLogger("causeway.fleet.store")
+_log = logging.getLogger(__name__)
 
 
 class StoreUnavailable(CausewayError, status=503, code="database_unavailable", retryable=True):

@@ -26,7 +26,7 @@ to_option = click.option("--to", type=folder, required=True, help="Folder of mod
 class CommandGroup(click.Group):
     """Prints expected errors as one line instead of a traceback."""
 
-    extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway[hub]", "httpx2": "causeway[hub]"}
+    extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway-router[hub]", "httpx2": "causeway-router[hub]"}
     """What to install where a package is missing, by the package's name."""
 
     def invoke(self, ctx: click.Context) -> object:

@@ -82,7 +82,7 @@ _SESSION_ONLY = ("type", "model", "truncation", "audio")
 NO_SOUND = "sessions here take and give text, no sound."
 NO_TURNS = (
     "`session.audio.input.turn_detection`: turns cannot be detected here. Send null, and `input_audio_buffer.commit` "
-    "where a turn ends; a box or gateway detects them with `pip install 'causeway[voice]'`."
+    "where a turn ends; a box or gateway detects them with `pip install 'causeway-router[voice]'`."
 )
 
 

@@ -24,11 +24,11 @@ from typing import Any, Literal, TextIO
 
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
 """The id of the request that this task serves; "" for none."""
-OURS = ("causeway", "edge_node", "models", "router")
-"""Our loggers: they and those below them log what is below a warning."""
+OURS = "causeway_server"
+"""Our logger: it and those below it log what is below a warning."""
 
 _LogFormat = Literal["text", "json"]
-_log = logging.getLogger("causeway")
+_log = logging.getLogger(__name__)
 
 
 def redacted(error: BaseException) -> str:
@@ -75,8 +75,7 @@ def start_log(level: str, log_format: _LogFormat, stream: TextIO = sys.stderr) -
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     wanted = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(wanted, logging.WARNING), handlers=[handler], force=True)
-    for name in OURS:
-        logging.getLogger(name).setLevel(wanted)
+    logging.getLogger(OURS).setLevel(wanted)
 
 
 def log_crashes() -> None:

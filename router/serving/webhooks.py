@@ -43,7 +43,7 @@ from .logs import redacted
 _REPEAT_S = 1.0  # before a webhook whose end cannot be stored is sent again
 _CONNECT_S = 5.0  # names that no server resolves count as no connection: it ends before the whole time
 DeliveryOutcome = Literal["delivered", "disabled", "failed", "retried", "unreachable"]
-_log = logging.getLogger("causeway.webhooks")
+_log = logging.getLogger(__name__)
 
 
 class DueWebhook(JobNotice, frozen=True, kw_only=True):

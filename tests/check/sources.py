@@ -1,4 +1,7 @@
-"""The checkout as the checks see it: its root, its packages, and what a Python file imports."""
+"""The checkout as the checks see it: its root, its packages, and what a Python file imports.
+
+A name in `causeway_server` is given without it: `router.types`, as the file is `router/types.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,14 @@ def absolute_imports(tree: ast.AST) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            found += [(node.lineno, _ours(alias.name)) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.append((node.lineno, node.module))
+            found.append((node.lineno, _ours(node.module)))
     return found
+
+
+def _ours(name: str) -> str:
+    return name.removeprefix("causeway_server.")
 
 
 def relative_reach(tree: ast.AST) -> int:
@@ -71,10 +78,10 @@ def imported_names(path: Path, statements: Iterable[ast.AST]) -> list[str]:
     package = list(path.relative_to(ROOT).parts[:-1])
     for node in statements:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names += [_ours(alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            base = ".".join([*above, *([_ours(node.module)] if node.module else [])])
             names += [f"{base}.{alias.name}" for alias in node.names]
     return names
 

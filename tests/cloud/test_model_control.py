@@ -138,7 +138,7 @@ def test_doctor_says_nothing_of_our_triton(pool: Pool) -> None:
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.WARNING, logger="causeway.cloud.triton"):
+    with caplog.at_level(logging.WARNING, logger="causeway_server"):
         yield caplog
 
 

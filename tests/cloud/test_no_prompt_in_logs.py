@@ -112,8 +112,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        for name in OURS:
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(OURS).setLevel(logging.NOTSET)
 
 
 @asynccontextmanager
@@ -266,6 +265,6 @@ def test_libraries_log_no_more_than_warnings(log: io.StringIO) -> None:
     for name in ("redis", "aiohttp.client", "urllib3.connectionpool", "grpc", "asyncio"):
         logging.getLogger(name).debug("sent %s", MARKER)
         logging.getLogger(name).info("sent %s", MARKER)
-    logging.getLogger("causeway.cloud").debug("ours")
+    logging.getLogger("causeway_server.cloud_pool").debug("ours")
     assert MARKER not in log.getvalue()
     assert "ours" in log.getvalue()

@@ -426,7 +426,7 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         (("--model", "speech", "--encoder-python", "python"), "causeway-models pull speech"),
         (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks what files needs"),
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
-        (("--model", "hearing=speech"), "causeway[voice]"),
+        (("--model", "hearing=speech"), "causeway-router[voice]"),
         (("--model", "nope"), "and the encoders speech, pictures, files."),
         (("--model", "large=nope"), "no model named 'nope': there are the language models assistant, assistant-large"),
         (("--model", "assistant", "--model", "assistant=assistant-large"), "two models are served as 'assistant'"),
@@ -436,13 +436,16 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
 def test_a_model_that_is_not_here_is_named_with_how_to_get_it(
     triton_environment: Path, flags: tuple[str, ...], words: str
 ) -> None:
-    if words == "causeway[voice]" and is_installed("audio"):
+    if words == "causeway-router[voice]" and is_installed("audio"):
         pytest.skip("it is here")
     ran = CliRunner().invoke(main, ["triton", "--environment", str(triton_environment), *flags])
     assert (ran.exit_code, words in ran.output) == (2, True), ran.output
 
 
 def test_a_gateway_without_encoders_imports_none_of_this() -> None:
-    check = "import causeway_server.cloud_pool.app, sys; sys.exit(any('parts' in n or 'modalities.graph' in n for n in sys.modules if"
-    check += " n.startswith(('causeway_server.cloud_pool.parts.r', 'causeway_server.cloud_pool.parts.e', 'causeway_server.models.modalities.graph'))))"
+    of_parts = tuple(
+        f"causeway_server.{name}" for name in ("cloud_pool.parts.r", "cloud_pool.parts.e", "models.modalities.graph")
+    )
+    check = "import causeway_server.cloud_pool.app, sys; "
+    check += f"sys.exit(any(name.startswith({of_parts}) for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -63,7 +63,8 @@ def test_the_compiled_form_is_that_of_the_published_proto(proto: Path) -> None:
 
 @pytest.mark.slow
 def test_a_gateway_without_the_key_imports_none_of_it() -> None:
-    program = "import sys, causeway_server.cloud_pool.app; print([name for name in sys.modules if 'grpc_' in name or 'http.' in name])"
+    program = "import sys, causeway_server.cloud_pool.app; "
+    program += "print([name for name in sys.modules if 'grpc_' in name or 'http.' in name])"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "causeway_server.cloud_pool.http.config" in loaded.stdout  # which has the key
     assert [name for name in ("grpc_api.server", "grpc_health.v1", "grpc_reflection.v1") if name in loaded.stdout] == []

@@ -92,7 +92,7 @@ async def test_one_evicting_node_of_a_cluster_is_found(cluster: ClusterDeploymen
 
 
 async def test_a_change_is_logged_once(client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "causeway.cloud.redis")
+    caplog.set_level(logging.INFO, "causeway_server")
     check = EvictionCheck(client)
     await configure(client, maxmemory="100mb", maxmemory_policy="allkeys-lru")
     for _ in range(2):

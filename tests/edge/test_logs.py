@@ -228,7 +228,6 @@ def test_libraries_stay_quiet(level: Literal["debug", "info"]) -> None:
     finally:
         root.setLevel(before[0])
         root.handlers = before[1]
-        for name in OURS:
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(OURS).setLevel(logging.NOTSET)
     assert "noise" not in stream.getvalue()
     assert stream.getvalue().count("warns") == len(NOISY)

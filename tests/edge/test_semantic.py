@@ -128,10 +128,11 @@ async def test_without_a_semantic_rule_nothing_is_compared(box: Box) -> None:
 def test_without_a_semantic_rule_nothing_is_imported() -> None:
     """Neither the judge nor numpy nor ONNX Runtime, by what the service imports and by activating a policy."""
     program = (
-        "import sys; from causeway_server.edge_node.serving import service; from causeway_server.edge_node.signals.semantic import SemanticAnswers\n"
+        "import sys; from causeway_server.edge_node.serving import service\n"
+        "from causeway_server.edge_node.signals.semantic import SemanticAnswers\n"
         "from causeway_server.router.policy.compiled import parse_policy\n"
         f"SemanticAnswers().activate(parse_policy({POLICY!r}))\n"
-        "print([name for name in sys.modules if name.startswith('causeway_server.models.semantic') or name == 'onnxruntime'])"
+        "print([name for name in sys.modules if name.startswith(('causeway_server.models.semantic', 'onnxruntime'))])"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -52,7 +52,7 @@ OURS = ("Requires-Dist: aiohttp>=3.11", "Requires-Dist: llama-cpp-python==0.3.36
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """An environment without problems."""
-    distribution(tmp_path, "causeway", top="router", requires=OURS)
+    distribution(tmp_path, "causeway-router", top="causeway_server", requires=OURS)
     distribution(tmp_path, "aiohttp", "3.12", top="aiohttp")
     distribution(tmp_path, "llama_cpp_python", "0.3.36", top="llama_cpp")
     return tmp_path
@@ -67,7 +67,7 @@ def test_a_complete_environment_is_ok(site: Path) -> None:
 def test_missing_and_old_packages_are_named(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """With the command to install them; the engine's requirements only if there is an engine."""
     bare = tmp_path_factory.mktemp("bare")
-    distribution(bare, "causeway", top="router", requires=OURS)
+    distribution(bare, "causeway-router", top="causeway_server", requires=OURS)
     distribution(bare, "aiohttp", "3.8", top="aiohttp")
     installed = packages.read_installed([str(bare)])
     old, missing = packages.check_requirements(installed, needs_engine=True)
@@ -94,24 +94,24 @@ def test_two_distributions_of_onnxruntime_fail(site: Path) -> None:
 
 
 def test_another_distribution_with_one_of_our_import_names_fails(site: Path) -> None:
-    distribution(site, "some-router", top="router")
+    distribution(site, "some-server", top="causeway_server")
     (finding,) = packages.check_owners(packages.read_installed([str(site)]), lambda name: site / name)
-    assert (finding.level, finding.found) == ("fail", "`router` also belongs to some-router")
+    assert (finding.level, finding.found) == ("fail", "`causeway_server` also belongs to some-server")
 
 
 def test_a_folder_that_shadows_one_of_our_packages_fails(site: Path, tmp_path: Path) -> None:
-    """A `models` folder in the working directory takes precedence."""
-    locations = {"models": tmp_path / "elsewhere" / "models"}
+    """A folder of our name in the working directory takes precedence."""
+    locations = {"causeway_server.models": tmp_path / "elsewhere" / "models"}
     installed = packages.read_installed([str(site)])
     (finding,) = packages.check_owners(installed, lambda name: locations.get(name, site / name))
     assert finding.level == "fail"
-    assert str(locations["models"]) in finding.found
+    assert str(locations["causeway_server.models"]) in finding.found
 
 
 def test_our_packages_are_located_in_this_tree() -> None:
-    home = packages.locate("edge_node")
+    home = packages.locate("causeway_server.edge_node")
     assert home is not None
-    assert packages.locate("router") == home.parent / "router"
+    assert packages.locate("causeway_server.router") == home.parent / "router"
     assert packages.locate("no_such_module_of_ours") is None
 
 

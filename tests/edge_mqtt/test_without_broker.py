@@ -78,7 +78,7 @@ def test_the_doctor_says_what_is_wrong_with_the_broker() -> None:
     settings = mqtt_config(free_port())
     assert list(check_broker(MqttConfig())) == []
     (missing,) = check_broker(settings, lambda _: None)
-    assert (missing.level, "pip install 'causeway[mqtt]'" in missing.advice) == ("fail", True)
+    assert (missing.level, "pip install 'causeway-router[mqtt]'" in missing.advice) == ("fail", True)
     (wrong,) = check_broker(msgspec.structs.replace(settings, topics=()))
     assert (wrong.level, wrong.found.split(":")[0]) == ("fail", "mqtt.topics")
     (away,) = check_broker(settings)

@@ -154,9 +154,11 @@ def test_joining_says_what_is_wrong(site: Site, fault: str) -> None:
 
 def test_a_daemon_that_never_joined_imports_nothing_of_the_fleet(tmp_path: Path) -> None:
     program = (
-        "import sys; from causeway_server.edge_node.app import build; from causeway_server.edge_node.config.schema import Config, EngineConfig; "
+        "import sys; from causeway_server.edge_node.app import build; "
+        "from causeway_server.edge_node.config.schema import Config, EngineConfig; "
         f"build(Config(state_dir={str(tmp_path)!r}, engine=EngineConfig(enabled=False))); "
-        "print([name for name in sys.modules if name.startswith(('causeway_server.edge_node.agent', 'tuf', 'cryptography', 'httpx'))])"
+        "unwanted = ('causeway_server.edge_node.agent', 'tuf', 'cryptography', 'httpx'); "
+        "print([name for name in sys.modules if name.startswith(unwanted)])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

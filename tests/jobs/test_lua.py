@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import redis
 
-import causeway_server.cloud_pool
 from causeway_server.cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
 from causeway_server.cloud_pool.accounts.tenants.rate_limiter import (
     GATEWAYS_SCRIPT,
@@ -35,7 +34,7 @@ HEARTBEAT = load_script("causeway_server.cloud_pool.admission", "heartbeat")
 WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
 REVOCATION_SCRIPTS = {"revoke": REVOKE_SCRIPT, "restore_revocations": RESTORE_REVOCATIONS_SCRIPT}
 WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS, **REVOCATION_SCRIPTS}
-LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))
+LUA_FILES = sorted(Path(str(files("causeway_server.cloud_pool"))).rglob("*.lua"))
 
 
 def _body(file: Path) -> str:

@@ -55,7 +55,7 @@ async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: py
             stopped_redis.start()
 
     database = RedisClient(JobsConfig(redis=stopped_redis.url, key_prefix="p"), SCRIPTS)
-    with caplog.at_level(logging.INFO, "causeway.cloud.jobs"):
+    with caplog.at_level(logging.INFO, "causeway_server"):
         await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.0).wait()
     await database.close()
     assert pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]

@@ -297,7 +297,7 @@ async def test_an_outage_of_redis_is_logged_once(
         rng=lambda: -1.0,
     )  # no delay
     stop = anyio.Event()
-    with caplog.at_level(logging.INFO, "causeway.cloud.worker"):
+    with caplog.at_level(logging.INFO, "causeway_server"):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run, stop)
             await until(reached(store, job, JobState.SUCCEEDED))

@@ -278,7 +278,7 @@ async def test_what_is_not_installed_is_named_with_how_to_install_it(tmp_path: P
     async with running(tmp_path) as box:
         deaf = await send(box, "transcriptions", form())
         assert (deaf.status, deaf.code) == (400, "unsupported_feature")
-        assert "causeway[voice]" in deaf.message
+        assert "causeway-router[voice]" in deaf.message
         assert "causeway-models pull speech" in deaf.message
         mute = await send(box, "speech", model="auto", voice="en-us", input="hello")
         assert (mute.status, mute.code) == (400, "unsupported_feature")

@@ -63,7 +63,7 @@ def test_voices_and_what_they_need_are_named(config: Config, tmp_path: Path) -> 
     mute, _ = found(path="")
     assert (mute.level, "apt install espeak-ng" in mute.advice) == ("warn", True)
     bare, _ = found(has_onnxruntime=False)
-    assert (bare.level, "causeway[voice]" in bare.advice) == ("warn", True)
+    assert (bare.level, "causeway-router[voice]" in bare.advice) == ("warn", True)
     (tmp_path / "duo" / "model.onnx").write_bytes(b"changed")
     (altered,) = found()
     assert (altered.level, "add-voice" in altered.advice) == ("fail", True)

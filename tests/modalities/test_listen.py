@@ -59,7 +59,7 @@ async def test_what_cannot_be_heard_is_said(tmp_path: Path) -> None:
 def test_without_a_microphone_it_says_what_one_needs() -> None:
     result = CliRunner().invoke(main, ["listen"])
     assert result.exit_code == 2
-    assert "causeway[microphone]" in result.stderr
+    assert "causeway-router[microphone]" in result.stderr
 
 
 async def test_the_sdk_transcribes(tmp_path: Path) -> None:

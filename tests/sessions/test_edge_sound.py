@@ -153,7 +153,7 @@ async def test_a_box_without_an_encoder_says_what_to_install(tmp_path: Path) -> 
         await client.send("input_audio_buffer.append", audio=pcm(0.2))
         refused = (await client.event())["error"]
         assert refused["code"] == "unsupported_feature"
-        assert "pip install 'causeway[voice]'" in refused["message"]
+        assert "pip install 'causeway-router[voice]'" in refused["message"]
         assert done(await client.ask())["status"] == "completed"
 
 

@@ -35,7 +35,7 @@ OPERATOR_SCOPES = frozenset({"admin"})
 OPERATOR_TOKEN_FILE = "operator-token"
 _LEAST_CHARACTERS = 16
 _MAX_BYTES = 4096
-_log = logging.getLogger("causeway.cloud.operator")
+_log = logging.getLogger(__name__)
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LISTS = ("models", "modalities", "regions")
 

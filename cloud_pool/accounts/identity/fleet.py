@@ -41,7 +41,7 @@ _MAX_KEYS_BYTES = 256 * 1024
 _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 """What a document that is malformed, or nested too deeply, raises."""
-_log = logging.getLogger("causeway.cloud.identity")
+_log = logging.getLogger(__name__)
 
 
 class RevocationSnapshot(msgspec.Struct, frozen=True):

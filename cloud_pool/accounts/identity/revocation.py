@@ -52,7 +52,7 @@ REVOKE_SCRIPT: Final = load_script(f"{__package__}.lua", "revoke")
 RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
 _READ_S = 10.0
 _KEEP_SHARE = 0.25  # of `revocations_max_age_s`: an unchanged copy on disk is written again after that time
-_log = logging.getLogger("causeway.cloud.identity")
+_log = logging.getLogger(__name__)
 
 
 class _RevocationCopy(RevocationSnapshot, frozen=True):

@@ -196,7 +196,7 @@ _ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flush
 _FLUSH_TIMEOUT_S = 1.0
 _RESERVED_RETRY_S = 2.0  # while the rest of a budget is reserved: requests end at any time
 _ALONE_RETRY_S = 10.0  # while this gateway's share of a budget is used up and Redis is away
-_log = logging.getLogger("causeway.cloud.tenants")
+_log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 

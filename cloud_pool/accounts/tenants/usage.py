@@ -93,7 +93,7 @@ _LUA: Final = f"{__package__}.lua"
 ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
-_log = logging.getLogger("causeway.cloud.tenants")
+_log = logging.getLogger(__name__)
 
 
 def tenant_key(tenant: str, name: str) -> str:

@@ -23,7 +23,7 @@ READ_COMMITTED = "read_committed"
 FAULTS = (KafkaError, OSError, asyncio.TimeoutError, AssertionError)
 _CONNECT_S = 0.5
 TO_DO = "Start the broker, or correct the address and `streams.login`."
-_log = logging.getLogger("causeway.cloud.brokers")
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from .client import (
 
 MESSAGE_ID = "causeway-id"
 _CONTENT_TYPE = "content-type"
-_log = logging.getLogger("causeway.cloud.brokers")
+_log = logging.getLogger(__name__)
 _Fault = BrokerUnavailable | MessageTooLarge | None
 _POLL_MS = 20
 _SEARCH_S = 30.0

@@ -65,7 +65,7 @@ AdmitReads = Callable[[Principal, int], Awaitable[None]]
 _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
 _APPLIED: Final = {"preference-applied": "respond-async"}
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 
 
 class WebhookDisabled(InvalidRequest, code="webhook_disabled"):

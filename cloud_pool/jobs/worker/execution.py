@@ -37,7 +37,7 @@ from ...upstreams.triton.errors import StubProcessDied
 from .runner import JobRun, JobRunner, RunReceipt, TokenRevoked
 
 _PROGRESS_INTERVAL_S = 1.0
-_log = logging.getLogger("causeway.cloud.jobs")
+_log = logging.getLogger(__name__)
 ReportProgress = Callable[[bytes], Awaitable[None]]
 """Gets a Progress as JSON."""
 FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]

@@ -43,7 +43,7 @@ from .execution import JobLease, JobResult, RunReports, WorkerSlots, classify_fa
 from .runner import JobRunner, RunReceipt
 
 _RELEASE_S = 5.0
-_log = logging.getLogger("causeway.cloud.worker")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

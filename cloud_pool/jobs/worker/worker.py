@@ -44,7 +44,7 @@ MAX_CHARACTERS: Final = 262_144
 """Of one run's text; what is beyond comes with the result."""
 _INTERVAL_S = 0.1
 _OUTDATED = -1
-_log = logging.getLogger("causeway.cloud.worker")
+_log = logging.getLogger(__name__)
 _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0

@@ -54,7 +54,7 @@ _POLL_S = 0.2
 _ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: the gateway that repaired it is gone
 _CALL_OVER = "Internal error from Core"
 _IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
-_log = logging.getLogger("causeway.cloud.triton")
+_log = logging.getLogger(__name__)
 
 
 class TritonClient:

@@ -210,7 +210,7 @@ def check_broker(
         return
     if find_package("paho") is None:
         found = "mqtt.url is set, and the extra `mqtt` is not installed: the daemon does not start"
-        yield fail("mqtt", found, "run `make setup`, or `pip install 'causeway[mqtt]'`")
+        yield fail("mqtt", found, "run `make setup`, or `pip install 'causeway-router[mqtt]'`")
         return
     try:
         broker = BrokerUrl(config.url)

@@ -21,9 +21,11 @@ from causeway_server.router.child_environment import minimal_environment
 from ...config.schema import EngineConfig
 from . import Finding, fail, ok, warn
 
-OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
+OUR_IMPORTS = {"causeway_server": "causeway-router", "causeway_sdk": "causeway-sdk"}
+"""Our import names, and the distributions that bring them."""
+_ROOMS = ("router", "models", "cloud_pool", "fleet")
 OLDEST_PYTHON = (3, 11)
-_DISTRIBUTION = "causeway"
+_DISTRIBUTION = "causeway-router"
 _LOAD_TIMEOUT_S = 60.0
 _CPU_BACKENDS = ("CPU", "BLAS")  # of llama.cpp
 # Import names that several distributions provide: the one installed last has overwritten the others.
@@ -36,7 +38,7 @@ class Installed(msgspec.Struct, frozen=True):
     Attributes:
         versions: Version by distribution.
         owners: Distributions by top-level import name.
-        requires: The requirements in causeway's metadata; empty if it is not installed as a distribution.
+        requires: The requirements in causeway-router's metadata; empty if it is not installed as a distribution.
     """
 
     versions: Mapping[str, str]
@@ -88,20 +90,22 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
 def check_requirements(installed: Installed, *, needs_engine: bool) -> Iterator[Finding]:
     """Check the requirements of causeway and of its extra `edge`, and of `engine` if there is an engine."""
     if not installed.requires:
-        advice = "run `make setup`, or `pip install causeway[edge,engine,cpu]`"
-        yield fail("packages", "causeway is not installed as a distribution in this environment", advice)
+        advice = "run `make setup`, or `pip install causeway-router[edge,engine,cpu]`"
+        yield fail("packages", f"{_DISTRIBUTION} is not installed as a distribution in this environment", advice)
         return
     unmet = [finding for text in installed.requires if (finding := _check_one(text, installed, needs_engine))]
     yield from unmet
     if not unmet:
-        yield ok("packages", f"causeway {installed.versions[_DISTRIBUTION]} and all its requirements")
+        yield ok("packages", f"{_DISTRIBUTION} {installed.versions[_DISTRIBUTION]} and all its requirements")
 
 
 def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding | None:
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
-        return warn("packages", f"causeway's metadata has the invalid requirement {text!r}", "reinstall causeway")
+        return warn(
+            "packages", f"{_DISTRIBUTION}'s metadata has the invalid requirement {text!r}", f"reinstall {_DISTRIBUTION}"
+        )
     extras = ("", "edge", "engine") if needs_engine else ("", "edge")
     if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
         return None
@@ -118,13 +122,13 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
 def check_owners(installed: Installed, locate: Callable[[str], Path | None] = locate) -> Iterator[Finding]:
     """Check for (1) two distributions with one import name, (2) another package that shadows one of ours."""
     clean = True
-    for name in (*OUR_PACKAGES, *_SHARED_IMPORTS):
-        others = installed.owners.get(name, frozenset()) - ({_DISTRIBUTION} if name in OUR_PACKAGES else set())
-        if (name in OUR_PACKAGES and others) or len(others) > 1:  # (1)
+    for name in (*OUR_IMPORTS, *_SHARED_IMPORTS):
+        others = installed.owners.get(name, frozenset()) - {OUR_IMPORTS.get(name, "")}
+        if (name in OUR_IMPORTS and others) or len(others) > 1:  # (1)
             clean = False
             yield _conflict(name, sorted(others))
-    home = locate("edge_node")
-    for name in OUR_PACKAGES if home else ():
+    home = locate("causeway_server.edge_node")
+    for name in (f"causeway_server.{room}" for room in _ROOMS if home):
         folder = locate(name)
         if folder is not None and home is not None and folder.parent != home.parent:  # (2)
             clean = False
@@ -138,11 +142,11 @@ def check_owners(installed: Installed, locate: Callable[[str], Path | None] = lo
 
 
 def _conflict(name: str, others: list[str]) -> Finding:
-    if name in OUR_PACKAGES:
+    if name in OUR_IMPORTS:
         return fail(
             "import names",
             f"`{name}` also belongs to {', '.join(others)}",
-            f"give causeway its own environment, or `pip uninstall {' '.join(others)}` and reinstall causeway",
+            f"give {OUR_IMPORTS[name]} its own environment, or `pip uninstall {' '.join(others)}` and reinstall it",
         )
     keep = next((other for other in others if other.endswith("gpu")), others[0])
     return fail(
@@ -204,7 +208,7 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
     except subprocess.TimeoutExpired:
         return fail("llama.cpp", f"did not load within {timeout_s:g} s", "check the disk and the memory, then retry")
     except OSError as error:
-        return fail("llama.cpp", f"{python}: {error.strerror}", "reinstall causeway")
+        return fail("llama.cpp", f"{python}: {error.strerror}", f"reinstall {_DISTRIBUTION}")
     if process.returncode == 0:
         return ok("llama.cpp", f"llama-cpp-python {process.stdout} loads")
     if process.returncode == -signal.SIGILL:
@@ -217,4 +221,4 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
         name = signal.Signals(-process.returncode).name
         return fail("llama.cpp", f"loading it ended with {name}", "run `make setup` again")
     last = process.stderr.strip().splitlines()[-1:] or ["no message"]
-    return fail("llama.cpp", last[0], "run `make setup`, or `pip install 'causeway[engine]'`")
+    return fail("llama.cpp", last[0], "run `make setup`, or `pip install 'causeway-router[engine]'`")

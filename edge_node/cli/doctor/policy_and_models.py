@@ -42,7 +42,7 @@ from . import Finding, fail, ok, warn
 _MIB = 2**20
 _SHORT_IDLE_S = 30.0
 _MIN_CONTEXT_TOKENS = 256  # the engine does not start with less
-_INSTALL_VOICE = "`pip install 'causeway[voice]'`"
+_INSTALL_VOICE = "`pip install 'causeway-router[voice]'`"
 
 
 def read_policy(path: Path) -> tuple[Policy | None, Finding]:
@@ -175,7 +175,7 @@ def _check_quality(model: str, folders: list[Path]) -> Finding:
         load_quality_estimator(model, folders)("are you there")
     except ImportError as error:
         found = f"the policy names {QUALITY}, and ONNX Runtime is not installed ({error})"
-        return warn("signals", found, advice + "`pip install 'causeway[cpu]'` (or gpu)")
+        return warn("signals", found, advice + "`pip install 'causeway-router[cpu]'` (or gpu)")
     except ArtifactError as error:
         found = f"the policy names {QUALITY}, and its estimator cannot be used: {error}"
         return warn("signals", found, advice + "train the estimator again with `causeway-train train-quality`")

@@ -267,7 +267,7 @@ def find_programs() -> dict[str, list[str]]:
     programs = {}
     for name, package in (("causeway-edge", "edge_node"), ("causeway-cloud", "cloud_pool")):
         command = Path(sys.executable).parent / name
-        programs[name] = [str(command)] if command.exists() else [sys.executable, "-m", package]
+        programs[name] = [str(command)] if command.exists() else [sys.executable, "-m", f"causeway_server.{package}"]
     return programs
 
 

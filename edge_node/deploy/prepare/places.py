@@ -158,6 +158,11 @@ class Places:
         return self.root / ".venv"
 
     @property
+    def checkout(self) -> Path:
+        """The folder that stands for site-packages where Python or mypy looks for `causeway_server` by its path."""
+        return self.venv / "checkout"
+
+    @property
     def triton_venv(self) -> Path:
         """Triton's own environment: its server needs numpy<2."""
         return self.root / ".venv-triton"

@@ -94,6 +94,7 @@ def _editable(places: Places, stamp: str, title: str, command: str, *folders: Pa
     patterns = ("pyproject.toml", "setup.py", "src/*/_async/*.py")
     sources = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
     written = [path.parents[1] / "_sync" / path.name for path in sources if path.parent.name == "_async"]
+    link = places.checkout / "causeway_server"
 
     def work(_progress: Progress) -> str:
         flags = ["--no-deps", "--no-build-isolation", "--no-index"]
@@ -103,13 +104,16 @@ def _editable(places: Places, stamp: str, title: str, command: str, *folders: Pa
             log=places.logs / f"{stamp}.log",
             advice="The log says why; pyproject.toml is where to look.",
         )
+        places.checkout.mkdir(exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(places.root)
         return title
 
     return Step(
         title=title,
         stamp=_stamp(places, stamp),
         key=digest(_python_key(places), *sources),
-        there=lambda: all(path.exists() for path in (places.venv / "bin" / command, *written)),
+        there=lambda: all(path.exists() for path in (places.venv / "bin" / command, link, *written)),
         work=work,
     )
 
@@ -119,7 +123,7 @@ def _triton(places: Places, environ: Mapping[str, str]) -> Step:
     return Step(
         title="Triton Inference Server (180 MB)",
         stamp=places.triton_venv / ".causeway" / "triton",
-        key=digest(_python_key(places), lock, wheel_key(places, environ)),
+        key=digest(_python_key(places), lock, wheel_key(places, environ), str(places.checkout)),
         there=(places.triton_venv / "triton.json").exists,
         work=lambda progress: install_triton(places, progress),
     )

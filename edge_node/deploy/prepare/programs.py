@@ -40,7 +40,7 @@ def install_triton(places: Places, progress: Progress) -> str:
     install_engine(places, places.triton_python, progress)
     packages = site_packages(places.triton_venv)
     # The models of the repository import our packages from the checkout.
-    (packages / "causeway.pth").write_text(f"{places.root}\n", encoding="utf-8")
+    (packages / "causeway.pth").write_text(f"{places.checkout}\n", encoding="utf-8")
     server = packages / "pytriton" / "tritonserver"
     backends = _copy_backends(places, server)
     library_path = [packages / "nvidia_pytriton.libs", libpython]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import llama_cpp
 import llama_cpp.llama_cpp as native
 
-_log = logging.getLogger("causeway_server.models.llama_cpp.native")
+_log = logging.getLogger(__name__)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}  # ggml.h, enum ggml_log_level
 _ERROR = 4
 _CONTINUED = 5

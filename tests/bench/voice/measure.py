@@ -137,7 +137,7 @@ async def run(arguments: argparse.Namespace, watch: NetworkWatch) -> None:
         patient = ModalitiesConfig(audio_timeout_s=110.0, language="en")
         app = build(Config(state_dir=folder, server=ServerConfig(port=0), modalities=patient), environ={})
         if app.parts.encoders is None or "audio" not in app.parts.encoders.kinds:
-            sys.exit("no speech: pip install 'causeway[voice]' and causeway-models pull speech")
+            sys.exit("no speech: pip install 'causeway-router[voice]' and causeway-models pull speech")
         await app.start()
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

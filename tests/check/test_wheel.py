@@ -1,0 +1,94 @@
+"""The product as a wheel: what it puts into site-packages, and that it runs from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .sources import PACKAGES, ROOT
+
+pytestmark = pytest.mark.slow  # builds two wheels
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels of product and SDK, by distribution."""
+    folder = tmp_path_factory.mktemp("wheels")
+    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder))
+    for source in (ROOT, ROOT / "edge_node" / "sdk"):
+        # Setuptools keeps what an earlier build copied: a build folder of its own holds nothing else.
+        environ = {**os.environ, "DIST_EXTRA_CONFIG": str(_build_in(folder / f"build-{source.name}"))}
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *flags, str(source)], check=True, env=environ)
+    return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
+
+
+def _build_in(folder: Path) -> Path:
+    folder.mkdir()
+    config = folder / "build.cfg"
+    config.write_text(f"[build]\nbuild_base = {folder / 'build'}\n[egg_info]\negg_base = {folder}\n", encoding="utf-8")
+    return config
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if ".dist-info/" not in name]
+
+
+def test_each_wheel_has_one_name_in_site_packages(wheels: dict[str, Path]) -> None:
+    product = _names(wheels["causeway_router"])
+    assert {name.split("/")[0] for name in product} == {"causeway_server"}
+    assert {name.split("/")[1] for name in product} == {*PACKAGES, "policies"}
+    assert {name.split("/")[0] for name in _names(wheels["causeway_sdk"])} == {"causeway_sdk"}
+
+
+def test_the_wheel_of_the_product_holds_the_product_alone(wheels: dict[str, Path]) -> None:
+    """SDK and training are distributions of their own; data and templates travel along, pictures of pages do not."""
+    product = set(_names(wheels["causeway_router"]))
+    apart = ("causeway_server/edge_node/sdk/", "causeway_server/models/train/")
+    assert [name for name in product if name.startswith(apart)] == []
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    rooms = (*(f"{package}/" for package in PACKAGES), "policies/")
+    files = {f"causeway_server/{name}" for name in tracked.stdout.split("\0") if name.startswith(rooms)}
+    left = {name for name in files if not name.startswith(apart)} - product
+    assert [name for name in left if not name.endswith((".png", ".Dockerfile"))] == []
+
+
+def test_the_product_runs_from_its_wheels_beside_a_foreign_causeway(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """PyPI's `causeway` is somebody else's, with that import name. A child process finds the wheel, too."""
+    site = tmp_path / "site-packages"
+    for wheel in wheels.values():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+    (site / "causeway").mkdir()
+    (site / "causeway" / "__init__.py").write_text("raise AssertionError('the foreign package was imported')")
+    program = """
+import sys
+from causeway_sdk import Causeway
+from causeway_server.cloud_pool.cli.main import main as cloud
+from causeway_server.edge_node.cli.main import main as edge
+from causeway_server.fleet.cli.commands import main as fleet
+from causeway_server.models.child_process import child_environment
+from causeway_server.models.cli.commands import main as models
+from causeway_server.models.catalog.artifact import SHIPPED
+from causeway_server.edge_node.storage.policies import DEFAULT_POLICY
+site = sys.argv[1]
+for command in (cloud, edge, fleet, models):
+    assert sys.modules[command.callback.__module__].__file__.startswith(site)
+assert child_environment()["PYTHONPATH"].split(":")[0] == site
+assert SHIPPED.is_relative_to(site) and SHIPPED.is_dir() and DEFAULT_POLICY.is_file()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(site)}
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(site)],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
