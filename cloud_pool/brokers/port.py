@@ -1,6 +1,6 @@
 """The port between a pipeline and a broker, and the addresses of topics and ranges of these.
 
-`tests/streams` holds every adapter to what is written here. An address is `nats://host:4222/SUBJECT` or
+`tests/cloud_pool/streams` holds every adapter to what is written here. An address is `nats://host:4222/SUBJECT` or
 `kafka://host:9092/TOPIC`; several hosts are separated by commas, and `nats+tls://` and `kafka+tls://` use TLS. A range
 is written FROM..TO: by time, by JetStream's sequence, or by partition and offset of Kafka.
 """

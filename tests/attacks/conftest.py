@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from tests.accounts.identity.token_issuer import Issuer
-from tests.console.browser import browser
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
+from tests.e2e.console.browser import browser
 from tests.redis_server import RedisServer
 
 REBOUND = "rebound.example"

@@ -21,8 +21,8 @@ from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import ServerConfig as GatewayServer
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
-from tests.cloud.unreachable import unreachable_tier
-from tests.edge.box import Box, running
+from tests.cloud_pool.unreachable import unreachable_tier
+from tests.edge_node.box import Box, running
 
 from .conftest import REBOUND
 

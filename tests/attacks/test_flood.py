@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from causeway_server.cloud_pool.http.config import ServerConfig
-from tests.cloud.conftest import Command
+from tests.cloud_pool.conftest import Command
 from tests.waiting import until
 
 MANY = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, talk
+from tests.cloud_pool.http.test_listener import CHAT, error_of, gateway, is_alive, talk
 
 INNER = b"GET /v1/models HTTP/1.1\r\nHost: inner\r\n\r\n"
 """The smuggled request."""

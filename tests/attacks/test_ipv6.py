@@ -13,10 +13,10 @@ import pytest_asyncio
 from causeway_server.cloud_pool.config import Flags, load_config
 from causeway_server.cloud_pool.storage.config import WebhookConfig
 from causeway_server.router.errors import ConfigError
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk
-from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, url  # noqa: F401  (fixtures)
-from tests.jobs.webhook_receiver import Receiver, receiving
+from tests.cloud_pool.http.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk
+from tests.cloud_pool.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, url  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
 
 from .test_framing import INNER, chunked
 from .test_slow import LIMIT_S, dripping

@@ -22,8 +22,8 @@ from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig
 from causeway_server.edge_node.config.schema import ServerConfig as EdgeServer
 from causeway_server.router.bundle.settings import RealtimeConfig
-from tests.accounts.identity.token_issuer import Issuer
-from tests.edge.box import running
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
+from tests.edge_node.box import running
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, serving

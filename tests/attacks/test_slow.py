@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from causeway_server.cloud_pool.app import App
-from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end
+from tests.cloud_pool.http.test_listener import CHAT, error_of, gateway, is_alive, read_to_end
 
 pytestmark = pytest.mark.slow
 

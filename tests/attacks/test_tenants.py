@@ -7,7 +7,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.accounts.identity.token_issuer import Issuer
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, Gateway, TokenHolder, serving

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from causeway_server.cloud_pool.storage.config import WebhookConfig
-from tests.cloud.test_listener import gateway, is_alive
-from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed  # noqa: F401  (fixtures)
-from tests.jobs.webhook_receiver import receiving
+from tests.cloud_pool.http.test_listener import gateway, is_alive
+from tests.cloud_pool.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.webhook_receiver import receiving
 
 INSIDE = WebhookConfig(allowed_networks=("127.0.0.0/8", "::1/128"), timeout_s=5.0)
 NAME = "hooks.example.com"

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from causeway_server.cloud_pool.accounts.identity.issuing import remove_key
 from causeway_server.cloud_pool.accounts.identity.revocation import revoke_token
-from tests.accounts.identity.token_issuer import Issuer
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, TokenHolder, serving, token_of

@@ -9,9 +9,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from causeway_server.cloud_pool.storage.config import WebhookConfig
 from causeway_server.router.jobs.webhooks import WebhookRefused, allowed_networks, check_webhook_url
-from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
-from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, receiver, url  # noqa: F401  (fixtures)
-from tests.jobs.webhook_receiver import Receiver
+from tests.cloud_pool.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, receiver, url  # noqa: F401  (fixtures)
+from tests.cloud_pool.jobs.webhook_receiver import Receiver
 
 OPEN = WebhookConfig(allow_http=True, timeout_s=3.0)
 

@@ -16,8 +16,8 @@ from causeway_server.cloud_pool.accounts.identity.issuing import issue
 from causeway_server.cloud_pool.app import build
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import ServerConfig
-from tests.accounts.identity.token_issuer import Issuer
-from tests.cloud.unreachable import unreachable_tier
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
+from tests.cloud_pool.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
 
 PATIENCE_S = 60.0

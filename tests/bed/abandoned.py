@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from tests.cloud.conftest import Command, Pool
+from tests.cloud_pool.conftest import Command, Pool
 from tests.tool import run_tool
 from tests.waiting import until
 

@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 
 from causeway_server.cloud_pool.accounts.identity.issuing import issue
-from tests.accounts.identity.token_issuer import Issuer
+from tests.cloud_pool.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
 from tests.tool import run_tool
 

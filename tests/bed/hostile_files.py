@@ -28,19 +28,19 @@ import numpy as np
 import psutil
 
 from causeway_server.models.modalities.installed import ENCODERS
-from tests.cloud.conftest import ROOT, Command
-from tests.dispatch.replica import Replica
-from tests.edge.box import running
-from tests.modalities.compressed import COMPRESSED, compressed
-from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
-from tests.modalities.test_files import ALL, file
-from tests.modalities.test_fusion import ask, picture, sound, text
+from tests.cloud_pool.conftest import ROOT, Command
+from tests.cloud_pool.dispatch.replica import Replica
+from tests.edge_node.box import running
+from tests.edge_node.modalities.test_fusion import ask, picture, sound, text
+from tests.models.modalities.compressed import COMPRESSED, compressed
+from tests.models.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
+from tests.models.modalities.test_files import ALL, file
 from tests.tool import run_tool
 
 GATEWAY = f"""
 server: {{port: 0, max_body_bytes: 20000000}}
 tiers:
-  - {{name: large, model: obedient, template_file: {ROOT}/tests/cloud/plain.jinja, context_tokens: 4096}}
+  - {{name: large, model: obedient, template_file: {ROOT}/tests/cloud_pool/plain.jinja, context_tokens: 4096}}
   - {{name: speech, can: [audio]}}
   - {{name: pictures, can: [image]}}
   - {{name: files, can: [file]}}

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tests.jobs.webhook_receiver import Receiver
+from tests.cloud_pool.jobs.webhook_receiver import Receiver
 
 from .client import body_of, new_mark
 

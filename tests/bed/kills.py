@@ -31,7 +31,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import msgspec
 
-from tests.jobs.webhook_receiver import Receiver, receiving
+from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
 from tests.tool import run_tool
 
 from .batch_load import BatchLoad

@@ -18,12 +18,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.edge_node.jobs.cloud import JobCloud
+from tests.edge_node.mqtt.peer import Peer
+from tests.mosquitto import Mosquitto
+from tests.stack import Stack
 from tests.tool import run_tool
-
-from ..edge_jobs.cloud import JobCloud
-from ..edge_mqtt.peer import Peer
-from ..mosquitto import Mosquitto
-from ..stack import Stack
 
 _PAUSE_S = 0.005  # between two messages
 _LONGEST_LIFE_S = 2.8

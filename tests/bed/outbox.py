@@ -22,9 +22,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.edge_node.jobs.cloud import JobCloud
 from tests.tool import run_tool
 
-from ..edge_jobs.cloud import JobCloud
 from .figures import print_figures, quantile, table
 
 POLICY = """

@@ -43,18 +43,7 @@ from .backlog import Backlog, add_arguments
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
 from .figures import print_figures, quantile, table
-from .load import (
-    GAUGES,
-    HEADS,
-    GaugeSampler,
-    LoadProfile,
-    answers,
-    closed_loop,
-    faulty,
-    open_loop,
-    row,
-    ttft_ms,
-)
+from .load import GAUGES, HEADS, GaugeSampler, LoadProfile, answers, closed_loop, faulty, open_loop, row, ttft_ms
 from .without import add_without
 
 TIERS = ("assistant-large", "assistant")

@@ -25,8 +25,8 @@ from causeway_server.models.constraints.grammars import fault_of
 from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
 from causeway_server.router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
 from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
-from tests.engine.conftest import Answer, Rig
 from tests.models.constraints.bytewise import CORPUS, accepts, draw, matcher
+from tests.models.llama_cpp.conftest import Answer, Rig
 from tests.tool import run_tool
 
 _AT_ONCE = 64  # jobs in the engine

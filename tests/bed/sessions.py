@@ -31,10 +31,10 @@ from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
 from causeway_server.edge_node.config.schema import Config, EngineConfig, ServerConfig
 from causeway_server.router.bundle.settings import RealtimeConfig
+from tests.e2e.sessions.peer import SAY_HELLO, Event, Peer, text_of
+from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.tool import run_tool
 
-from ..engine.tiny_gguf import write_tiny_gguf
-from ..sessions.peer import SAY_HELLO, Event, Peer, text_of
 from .figures import print_figures, quantile, table
 
 POLICY = """

@@ -17,8 +17,8 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from tests.cloud_pool.streams.kafka_broker import read_topic
 from tests.kafka_server import KafkaServer
-from tests.streams.kafka_broker import read_topic
 
 from .stream_brokers import SUBJECTS, Publisher
 

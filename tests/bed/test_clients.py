@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .clients.upstream import answer, deltas, fault_of
+from tests.bed.clients.upstream import answer, deltas, fault_of
 
 ASK = {"role": "user", "content": "What is the weather?"}
 WEATHER = {"type": "function", "function": {"name": "get_weather"}}

@@ -15,7 +15,7 @@ import pytest
 
 from causeway_server.cloud_pool.cli.triton import ENVIRONMENT
 from causeway_server.cloud_pool.redis.keys import ACCOUNTS_LAYOUT, JOBS_LAYOUT
-from tests.jobs.webhook_receiver import receiving
+from tests.cloud_pool.jobs.webhook_receiver import receiving
 
 from .batch_load import BatchLoad
 from .bed import ROOT, running_bed

@@ -55,7 +55,7 @@ from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.types import Message, Request, RoutingHints
-from tests.dispatch.simulated import PROBE, Client, run_in_virtual_time
+from tests.cloud_pool.dispatch.simulated import PROBE, Client, run_in_virtual_time
 from tests.tool import run_tool
 
 from . import fanout, overload, slow

@@ -26,11 +26,11 @@ from causeway_server.fleet.demo.show import (
     write_folder,
     write_policy,
 )
+from tests.bench.streaming.run import process
+from tests.bench.whole.load import Contestant
 
 from .bench_edge import HITS, PASSED, ask, bare, daemon, hit_rows, passed_rows
 from .rows import Row
-from .streaming.run import process
-from .whole.load import Contestant
 
 MORE_MB = 12.0
 PARKED_S = 60.0

@@ -20,11 +20,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from tests.bench.streaming.run import process
+from tests.bench.whole.load import Contestant, Plan, Round
 from tests.tool import run_tool
 
 from .rows import Row
-from .streaming.run import process
-from .whole.load import Contestant, Plan, Round
 
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "policies" / "default.yaml"

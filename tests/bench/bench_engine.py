@@ -23,10 +23,10 @@ from causeway_server.models.llama_cpp.native.resources import choose_threads
 from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from causeway_server.router.types import Message
 from causeway_train.export.quantize import quantize
+from tests.bench.decoding.raw import Raw, prompt_of
+from tests.bench.decoding.servers import GREEDY, llama_server, our_engine
+from tests.models.llama_cpp.tiny_gguf import WORDS, write_tiny_gguf
 
-from ..engine.tiny_gguf import WORDS, write_tiny_gguf
-from .decoding.raw import Raw, prompt_of
-from .decoding.servers import GREEDY, llama_server, our_engine
 from .rows import Row
 
 BATCHES = (1, 4, 8, 16)

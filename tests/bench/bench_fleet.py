@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..fleet_server.postgres import make_postgres
+from tests.bench.fleet.load import CONNECTIONS, Figures, Plan
+from tests.fleet.server.postgres import make_postgres
+
 from .fleet import bare, plane
-from .fleet.load import CONNECTIONS, Figures, Plan
 from .rows import Row
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.bench.streaming.run import process
+
 from .rows import Row
-from .streaming.run import process
 
 ROOT = Path(__file__).parents[2]
 IDLE = 2000

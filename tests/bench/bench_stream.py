@@ -10,11 +10,11 @@ import sys
 
 import msgspec
 
+from tests.bench.streaming.load import Plan, Round
+from tests.bench.streaming.run import edge, gateway, median, play, server
 from tests.tool import run_tool
 
 from .rows import Row
-from .streaming.load import Plan, Round
-from .streaming.run import edge, gateway, median, play, server
 
 STREAMS, TOKENS, ROUNDS = 32, 64, 15
 SHORT, LONG, PARALLEL = 8, 200, 16

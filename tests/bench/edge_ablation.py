@@ -24,10 +24,10 @@ from causeway_server.edge_node.daemon import lifecycle
 from causeway_server.edge_node.http import api
 from causeway_server.router.serving import responses
 from tests.bed.figures import table
+from tests.bench.whole.load import Contestant, Plan
 from tests.tool import run_tool
 
 from . import bench_edge
-from .whole.load import Contestant, Plan
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = "everything"

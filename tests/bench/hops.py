@@ -30,10 +30,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from tests.bench.streaming.run import server
 from tests.redis_server import RedisServer
 from tests.tool import run_tool
-
-from .streaming.run import server
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"

@@ -27,9 +27,8 @@ from causeway_server.router.tool_calls.schema import (
     call_frame,
 )
 from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
+from tests.models.llama_cpp.conftest import Rig
 from tests.tool import run_tool
-
-from ..engine.conftest import Rig
 
 
 def _parameters(**properties: str) -> str:

@@ -15,16 +15,7 @@ import pytest
 
 from causeway_server.edge_node.deploy.prepare.environments import locked_names
 
-from .sources import (
-    FOLDERS,
-    ROOT,
-    TRAINING,
-    absolute_imports,
-    loaded_with,
-    parse,
-    python_files,
-    relative_reach,
-)
+from .sources import FOLDERS, ROOT, TRAINING, absolute_imports, loaded_with, parse, python_files, relative_reach
 
 MAY_IMPORT = {
     "router": set(),

@@ -18,7 +18,7 @@ from causeway_server.cloud_pool.openapi import gateway_operations
 from causeway_server.edge_node.openapi import edge_operations
 from causeway_server.router.api.document import Operation
 from tests.check.sources import python_files
-from tests.cloud.unreachable import unreachable_tier
+from tests.cloud_pool.unreachable import unreachable_tier
 
 DESCRIBED = {"edge_node": edge_operations, "cloud_pool": gateway_operations}
 WORD = re.compile(r"\w+")

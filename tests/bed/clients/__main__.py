@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.stack import Stack
 from tests.tool import run_tool
 
-from ...stack import Stack
 from .environments import CLIENTS, command
 from .upstream import ScriptedServer
 

@@ -19,8 +19,8 @@ from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.edge_node.deploy.prepare.llama import cached_wheel
 from causeway_server.edge_node.deploy.prepare.places import find_places
 from causeway_server.router.types import Message, Request, Sampling, Target
+from tests.ports import free_port
 
-from ...ports import free_port
 from ..environment import make_environment
 
 START_S = 120.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..streaming.run import process
+from tests.bench.streaming.run import process
 
 _SERVER = "tests.bench.fleet.server"
 _ROOT = Path(__file__).parents[3]

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from causeway_server.router.bundle.settings import ModalitiesConfig
-from tests.modalities.test_fusion import picture, sound, text
+from tests.edge_node.modalities.test_fusion import picture, sound, text
 
 from .box import Bench, Reply, benched
 from .files import LINES, distorted, invoice, speech

@@ -16,8 +16,8 @@ import psutil
 from causeway_server.models.modalities.process.messages import WorkerSpec
 from causeway_server.router.bundle.settings import ModalitiesConfig
 from causeway_server.router.types import Modality
-from tests.modalities.files import png, tone, wav
-from tests.modalities.test_fusion import picture, sound, text
+from tests.edge_node.modalities.test_fusion import picture, sound, text
+from tests.models.modalities.files import png, tone, wav
 
 from .box import Reply, benched
 from .files import invoice, speech
@@ -74,7 +74,7 @@ async def real(model: str, folders: Sequence[Path], espeak: str, rounds: int) ->
 
 def _paced(seconds: float) -> WorkerSpec:
     options = {"text": "turn on the light", "pace_s": str(seconds)}
-    return WorkerSpec("tests.modalities.workers:TinyEncoder", options=options)
+    return WorkerSpec("tests.models.modalities.workers:TinyEncoder", options=options)
 
 
 def _drawn(number: int) -> tuple[dict[str, object], ...]:

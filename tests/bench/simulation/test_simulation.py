@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_server.fleet.rollout.settings import RolloutState
-from tests.bench.simulation.__main__ import main
-from tests.bench.simulation.boxes import Effect, draw_boxes, draw_weather, observe
-from tests.bench.simulation.polls import PollModel, polls_after_wake, reconnect_storm, revert_times, served, told_times
-from tests.bench.simulation.rollouts import simulate_rollout
+
+from .__main__ import main
+from .boxes import Effect, draw_boxes, draw_weather, observe
+from .polls import PollModel, polls_after_wake, reconnect_storm, revert_times, served, told_times
+from .rollouts import simulate_rollout
 
 BOXES = 5_000
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from tests.ports import free_port
 from tests.tool import run_tool
 
-from ...ports import free_port
 from ..__main__ import RESULTS, machine, with_section
 from ..environment import make_environment
 from .load import Plan, Round, Server

@@ -17,8 +17,7 @@ from causeway_server.fleet.trust.offline import RoleReport, sign_offline, signed
 from causeway_server.fleet.trust.online import publish_online
 from causeway_server.fleet.trust.published import PublishedFolder
 from causeway_server.router.bundle.manifest import RolloutPlan, bundle_id
-
-from ..repository.fleets import write_fleet
+from tests.fleet.repository.fleets import write_fleet
 
 NOW = datetime.now(UTC)
 PEOPLE = ("anna", "ben", "carla")

@@ -13,8 +13,8 @@ from causeway_server.edge_node.agent.verifier import Fetch, UpdateVerifier
 from causeway_server.fleet.trust.online import publish_freshness
 from causeway_server.router.bundle.manifest import blob_of, encode_canonical
 from causeway_server.router.bundle.refusals import UpdateRefused
+from tests.fleet.repository.fleets import edit
 
-from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from causeway_server.fleet.cli.commands import main
+from tests.fleet.repository.fleets import edit, write_fleet
 
-from ..repository.fleets import edit, write_fleet
 from .signed_fleet import TRUST
 
 

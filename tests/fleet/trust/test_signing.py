@@ -11,8 +11,8 @@ from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.fleet.trust.online import OnlineKeyMissing, SignaturesMissing, publish_online
 from causeway_server.router.bundle.manifest import bundle_id
 from causeway_server.router.bundle.refusals import BundleNotSigned
+from tests.fleet.repository.fleets import edit
 
-from ..repository.fleets import edit
 from .signed_fleet import NOW, SignedFleet, days, plan_of, served, verifier
 
 

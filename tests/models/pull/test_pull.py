@@ -19,10 +19,10 @@ pytest.importorskip("huggingface_hub")
 from causeway_server.models.catalog.artifact import load_artifact, verify_artifact
 from causeway_server.models.pull.hub import HubListing, choose_mmproj
 from causeway_server.models.pull.plan import PullError, RemoteFile
-from tests.engine.tiny_gguf import write_tiny_gguf
-from tests.engine.tiny_mmproj import needs_mtmd, write_tiny_mmproj
+from tests.models.catalog.gguf_files import SHIPPED, network_header
+from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
+from tests.models.llama_cpp.tiny_mmproj import needs_mtmd, write_tiny_mmproj
 
-from ..gguf_files import SHIPPED, network_header
 from .hub_server import REPOSITORY, HubServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from causeway_server.models.semantic.index import CODED, GRAPH, Codes, Vector, VectorTable
-from tests.train.requirements import need_training_packages
+from tests.models.train.requirements import need_training_packages
 
 D, N = 256, CODED + 700
 

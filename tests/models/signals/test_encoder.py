@@ -27,7 +27,7 @@ from causeway_server.models.signals.encoder import TOKENS, SentenceEncoder, Word
 from causeway_train.cli.commands import main as causeway_train
 from causeway_train.signals.bert_to_onnx import convert
 from causeway_train.signals.encoder import distill
-from tests.train.requirements import need_training_packages
+from tests.models.train.requirements import need_training_packages
 
 PIECES = [
     "[PAD]",

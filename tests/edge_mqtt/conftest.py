@@ -1,3 +1,0 @@
-from ..mosquitto import mosquitto
-
-__all__ = ["mosquitto"]

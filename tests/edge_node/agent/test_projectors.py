@@ -1,0 +1,205 @@
+"""Bundles with a projector: tried before the box changes, counted into its memory, shared and removed as all files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.source import FolderSource
+from causeway_server.edge_node.app import App, build
+from causeway_server.edge_node.config.schema import EngineConfig
+from causeway_server.models.catalog.artifact import find_artifact, sha256_of
+from causeway_server.models.catalog.projector import find_projector
+from causeway_server.models.llama_cpp.protocol import adapter_files
+from causeway_server.models.publish.publish import publish_gguf
+from causeway_server.router.bundle.protocol import BoxState
+from tests.edge_node.modalities.test_fusion import INVOICE, PATIENT, encoder
+from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
+from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
+from tests.models.llama_cpp.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
+from tests.models.modalities.test_decoding import needs_pillow
+from tests.models.modalities.test_soft_tokens import solid
+from tests.models.modalities.tiny_projector import ENCODER, add_projector
+
+from ..box import config
+from .fleet import FACTORY, Publisher, TestBox, member
+from .test_daemon import TRIAL, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+FAMILY: Family = "gemma3"
+SEES = """\
+version: 1
+name: sees
+targets:
+  small: {at: edge, model: m-small, can: [chat, completion, embedding]}
+routes:
+  - {name: device, fusion: early, use: [small]}
+"""
+MODEL = "    models:\n      m-small: {{file: model.gguf, projector: {{{}}}}}\n"
+
+
+def write_vision_model(folder: Path, *, dimensions: int = 64) -> str:
+    """Write a tiny vision model; return the `extra` of a bundle with it."""
+    write_tiny_gguf(folder / "model.gguf", architecture=LANGUAGE[FAMILY], marks=MARKS[FAMILY], window=512)
+    write_tiny_mmproj(folder / "mmproj.gguf", FAMILY, dimensions=dimensions)
+    return MODEL.format("file: mmproj.gguf")
+
+
+def write_panel_model(folder: Path) -> str:
+    """Write a tiny model with a projector and its encoder; return the keys of the projector without `tokens`."""
+    gguf = write_tiny_gguf(folder / "model.gguf")
+    model = publish_gguf(gguf, "m-small", folder / "local")
+    add_projector(model, np.zeros((3, 64), np.float32), np.ones((3, 64), np.float32))
+    shutil.copy(model.folder / "projector.onnx", folder)
+    shutil.copy(model.folder.parent / ENCODER / "model.onnx", folder / "encoder.onnx")
+    return f"file: projector.onnx, encoder: {{file: encoder.onnx}}, model_sha256: {sha256_of(gguf)}"
+
+
+@needs_mtmd
+@needs_pillow
+async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, box: TestBox) -> None:
+    """The model finds it as a file of the store, which stays while a kept bundle needs it."""
+    bundle = publisher.release(extra=write_vision_model(publisher.path))
+    await box.change()
+    dirs = [box.booted.store.load(bundle).models]
+    found = find_projector("m-small", dirs)
+    assert found is not None
+    blobs = box.folder / "store" / "blobs"
+    assert {found.path.parent, found.model.parent} == {blobs}
+    assert (found.path.name, found.encoder) == (sha256_of(publisher.path / "mmproj.gguf"), None)
+    for kept in (True, False):
+        publisher.release()
+        await box.change()
+        assert found.path.exists() is kept
+
+
+@needs_mtmd
+@needs_pillow
+async def test_the_process_of_a_projector_ends_with_the_bundle_that_needs_it(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    """A real daemon; the next bundle names another model, and the process held its memory until the daemon's end."""
+    (publisher.path / "other").mkdir()
+    write_tiny_gguf(publisher.path / "other" / "model.gguf")
+    first = publisher.release(policy=SEES, extra=write_vision_model(publisher.path))
+    engine = EngineConfig(threads=1, sequences=2, model_dirs=(str(tmp_path / "none"),))
+    async with daemon(tmp_path, publisher, engine) as app:
+        await wait_for(app, BoxState.TRIAL, first)
+        assert await ask(app, solid(0)) == (200, "image=ok")
+        (child,) = projector_children()
+        for _ in range(6):
+            await ask(app)
+        await wait_for(app, BoxState.IDLE, first)
+        assert child.is_running()
+        second = publisher.release(model="m-other", extra="    models: {m-other: {file: other/model.gguf}}\n")
+        await wait_for(app, BoxState.TRIAL, second)
+        assert not child.is_running()
+        assert (await ask(app))[0] == 200
+        assert projector_children() == []
+
+
+def projector_children() -> list[psutil.Process]:
+    """The processes of ours that have mtmd in memory."""
+    ours = psutil.Process().children(recursive=True)
+    return [one for one in ours if "libmtmd" in Path(f"/proc/{one.pid}/maps").read_text()]
+
+
+@asynccontextmanager
+async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> AsyncIterator[App]:
+    settings = config(tmp_path / "box", policy=FACTORY)
+    (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
+    link = FleetLink(
+        member=lambda: member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
+    )
+    app = build(
+        msgspec.structs.replace(settings, engine=engine, modalities=PATIENT),
+        environ={},
+        fleet=link,
+        encoders={"image": encoder(INVOICE)},
+    )
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+async def ask(app: App, *parts: dict[str, object]) -> tuple[int, str]:
+    """Return the status of an answer, and what became of its picture."""
+    content = [{"type": "text", "text": "hello"}, *parts]
+    body = {"model": "auto", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 2}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{app.port}/v1/chat/completions", json=body) as response,
+    ):
+        if response.status != 200:
+            raise AssertionError(await response.text())
+        await response.read()
+        return response.status, response.headers.get("x-causeway-modalities", "")
+
+
+@needs_mtmd
+@needs_pillow
+async def test_an_mmproj_file_of_another_model_is_never_used(publisher: Publisher, box: TestBox) -> None:
+    bundle = publisher.release(extra=write_vision_model(publisher.path, dimensions=32))
+    await box.until(BoxState.IDLE)
+    assert box.agent.row.quarantined[bundle].startswith("model_unusable: the projector of m-small: ")
+    assert box.host.used == []
+
+
+@needs_mtmd
+async def test_the_process_of_a_projector_is_counted_into_the_memory(publisher: Publisher, box: TestBox) -> None:
+    """On this box the model alone would fit."""
+    box.host.memory_bytes = 300 << 20
+    bundle = publisher.release(extra=write_vision_model(publisher.path))
+    await box.until(BoxState.IDLE)
+    reason = box.agent.row.quarantined[bundle]
+    assert (reason.startswith("model_too_large: m-small with "), "for its projector" in reason) == (True, True)
+    bundle = publisher.release(extra="    models: {m-small: {file: model.gguf}}\n")
+    await box.until(BoxState.TRIAL)
+
+
+@needs_pillow
+async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher, box: TestBox) -> None:
+    """One that gives another number of tokens than the bundle says is refused before anything changes."""
+    keys = write_panel_model(publisher.path)
+    wrong = publisher.release(extra=MODEL.format(f"{keys}, tokens: 4"))
+    await box.until(BoxState.IDLE)
+    assert "192 values for a picture; the model takes 4 tokens of 64" in box.agent.row.quarantined[wrong]
+    right = publisher.release(extra=MODEL.format(f"{keys}, tokens: 3"))
+    await box.change()
+    found = find_projector("m-small", [box.booted.store.load(right).models])
+    assert found is not None
+    assert found.encoder is not None
+    assert (found.tokens, found.encoder.name) == (3, sha256_of(publisher.path / "encoder.onnx"))
+    encoder = box.booted.store.load(right).models / "m-small" / "encoder.onnx"
+    encoder.unlink()
+    shutil.copy(publisher.path / "projector.onnx", encoder)
+    box.start()
+    assert box.agent.running is None
+
+
+async def test_an_engine_loads_adapters_again_after_their_bundle_is_gone(publisher: Publisher, box: TestBox) -> None:
+    """Bundles that keep the model keep its engine too, which opens its files anew after a crash or an unload."""
+    write_tiny_gguf(publisher.path / "model.gguf")
+    write_tiny_adapter(publisher.path / "night.gguf")
+    extra = "    models:\n      m-small: {file: model.gguf, adapters: {night: {file: night.gguf}}}\n"
+    first = publisher.release(extra=extra)
+    await box.change()
+    (adapter,) = adapter_files(find_artifact("m-small", [box.booted.store.load(first).models]))
+    for _ in range(2):
+        publisher.release(extra=extra)
+        await box.change()
+    assert not (box.folder / "bundles" / first).exists()
+    assert sha256_of(Path(adapter.path)) == sha256_of(publisher.path / "night.gguf")

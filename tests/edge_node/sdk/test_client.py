@@ -1,0 +1,583 @@
+"""The SDK against a real server: what it sends, what it gives back, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+import causeway as sdk
+from causeway import (
+    Answer,
+    AsyncCauseway,
+    AsyncOutbox,
+    Causeway,
+    CausewayAPIError,
+    CausewayConnectionBroken,
+    CausewayError,
+    CausewayTimeout,
+    CausewayUnreachable,
+    Choice,
+    Chunk,
+    Decision,
+    Model,
+    Outbox,
+    ToolCall,
+    Usage,
+)
+
+from .box import DONE, Box, Handler, answer_with, delta, event, raw, running, stream_of
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "edge_node" / "sdk" / "src").rglob("*.py"))
+DECISION = Decision("dec_1", "edge", "small", "fast-path", "miss", "default@9f2c")
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+def message(content: str | None, **fields: object) -> dict[str, object]:
+    said = {"role": "assistant", "content": content, **fields}
+    choice = {"index": 0, "message": said, "finish_reason": "stop"}
+    return {"id": "a", "model": "small", "choices": [choice], "usage": USAGE}
+
+
+class Caller(Protocol):
+    """One of the two clients, called the same way."""
+
+    async def call(self, name: str, *args: object, **asked: object) -> object: ...
+
+    async def pieces(
+        self, *args: object, stop_after: int = 0, **asked: object
+    ) -> tuple[list[Chunk], Answer | None]: ...
+
+    async def close(self) -> None: ...
+
+
+class SyncCaller:
+    def __init__(self, url: str, **options: object) -> None:
+        self.client = Causeway(url, **options)  # type: ignore[arg-type]
+
+    async def call(self, name: str, *args: object, **asked: object) -> object:
+        return await asyncio.to_thread(getattr(self.client, name), *args, **asked)
+
+    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Chunk], Answer | None]:
+        def read() -> tuple[list[Chunk], Answer | None]:
+            found = []
+            with self.client.chat(*args, stream=True, **asked) as stream:  # type: ignore[call-overload]
+                for piece in stream:
+                    found.append(piece)
+                    if len(found) == stop_after:
+                        return found, None
+                return found, stream.answer()
+
+        return await asyncio.to_thread(read)
+
+    async def close(self) -> None:
+        self.client.close()
+
+
+class AsyncCaller:
+    def __init__(self, url: str, **options: object) -> None:
+        self.client = AsyncCauseway(url, **options)  # type: ignore[arg-type]
+
+    async def call(self, name: str, *args: object, **asked: object) -> object:
+        return await getattr(self.client, name)(*args, **asked)
+
+    async def pieces(self, *args: object, stop_after: int = 0, **asked: object) -> tuple[list[Chunk], Answer | None]:
+        found = []
+        async with await self.client.chat(*args, stream=True, **asked) as stream:  # type: ignore[call-overload]
+            async for piece in stream:
+                found.append(piece)
+                if len(found) == stop_after:
+                    return found, None
+            return found, await stream.answer()
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+Connect = Callable[..., Awaitable[Caller]]
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Box]:
+    async with running() as started:
+        yield started
+
+
+@pytest.fixture(params=[SyncCaller, AsyncCaller], ids=["sync", "async"])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    callers: list[Caller] = []
+
+    async def make(url: str, **options: object) -> Caller:
+        callers.append(request.param(url, **options))
+        return callers[-1]
+
+    yield make
+    for caller in callers:
+        await caller.close()
+
+
+# --- what comes back -------------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_answer_is_typed_and_says_where_it_came_from(box: Box, connect: Connect) -> None:
+    """Text, usage, model and the decision of the headers."""
+    box.handler = answer_with(message("Alarm set."))
+    answer = await (await connect(box.url)).call("chat", "wake me up at six")
+    assert isinstance(answer, Answer)
+    assert (answer.text, answer.finish_reason, answer.model) == ("Alarm set.", "stop", "small")
+    assert answer.usage == Usage(3, 2, 5)
+    assert answer.decision == DECISION
+    assert box.requests == [{"model": "auto", "messages": [{"role": "user", "content": "wake me up at six"}]}]
+
+
+async def test_a_stream_gives_pieces_and_their_sum(box: Box, connect: Connect) -> None:
+    """Pieces come in order; the answer is what they add up to, with the usage of the last event."""
+    usage = event({"id": "a", "model": "small", "choices": [], "usage": USAGE})
+    box.handler = stream_of(delta("", role="assistant"), delta("Alarm"), delta(" set.", finish="stop"), usage, DONE)
+    pieces, answer = await (await connect(box.url)).pieces("wake me up")
+    assert [piece.text for piece in pieces] == ["", "Alarm", " set.", ""]
+    assert answer is not None
+    assert (answer.text, answer.finish_reason, answer.usage) == ("Alarm set.", "stop", Usage(3, 2, 5))
+    assert answer.decision.route == "edge"
+    assert answer.decision.first_token_ms is not None
+    assert answer.total_ms >= answer.decision.first_token_ms
+    assert box.requests[0]["stream"] is True
+    assert box.requests[0]["stream_options"] == {"include_usage": True}
+
+
+async def test_text_survives_any_chunking_and_any_separator(box: Box, connect: Connect) -> None:
+    """Characters that Unicode calls line separators are text, and one event may come byte by byte."""
+    text = "a\u2028b\x85c\x0bd\u2029é🙂"
+    document = delta(text, finish="stop") + b": a comment\r\n\r\n" + DONE.replace(b"\n", b"\r\n")
+    box.handler = stream_of(*(bytes([byte]) for byte in document))
+    pieces, _ = await (await connect(box.url)).pieces("x")
+    assert [piece.text for piece in pieces] == [text]
+
+
+async def test_tool_calls_come_whole(box: Box, connect: Connect) -> None:
+    """A tool call has its id, name and arguments."""
+    call = {"id": "c1", "type": "function", "function": {"name": "set_alarm", "arguments": '{"at": 6}'}}
+    box.handler = answer_with(message(None, tool_calls=[call]))
+    answer = await (await connect(box.url)).call("chat", "x", tools=[{"type": "function"}])
+    assert isinstance(answer, Answer)
+    assert answer.tool_calls == (ToolCall("c1", "set_alarm", '{"at": 6}'),)
+    assert answer.text == ""
+    assert box.requests[0]["tools"] == [{"type": "function"}]
+
+
+async def test_tool_calls_are_put_together_from_pieces(box: Box, connect: Connect) -> None:
+    """Two calls, interleaved, are told apart by their index."""
+
+    def part(index: int, arguments: str, **fields: object) -> bytes:
+        name = {"name": fields.pop("name")} if "name" in fields else {}
+        function = {"arguments": arguments, **name}
+        return delta("", tool_calls=[{"index": index, "function": function, **fields}])
+
+    box.handler = stream_of(
+        part(0, "", id="c1", name="a"),
+        part(1, "{", id="c2", name="b"),
+        part(0, '{"x"'),
+        part(1, "}"),
+        part(0, ":1}"),
+        delta("", finish="tool_calls"),
+        DONE,
+    )
+    _, answer = await (await connect(box.url)).pieces("x")
+    assert answer is not None
+    assert answer.tool_calls == (ToolCall("c1", "a", '{"x":1}'), ToolCall("c2", "b", "{}"))
+    assert answer.finish_reason == "tool_calls"
+
+
+async def test_several_choices_keep_their_places(box: Box, connect: Connect) -> None:
+    """With n=2 the pieces say whose they are."""
+    box.handler = stream_of(delta("b", 1), delta("a", 0), delta("B", 1, "length"), delta("A", 0, "stop"), DONE)
+    _, answer = await (await connect(box.url)).pieces("x", n=2)
+    assert answer is not None
+    assert answer.choices == (Choice("aA", (), "stop"), Choice("bB", (), "length"))
+
+
+async def test_a_cached_degraded_answer_says_so(box: Box, connect: Connect) -> None:
+    """Route, cache status and degradation are the headers'."""
+    headers = {"x-causeway-route": "cache", "x-causeway-cache": "stale", "x-causeway-degraded": "true"}
+    box.handler = answer_with(message("old"), headers=headers)
+    answer = await (await connect(box.url)).call("chat", "x")
+    assert isinstance(answer, Answer)
+    assert (answer.decision.route, answer.decision.cache, answer.decision.degraded) == ("cache", "stale", True)
+
+
+async def test_the_rest_of_the_surface(box: Box, connect: Connect) -> None:
+    """Completions, embeddings, models, route and decisions: path, body and typed result."""
+    caller = await connect(box.url)
+    box.handler = answer_with({"choices": [{"index": 0, "text": " there", "finish_reason": "length"}]})
+    answer = await caller.call("complete", "hello", max_tokens=1)
+    assert isinstance(answer, Answer)
+    assert (answer.text, answer.finish_reason) == (" there", "length")
+    box.handler = answer_with({"data": [{"embedding": [1, 0.5]}, {"embedding": [0, 1]}], "model": "e"})
+    vectors = await caller.call("embed", ["a", "b"])
+    assert isinstance(vectors, sdk.Embeddings)
+    assert vectors.vectors == ((1.0, 0.5), (0.0, 1.0))
+    box.handler = answer_with({"data": [{"id": "small", "owned_by": "edge"}]})
+    assert await caller.call("models") == [Model("small", "edge")]
+    box.handler = answer_with({"rule": "fast-path"})
+    assert await caller.call("route", "x", prefer="only_on_device") == {"rule": "fast-path"}
+    assert await caller.call("decision", "dec_1") == {"rule": "fast-path"}
+    assert box.paths == [
+        "POST /v1/completions",
+        "POST /v1/embeddings",
+        "GET /v1/models",
+        "POST /v1/route",
+        "GET /v1/decisions/dec_1",
+    ]
+    assert box.requests[0] == {"model": "auto", "prompt": "hello", "max_tokens": 1}
+    assert box.requests[1] == {"model": "auto", "input": ["a", "b"]}
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+async def test_wishes_travel_apart_from_openais_fields(box: Box, connect: Connect) -> None:
+    """`prefer`, `tags` and what is left of the deadline are in the object `causeway`, the rest as OpenAI has it."""
+    box.handler = answer_with(message("x"))
+    caller = await connect(box.url, clock=lambda: 100.0)
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    await caller.call(
+        "chat",
+        turns,
+        model="large",
+        prefer="only_on_device",
+        tags=["private"],
+        deadline_s=1.5,
+        temperature=0.0,
+        extra={"top_k": 5},
+    )
+    assert box.requests == [
+        {
+            "model": "large",
+            "messages": turns,
+            "temperature": 0.0,
+            "top_k": 5,
+            "causeway": {"prefer": "only_on_device", "tags": ["private"], "deadline_ms": 1500},
+        }
+    ]
+
+
+async def test_the_key_is_a_bearer_token(box: Box, connect: Connect) -> None:
+    """And without a key there is no such header."""
+    box.handler = answer_with(message("x"))
+    await (await connect(box.url, api_key="k")).call("chat", "x")
+    await (await connect(box.url)).call("chat", "x")
+    assert box.headers[0]["authorization"] == "Bearer k"
+    assert "authorization" not in box.headers[1]
+
+
+async def test_url_and_key_may_come_from_the_environment(
+    box: Box, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OpenAI base_url will do, and a proxy in the environment is not asked: this box was meant."""
+    monkeypatch.setenv("CAUSEWAY_URL", f"{box.url}/v1")
+    monkeypatch.setenv("CAUSEWAY_API_KEY", "from-env")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    box.handler = answer_with(message("x"))
+    await (await connect("")).call("chat", "x")
+    assert box.paths == ["POST /v1/chat/completions"]
+    assert box.headers[0]["authorization"] == "Bearer from-env"
+
+
+async def test_a_unix_socket_serves_as_well(tmp_path: Path, connect: Connect) -> None:
+    """`unix://` and a path."""
+    async with running(tmp_path / "edge.sock") as box:
+        box.handler = stream_of(delta("hi", finish="stop"), DONE)
+        pieces, _ = await (await connect(box.url)).pieces("x")
+        assert [piece.text for piece in pieces] == ["hi"]
+
+
+# --- when it goes wrong ----------------------------------------------------------------------------------------------
+
+REFUSAL = {
+    "error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded", "param": "m"}
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_keeps_all_that_the_box_said(box: Box, connect: Connect, stream: bool) -> None:
+    """Status, type, code, param, Retry-After and the decision, for whole answers and for streams."""
+    box.handler = answer_with(REFUSAL, status=400, headers={"retry-after": "7"})
+    with pytest.raises(CausewayAPIError, match="too long") as caught:
+        await (await connect(box.url)).call("chat", "x", stream=stream)
+    error = caught.value
+    assert (error.status, error.type, error.code, error.param) == (
+        400,
+        "invalid_request_error",
+        "context_length_exceeded",
+        "m",
+    )
+    assert error.retry_after_s == 7.0
+    assert error.decision == DECISION
+
+
+@pytest.mark.parametrize("handler", [raw(b"<html>Bad gateway</html>", 502), raw(b"[]", 502), raw(b"\xff", 502)])
+async def test_a_strangers_error_page_is_an_api_error_too(box: Box, connect: Connect, handler: Handler) -> None:
+    """Whatever stands between us and the box may answer in its own way."""
+    box.handler = handler
+    with pytest.raises(CausewayAPIError, match="HTTP 502"):
+        await (await connect(box.url)).call("chat", "x")
+
+
+async def test_an_error_in_mid_stream_is_raised_where_it_comes(box: Box, connect: Connect) -> None:
+    """The pieces before it were given; the error has its type and code."""
+    broken = {"error": {"message": "the engine died", "type": "backend_error", "code": "engine_crashed"}}
+    box.handler = stream_of(delta("half"), event(broken), DONE)
+    with pytest.raises(CausewayAPIError, match="the engine died") as caught:
+        await (await connect(box.url)).pieces("x")
+    assert (caught.value.code, caught.value.status) == ("engine_crashed", 200)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [stream_of(delta("half"), end="drop"), stream_of(delta("half"), end="done"), stream_of(end="drop")],
+    ids=["dropped", "ended without [DONE]", "dropped at once"],
+)
+async def test_half_an_answer_is_never_a_whole_one(box: Box, connect: Connect, handler: Handler) -> None:
+    """A stream that ends before its end is an error."""
+    box.handler = handler
+    with pytest.raises(CausewayConnectionBroken):
+        await (await connect(box.url)).pieces("x")
+
+
+@pytest.mark.slow
+async def test_a_stall_ends_in_a_timeout(box: Box, connect: Connect) -> None:
+    """Neither a silent server nor one that stops in mid-answer holds a caller longer than it said."""
+    caller = await connect(box.url, timeout_s=1.0)  # to connect takes no second, even on a busy machine
+    for handler in (stream_of(end="stall"), stream_of(delta("half"), end="stall")):
+        box.handler = handler
+        with pytest.raises(CausewayTimeout):
+            await caller.pieces("x")
+
+
+async def test_an_answer_cut_short_is_continued(box: Box, connect: Connect) -> None:
+    """Whole or streamed it has a token; the same question with it asks for the rest."""
+    caller = await connect(box.url)
+    cut = {"causeway": {"continue": "large~token"}}
+    box.handler = answer_with({**message("Once"), **cut})
+    whole = await caller.call("chat", "Tell me", prefer="prefer_cloud")
+    end = {"index": 0, "delta": {}, "finish_reason": "length"}
+    box.handler = stream_of(delta("Once"), event({"choices": [end], **cut}), DONE)
+    _, streamed = await caller.pieces("Tell me")
+    box.handler = answer_with(message(" upon a time"))
+    rest = await caller.call("chat", "Tell me", prefer="prefer_cloud", resume=whole.resume)  # type: ignore[attr-defined]
+    assert streamed is not None
+    assert (whole.resume, streamed.resume, rest.resume) == ("large~token", "large~token", "")  # type: ignore[attr-defined]
+    assert box.requests[0]["causeway"] == {"prefer": "prefer_cloud"}
+    assert box.requests[2] == {**box.requests[0], "causeway": {"prefer": "prefer_cloud", "continue": "large~token"}}
+
+
+async def test_a_drip_ends_at_the_deadline(box: Box, connect: Connect) -> None:
+    """Each piece comes in time, all of them together do not."""
+    ticks = iter(range(0, 1000, 3))
+    box.handler = stream_of(*(delta("x") for _ in range(50)), DONE)
+    with pytest.raises(CausewayTimeout, match="longer than its deadline of 5 s"):
+        await (await connect(box.url, clock=lambda: float(next(ticks)))).pieces("x", deadline_s=5.0)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "unix:///nonexistent/edge.sock"])
+async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> None:
+    """The error names the address."""
+    with pytest.raises(CausewayUnreachable, match=r"127\.0\.0\.1:9|edge\.sock"):
+        await (await connect(url)).call("chat", "x")
+
+
+@pytest.mark.parametrize("url", ["garbage", "ftp://box", "http://", "unix://"])
+async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
+    with pytest.raises(CausewayError, match="is no URL of a device"):
+        await connect(url)
+
+
+async def test_a_key_with_a_line_break_is_said_before_anything_is_sent(box: Box, connect: Connect) -> None:
+    with pytest.raises(CausewayError, match="the API key has a line break"):
+        await connect(box.url, api_key="secret\n")
+
+
+async def test_an_id_stays_one_segment_of_the_path(box: Box, connect: Connect) -> None:
+    box.handler = answer_with({"id": "x", "data": []})
+    caller = await connect(box.url)
+    for method in ("decision", "job", "purge"):
+        await caller.call(method, "../models")
+    await caller.call("jobs", after="x&limit=1")
+    assert box.paths == [
+        "GET /v1/decisions/../models",
+        "GET /v1/jobs/../models",
+        "POST /v1/jobs/../models/purge",
+        "GET /v1/jobs",
+    ]
+
+
+async def test_leaving_a_stream_stops_the_work(box: Box, connect: Connect) -> None:
+    """The server sees the client go, in the middle of the answer."""
+    box.handler = stream_of(delta("a"), delta("b"), end="stall")
+    pieces, _ = await (await connect(box.url)).pieces("x", stop_after=1)
+    assert len(pieces) == 1
+    await asyncio.wait_for(box.left.wait(), 60)
+
+
+async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
+    """A cancelled await closes the connection too."""
+    box.handler = stream_of(delta("a"), end="stall")
+    async with AsyncCauseway(box.url) as causeway:
+        seen = asyncio.Event()
+
+        async def read() -> None:
+            async with await causeway.chat("x", stream=True) as stream:
+                async for _ in stream:
+                    seen.set()
+
+        task = asyncio.create_task(read())
+        await seen.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(box.left.wait(), 60)
+
+
+# --- trying again ----------------------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    """A clock that only `sleep` moves, for both kinds of client."""
+
+    def __init__(self, kind: object) -> None:
+        self.now = 0.0
+        self.waits: list[float] = []
+        self.sleep = self._async_sleep if kind is AsyncCaller else self._sync_sleep
+
+    def clock(self) -> float:
+        return self.now
+
+    def _sync_sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    async def _async_sleep(self, seconds: float) -> None:
+        self._sync_sleep(seconds)
+
+
+@pytest.fixture
+def time_(request: pytest.FixtureRequest) -> FakeTime:
+    kind = request.node.callspec.params["connect"]
+    return FakeTime(kind)
+
+
+def busy_then_well(busy: int, status: int = 429, retry_after: str | None = "2") -> Handler:
+    left = iter([answer_with(REFUSAL, status, {"retry-after": retry_after} if retry_after else {})] * busy)
+    well = answer_with(message("at last"))
+
+    async def handler(request: object) -> object:
+        return await next(left, well)(request)  # type: ignore[arg-type]
+
+    return handler  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retries_wait_as_long_as_the_box_says(box: Box, connect: Connect, time_: FakeTime, status: int) -> None:
+    """With `retries`, a request is repeated after the Retry-After of a busy device."""
+    box.handler = busy_then_well(2, status)
+    caller = await connect(box.url, retries=2, clock=time_.clock, sleep=time_.sleep)
+    answer = await caller.call("chat", "x", deadline_s=10.0)
+    assert isinstance(answer, Answer)
+    assert answer.text == "at last"
+    assert time_.waits == [2.0, 2.0]
+    deadlines = [body["causeway"] for body in box.requests]
+    assert deadlines == [{"deadline_ms": 10000}, {"deadline_ms": 8000}, {"deadline_ms": 6000}]
+
+
+@pytest.mark.parametrize(
+    ("busy", "status", "retry_after", "retries", "deadline_s", "asked"),
+    [
+        (1, 429, "2", 0, None, 1),
+        (2, 429, "2", 1, None, 2),
+        (1, 429, None, 5, None, 1),
+        (1, 429, "Wed, 21 Oct 2026 07:28:00 GMT", 5, None, 1),
+        (1, 500, "2", 5, None, 1),
+        (1, 400, "2", 5, None, 1),
+        (1, 429, "2", 5, 2.0, 1),
+    ],
+    ids=["not asked for", "too often", "no word when", "a date", "500", "400", "past the deadline"],
+)
+async def test_nothing_else_is_tried_again(
+    box: Box,
+    connect: Connect,
+    time_: FakeTime,
+    busy: int,
+    status: int,
+    retry_after: str | None,
+    retries: int,
+    deadline_s: float | None,
+    asked: int,
+) -> None:
+    """Only 429 and 503, only as often as asked, only when the box said when, and never past the deadline."""
+    box.handler = busy_then_well(busy, status, retry_after)
+    caller = await connect(box.url, retries=retries, clock=time_.clock, sleep=time_.sleep)
+    with pytest.raises(CausewayAPIError):
+        await caller.call("chat", "x", deadline_s=deadline_s)
+    assert (len(box.requests), len(time_.waits)) == (asked, asked - 1)
+
+
+# --- by itself -------------------------------------------------------------------------------------------------------
+
+
+def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
+    """A checkout without `_sync` gives an sdist, and the sdist a wheel, that holds the sync client and outbox."""
+    checkout = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns("_sync", "*.egg-info", "build", "__pycache__")
+    shutil.copytree(ROOT / "edge_node" / "sdk", checkout, ignore=left_out)
+    with tarfile.open(tmp_path / built(checkout, "sdist", tmp_path)) as sdist:
+        sdist.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    shutil.rmtree(unpacked / "src" / "causeway" / "_sync")
+    with zipfile.ZipFile(tmp_path / built(unpacked, "wheel", tmp_path)) as wheel:
+        classes = {
+            node.name
+            for module in ("client", "outbox")
+            for node in ast.parse(wheel.read(f"causeway/_sync/{module}.py")).body
+            if isinstance(node, ast.ClassDef)
+        }
+        assert "causeway/py.typed" in wheel.namelist()
+    assert classes == {"Causeway", "Stream", "Outbox"}
+
+
+def built(folder: Path, kind: str, target: Path) -> str:
+    """Build a distribution into `target` with the build backend of this environment; return its file name."""
+    program = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(target)!r}))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    return ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_it_needs_httpx_alone_and_parses_on_python_39(path: Path) -> None:
+    """The SDK imports the standard library, itself and httpx, and nothing of the other packages."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0}
+    assert {name.split(".")[0] for name in names} - sys.stdlib_module_names <= {"httpx", "typing_extensions"}
+
+
+def test_everything_public_is_documented() -> None:
+    """Each exported name, and each public method of the clients, has a docstring."""
+    public = [getattr(sdk, name) for name in sdk.__all__ if isinstance(getattr(sdk, name), type)]
+    methods = [
+        method
+        for client in (Causeway, AsyncCauseway, Outbox, AsyncOutbox)
+        for name, method in vars(client).items()
+        if callable(method) and not name.startswith("_")
+    ]
+    assert [one.__qualname__ for one in (*public, *methods) if not one.__doc__] == []

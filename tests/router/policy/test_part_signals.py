@@ -1,0 +1,192 @@
+"""Signals about pictures and sounds: read before the decision if the policy names them, by what each of them needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import DecisionsConfig
+from causeway_server.router.checks.cases import CaseAudio, CaseRequest, CaseSnapshot, estimates_of
+from causeway_server.router.checks.what_if import what_if
+from causeway_server.router.decision.decide import decide
+from causeway_server.router.policy.compiled import check_policy, parse_policy
+from causeway_server.router.policy.signals import modalities
+from causeway_server.router.types import AUTO, Estimates, ImagePart, Message, Modality, Request, Snapshot
+from tests.edge_node.box import POLICY, running
+from tests.edge_node.modalities.test_fusion import (
+    BOTH,
+    COMMAND,
+    INVOICE,
+    MIXED,
+    SILENCE,
+    ask,
+    encoder,
+    picture,
+    prompt,
+    sound,
+    text,
+    texts,
+)
+from tests.models.modalities.files import HOSTILE_PICTURES, png
+from tests.models.modalities.test_decoding import needs_pillow
+
+PICTURE_32X16 = 32 * 16
+SPOKEN: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND)}
+
+
+def rule(condition: str, policy: str = MIXED) -> str:
+    return policy.replace("routes:", f"routes:\n  - name: seen\n    when: {condition}\n    use: [large]")
+
+
+@needs_pillow
+async def test_the_size_of_pictures_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, policy=rule("request.image_pixels > 1000"), encoders=BOTH) as box:
+        two = await ask(box, text("hello"), picture(), picture(png(40, 30)))
+        assert (two.headers["x-causeway-reason"], two.headers["x-causeway-target"]) == ("seen", "large")
+        record = await box.record(two)
+        assert record.estimates == Estimates(image_pixels=PICTURE_32X16 + 1200)
+        assert record.parts == ()
+        assert record.unrecorded == ("request.prompt_tokens", "edge.quality", "pictures.text")
+        one = await ask(box, text("hello"), picture())
+        assert one.headers["x-causeway-target"] == "small"
+        assert (await box.record(one)).estimates.image_pixels == PICTURE_32X16
+        invalid = await ask(box, text("hello"), picture(HOSTILE_PICTURES["declares 4 gigapixels"]))
+        assert invalid.status == 400
+        assert "messages[0].content[1].image_url.url" in invalid.message
+
+
+@needs_pillow
+async def test_text_in_a_picture_decides_and_is_read_once(tmp_path: Path) -> None:
+    policy = rule("pictures.text").replace("use: [large]", "use: [small]", 1)
+    async with running(tmp_path, policy=policy, encoders=BOTH) as box:
+        answer = await ask(box, text("hello"), picture())
+        assert answer.headers["x-causeway-reason"] == "seen"
+        record = await box.record(answer)
+        assert record.estimates.pictures_text is True
+        assert [(part.modality, part.cached) for part in record.parts] == [("image", False)]
+        assert INVOICE in texts(prompt(box.engine))[1]
+        assert INVOICE not in (await box.get(f"/v1/decisions/{record.id}")).body.decode()
+        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"  # no picture: no text in one
+
+
+@needs_pillow
+@pytest.mark.parametrize(("words", "fault", "known"), [("", "", False), ("words", "die", None)])
+async def test_pictures_without_text_and_pictures_that_cannot_be_read(
+    tmp_path: Path, words: str, fault: str, known: bool | None
+) -> None:
+    """A target that takes pictures still gets them, and nothing is degraded for it."""
+    policy = rule("pictures.text").replace("edge-first\n    use: [small, large]", "edge-first\n    use: [large]")
+    async with running(tmp_path, policy=policy, encoders={"image": encoder(words, fault)}) as box:
+        answer = await ask(box, text("hello"), picture())
+        assert answer.headers["x-causeway-reason"] == "edge-first"
+        assert "x-causeway-modalities" not in answer.headers
+        assert answer.headers["x-causeway-degraded"] == "false"
+        record = await box.record(answer)
+        assert record.estimates.pictures_text is known
+        assert record.decision is not None
+        absent = [reason.detail for reason in record.decision.reasons if reason.code == "signal_absent"]
+        assert absent == ([] if known is False else ["pictures.text"])
+
+
+@needs_pillow
+async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
+    async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(record="all")) as box:
+        record = await box.record(await ask(box, text("hello"), picture()))
+        assert (record.estimates.image_pixels, record.estimates.pictures_text) == (PICTURE_32X16, True)
+        assert record.unrecorded == ()
+
+
+@needs_pillow
+async def test_a_signal_that_was_not_computed_is_unknown_until_it_is_set(tmp_path: Path) -> None:
+    named = parse_policy(rule("pictures.text"))
+    async with running(tmp_path, policy=MIXED, encoders=BOTH) as box:
+        record = await box.record(await ask(box, text("hello"), picture()))
+        answer = what_if(named, record, {}).changed
+        assert answer.hangs_on == ("pictures.text",)
+        (decision,) = what_if(named, record, {"pictures.text": True}).changed.decisions
+        assert decision is not None
+        assert decision.rule == "seen"
+        typed = await box.record(await box.ask())
+        assert what_if(named, typed, {}).changed.hangs_on == ()
+
+
+async def test_the_length_of_sounds_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, policy=rule("request.audio_s > 0.3", POLICY), encoders=SPOKEN) as box:
+        two = await ask(box, text("hello"), sound(), sound())
+        assert two.headers["x-causeway-reason"] == "seen"
+        record = await box.record(two)
+        assert record.estimates == Estimates(audio_s=0.4)
+        assert record.unrecorded == ("request.prompt_tokens", "edge.quality", "request.language", "audio.speech")
+        assert (await ask(box, text("hello"), sound())).headers["x-causeway-reason"] == "edge-first"
+        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
+        invalid = await ask(box, text("hello"), sound(b"nonsense"))
+        assert invalid.status == 400
+        assert "messages[0].content[1].input_audio.data" in invalid.message
+
+
+async def test_speech_and_its_language_decide_and_are_heard_once(tmp_path: Path) -> None:
+    policy = rule('audio.speech && request.language == "en"', POLICY).replace("use: [large]", "use: [small]", 1)
+    async with running(tmp_path, policy=policy, encoders=SPOKEN) as box:
+        answer = await ask(box, sound())
+        assert answer.headers["x-causeway-reason"] == "seen"
+        record = await box.record(answer)
+        assert (record.estimates.audio_speech, record.estimates.language) == (True, "en")
+        assert [(part.modality, part.cached) for part in record.parts] == [("audio", False)]
+        assert prompt(box.engine).content == COMMAND
+        silent = await box.record(await ask(box, text("hello"), sound(SILENCE)))
+        assert (silent.estimates.audio_speech, silent.estimates.language) == (False, None)
+        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
+
+
+async def test_speech_that_cannot_be_heard_is_absent_and_a_constraint_on_it_binds(tmp_path: Path) -> None:
+    kept = POLICY.replace("constraints:", "constraints:\n  - {name: heard, when: audio.speech, keep: on_device}")
+    async with running(tmp_path, policy=kept, encoders={"audio": encoder("", "die")}) as box:
+        record = await box.record(await ask(box, text("hello"), sound(), tags="cloud"))
+        assert record.estimates.audio_speech is None
+        assert record.decision is not None
+        assert record.decision.on_device
+        typed = await box.record(await box.ask(tags="cloud"))
+        assert typed.decision is not None
+        assert not typed.decision.on_device
+
+
+def test_a_case_states_a_sound_by_its_signals() -> None:
+    request = CaseRequest(audio_s=2.5, language="de")
+    estimates = estimates_of(request, CaseSnapshot(audio=CaseAudio(speech=True)))
+    assert (estimates.audio_s, estimates.language, estimates.audio_speech) == (2.5, "de", True)
+    assert modalities(request.build()) == ["text", "audio"]
+
+
+def test_a_constraint_on_pictures_binds_where_they_cannot_be_measured() -> None:
+    policy = parse_policy(
+        POLICY.replace("constraints:", "constraints:\n  - {name: big, when: request.image_pixels > 9, keep: on_device}")
+    )
+    pictured = Request(kind="chat", model=AUTO, messages=(Message("user", (ImagePart("data:image/png;base64,"),)),))
+    typed = Request(kind="chat", model=AUTO, messages=(Message("user", "hello"),))
+    assert decide(policy, pictured, Snapshot(), Estimates()).on_device
+    assert not decide(policy, pictured, Snapshot(), Estimates(image_pixels=9)).on_device
+    assert not decide(policy, typed, Snapshot(), Estimates()).on_device
+
+
+def test_lint_names_a_wait_for_the_first_branch_that_a_signal_of_the_text_prevents() -> None:
+    first = POLICY.replace("edge-first\n    use", "edge-first\n    wait_for: first\n    use")
+    assert not any("waited for" in problem.message for problem in check_policy(first)[1])
+    _, problems = check_policy(rule("request.prompt_tokens > 9", first))
+    assert any("all are waited for" in problem.message for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("pictures.text", "absent (this box has no encoder"),
+        ("request.image_pixels < 0", "at least 0"),
+        ("audio.speech", "absent (this box has no encoder"),
+        ("request.audio_s < 0.0", "at least 0"),
+        ('request.language == "en"', "absent (no sound has speech"),
+    ],
+)
+def test_lint_knows_them(condition: str, says: str) -> None:
+    _, problems = check_policy(rule(condition))
+    assert any(says in problem.message for problem in problems), problems
