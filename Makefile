@@ -5,7 +5,7 @@ BIN = .venv/bin
 ARGS ?=
 WORKERS ?=
 # `make check` runs the first two; the others have few tests of the fast tier, and to import them takes long.
-NOT_QUICK = $(foreach folder,check docs agent bed conformance e2e fleet_operators fleet_server identity tracing train,--ignore tests/$(folder))
+NOT_QUICK = $(foreach folder,check docs bed conformance e2e edge_node/agent fleet/operators fleet/server models/train,--ignore tests/$(folder))
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
 UP_qwen = --small qwen-05b --large qwen-15b

@@ -20,10 +20,16 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 LOGS = TESTS.parent / ".run" / "tests"
+# Rooms that run by themselves: each takes about a minute. The other rooms of a package run together.
+APART = (
+    *("cloud_pool/jobs", "cloud_pool/storage", "cloud_pool/http", "cloud_pool/redis", "cloud_pool/streams"),
+    *("cloud_pool/dispatch", "edge_node/agent", "edge_node/jobs", "fleet/operators", "fleet/server"),
+    *("models/llama_cpp", "models/train", "e2e/console", "e2e/identity"),
+)
 # The longest folders begin first, so that none runs alone at the end; the others follow by name.
 LONGEST = (
-    *("conformance", "fleet_operators", "bed", "jobs", "edge", "docs", "models", "train"),
-    *("agent", "cloud_redis", "console", "fleet_server", "cloud_cache", "e2e"),
+    *("conformance", "edge_node", "cloud_pool", "fleet/operators", "bed", "models", "cloud_pool/http", "docs"),
+    *("edge_node/agent", "edge_node/jobs", "cloud_pool/dispatch", "cloud_pool/jobs", "cloud_pool/storage"),
 )
 _SUMMARY = "short test summary info"
 
@@ -31,7 +37,7 @@ _SUMMARY = "short test summary info"
 class Suite:
     """Runs folders. `failures` are lines for the end of the output; `counts` are pytest's words: passed, skipped."""
 
-    def __init__(self, folders: Sequence[str], workers: int, logs: Path) -> None:
+    def __init__(self, folders: Sequence[str], workers: int, logs: Path, apart: Sequence[str] = ()) -> None:
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
         self.interrupted = 0
@@ -39,6 +45,7 @@ class Suite:
         self._waiting = deque(folders)
         self._workers = workers
         self._logs = logs
+        self._apart = apart
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self) -> None:
@@ -76,7 +83,7 @@ class Suite:
         log = self._logs / f"{folder.strip('/').replace('/', '-')}.log"
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pytest", "--no-header", folder),
+                *(sys.executable, "-m", "pytest", "--no-header", folder, *self._ignored_below(folder)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -94,6 +101,9 @@ class Suite:
         self._running.discard(process)
         return status, log.read_text(encoding="utf-8", errors="replace")
 
+    def _ignored_below(self, folder: str) -> list[str]:
+        return [f"--ignore={TESTS / room}" for room in self._apart if TESTS / room != Path(folder).resolve()]
+
     def _count(self, folder: str, status: int, output: str) -> None:
         last = output.rstrip().rpartition("\n")[2].partition(" in ")[0]
         self.counts.update({word.removesuffix("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)})
@@ -104,9 +114,10 @@ class Suite:
 
 
 def folders_with_tests() -> list[Path]:
-    """Return every folder of this one that holds tests, in the order in which they begin."""
-    found = sorted(folder for folder in TESTS.iterdir() if any(folder.rglob("test_*.py")))
-    return sorted(found, key=lambda folder: LONGEST.index(folder.name) if folder.name in LONGEST else len(LONGEST))
+    """Return the folders with tests, a room of APART by itself, in the order in which they begin."""
+    found = {folder.name for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
+    names = [*LONGEST, *sorted(found.union(APART).difference(LONGEST))]
+    return [TESTS / name for name in names]
 
 
 def main() -> int:
@@ -121,7 +132,7 @@ def main() -> int:
         parser.error("--workers: at least 1")
     folders = chosen.folders or [os.path.relpath(folder) for folder in folders_with_tests()]
     began = time.monotonic()
-    suite = Suite(folders, chosen.workers, chosen.logs)
+    suite = Suite(folders, chosen.workers, chosen.logs, apart=() if chosen.folders else APART)
     asyncio.run(suite.run())
     counts = ", ".join(f"{number} {word}" for word, number in suite.counts.items())
     print(*suite.failures, f"{counts or 'no tests ran'} in {time.monotonic() - began:.0f} s", sep="\n", flush=True)

@@ -27,14 +27,12 @@ os.environ["XDG_STATE_HOME"] = _state_home.name
 
 if importlib.util.find_spec("llama_cpp") is None:  # `make quick` compiles nothing
     collect_ignore = [
-        "cloud/test_failures.py",
-        "cloud/test_gateway.py",
-        "cloud/test_model_runtime.py",
-        "engine",
+        "cloud_pool/http/test_failures.py",
+        "cloud_pool/http/test_gateway.py",
+        "cloud_pool/triton_server/test_model_runtime.py",
+        "models/llama_cpp",
         "models/signals/test_calibration.py",
         "models/signals/test_quality.py",
-        "models/signals/test_scope.py",
-        "models/test_evaluate.py",
     ]
 
 # Fixtures that start a service, and the marker of every test that uses one of them.

@@ -2,10 +2,11 @@
 
 forged, expired, early, foreign and oversized tokens; wrong audience or issuer; `alg: none`; a public key as an HMAC
 secret; keys that the token brings
-    tests/cloud_pool/accounts/identity/test_token_verifier.py; over HTTP tests/cloud_pool/accounts/identity/test_over_http.py;
-    everywhere tests/attacks/test_tokens.py
+    tests/cloud_pool/accounts/identity/test_token_verifier.py; over HTTP
+    tests/cloud_pool/accounts/identity/test_over_http.py; everywhere tests/attacks/test_tokens.py
 revoked tokens, devices and keys
-    tests/cloud_pool/accounts/identity/test_revocation.py; over HTTP tests/cloud_pool/accounts/identity/test_over_http.py
+    tests/cloud_pool/accounts/identity/test_revocation.py; over HTTP
+    tests/cloud_pool/accounts/identity/test_over_http.py
 a token of another scope
     tests/cloud_pool/accounts/identity/test_over_http.py, tests/cloud_pool/jobs/test_api.py
 another tenant's job, its events and its cancelling; another tenant's files and batches
@@ -40,7 +41,8 @@ slow, oversized and oddly framed requests on an IPv6 listener; listening without
 TLS spoken to a listener that has none (TLS ends before the gateway)
     tests/attacks/test_tls.py, tests/cloud_pool/http/test_listener.py
 pages of other origins and of rebound names in a browser
-    tests/attacks/test_browser.py; edge tests/edge_node/http/test_web_pages.py, gateway tests/cloud_pool/http/test_web_pages.py
+    tests/attacks/test_browser.py; edge tests/edge_node/http/test_web_pages.py, gateway
+    tests/cloud_pool/http/test_web_pages.py
 control tokens in a caller's text
     tests/cloud_pool/http/test_gateway.py, tests/models/llama_cpp/test_injection.py
 """

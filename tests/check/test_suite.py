@@ -110,4 +110,5 @@ def test_a_single_pytest_that_is_terminated_stops_its_servers(folder: Path) -> N
 def test_every_module_of_tests_is_in_a_folder_that_runs() -> None:
     found = folders_with_tests()
     assert {path for folder in found for path in folder.rglob("test_*.py")} == set(TESTS.rglob("test_*.py"))
-    assert [folder.name for folder in found[: len(LONGEST)]] == list(LONGEST)
+    assert found[: len(LONGEST)] == [TESTS / name for name in LONGEST]
+    assert len(found) == len(set(found))

@@ -1,6 +1,7 @@
-"""A worker with a batch processor, as a process that can be killed: `python -m tests.cloud_pool.batches.batch_worker_process CONFIG`.
+"""A worker with a batch processor, as a process that can be killed.
 
-CONFIG is a JobsConfig as JSON. Every job is answered at once. It prints a line for each answer.
+`python -m tests.cloud_pool.batches.batch_worker_process CONFIG`, where CONFIG is a JobsConfig as
+JSON. Every job is answered at once. It prints a line for each answer.
 """
 
 from __future__ import annotations

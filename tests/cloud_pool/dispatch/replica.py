@@ -1,5 +1,6 @@
-"""`python -m tests.cloud_pool.dispatch.replica NAME …`: a real Triton under the product's launcher, with two obedient models.
+"""A real Triton under the product's launcher, with two obedient models.
 
+`python -m tests.cloud_pool.dispatch.replica NAME …`.
 `obedient` has the product's own configuration, `picky` one whose prompt is a number, so that our tensor is invalid.
 """
 

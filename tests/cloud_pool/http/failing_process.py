@@ -1,4 +1,7 @@
-"""A gateway, or what a worker and a stream run in, whose background task fails: tests.cloud_pool.http.failing_process KIND."""
+"""A gateway, or what a worker and a stream run in, whose background task fails.
+
+`python -m tests.cloud_pool.http.failing_process KIND`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Records of every kind as this version writes them: `python -m tests.cloud_pool.storage.layout_records` fills layouts/<layout>.resp.
+"""Records of every kind as this version writes them.
 
+`python -m tests.cloud_pool.storage.layout_records` fills layouts/<layout>.resp.
 Run it once, when the layout of jobs is raised, and commit the file: `test_upgrade` reads it with every later version.
 The file is what Redis itself writes as its append-only file: commands in RESP, times to live left out.
 """

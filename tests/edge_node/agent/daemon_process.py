@@ -1,4 +1,7 @@
-"""A daemon as a process, with an agent that reads a folder: python -m tests.edge_node.agent.daemon_process PUBLISHER CONFIG."""
+"""A daemon as a process, with an agent that reads a folder.
+
+`python -m tests.edge_node.agent.daemon_process PUBLISHER CONFIG`.
+"""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-import tests.agent
+import tests.edge_node.agent
 from tests.check.sources import ROOT
 
-IDS = re.findall(r"^    (tests/\S+)::(test_\w+)$", tests.agent.__doc__ or "", flags=re.MULTILINE)
+IDS = re.findall(r"^    (tests/\S+)::(test_\w+)$", tests.edge_node.agent.__doc__ or "", flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", sorted({path for path, _ in IDS}))

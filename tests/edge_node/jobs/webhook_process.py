@@ -1,5 +1,6 @@
-"""`python -m tests.edge_node.jobs.webhook_process FOLDER [URL]`: end a job whose webhook goes to URL, or send what waits.
+"""End a job whose webhook goes to URL, or send what waits.
 
+`python -m tests.edge_node.jobs.webhook_process FOLDER [URL]`.
 With a URL it prints `ended` once the end of the job is committed, and hangs; without, it runs the sender until killed.
 """
 

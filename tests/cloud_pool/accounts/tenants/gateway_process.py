@@ -1,6 +1,7 @@
-"""A gateway as a process that can be killed: `python -m tests.cloud_pool.accounts.tenants.gateway_process REDIS USD_PER_DAY`.
+"""A gateway as a process that can be killed.
 
-It prints its URL, and `reached` when a request has its first token, at which it is held.
+`python -m tests.cloud_pool.accounts.tenants.gateway_process REDIS USD_PER_DAY` prints its URL,
+and `reached` when a request has its first token, at which it is held.
 """
 
 from __future__ import annotations
