@@ -6,7 +6,7 @@ RUN python -m venv /opt/venv
 COPY edge_node/deploy/requirements.txt edge_node/deploy/requirements-build.txt ./
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes -r requirements-build.txt \
  && /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY router router
 COPY models models
 COPY fleet fleet

@@ -16,7 +16,7 @@ FROM ${TRITON}
 WORKDIR /src
 COPY --from=engine /wheels /wheels
 COPY edge_node/deploy/requirements.txt edge_node/deploy/requirements-build.txt ./
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY router router
 COPY models models
 COPY fleet fleet
