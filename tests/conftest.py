@@ -22,6 +22,9 @@ settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_hea
 settings.load_profile("repeatable")
 
 os.environ["XDG_DATA_HOME"] = os.devnull
+# Child processes import workers and scripted parts of the tests by their names.
+_paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)
 _state_home = tempfile.TemporaryDirectory(prefix="causeway-tests-")  # removed when the run ends
 os.environ["XDG_STATE_HOME"] = _state_home.name
 
