@@ -6,10 +6,12 @@ and gateways and Triton keep their tokens and keys in a folder of the run.
 """
 
 import importlib.util
+import logging
 import os
 import re
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,13 @@ _SERVICES = {
 
 
 _SLOW_MODULE = re.compile(rf"^pytestmark = .*\b(slow|engine|{'|'.join(sorted({*_SERVICES.values()}))})\b", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A command that a test runs in this process sets the level of our loggers; the next test has its own."""
+    yield
+    logging.getLogger("causeway_server").setLevel(logging.NOTSET)
 
 
 def pytest_configure() -> None:
