@@ -22,7 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from causeway import (
+from causeway_sdk import (
     Answer,
     Causeway,
     CausewayAPIError,

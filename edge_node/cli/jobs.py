@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from causeway import CausewayAPIError, CausewayError
+from causeway_sdk import CausewayAPIError, CausewayError
 from causeway_server.router.jobs.job import JobState
 
 from .options import connect, daemon_options
 
 if TYPE_CHECKING:
-    from causeway import Causeway, Job
+    from causeway_sdk import Causeway, Job
 
 DONE, REFUSED, UNREACHABLE = 0, 1, 3
 _PAGE = 100

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_args
 
 import click
 
-from causeway import Causeway, CausewayError, Prefer, RequestOptions
+from causeway_sdk import Causeway, CausewayError, Prefer, RequestOptions
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import refuse
 

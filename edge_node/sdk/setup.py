@@ -10,7 +10,7 @@ from pathlib import Path
 import unasync
 from setuptools import setup
 
-PACKAGE = Path(__file__).resolve().parent / "src" / "causeway"
+PACKAGE = Path(__file__).resolve().parent / "src" / "causeway_sdk"
 RENAMED = {
     "AsyncCauseway": "Causeway",
     "AsyncOutbox": "Outbox",

@@ -65,7 +65,7 @@ LOADED_BY_PATH = "triton_models"
 # Import names that differ from the name of the distribution that brings them.
 BROUGHT_BY = {
     "cel": "common-expression-language",
-    "causeway": "causeway-sdk",
+    "causeway_sdk": "causeway-sdk",
     "yaml": "pyyaml",
     "PIL": "pillow",
     "google": "protobuf",

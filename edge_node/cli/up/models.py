@@ -14,7 +14,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from causeway import AsyncCauseway, CausewayAPIError, CausewayError, Decision, RequestOptions
+from causeway_sdk import AsyncCauseway, CausewayAPIError, CausewayError, Decision, RequestOptions
 from causeway_server.models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
 from causeway_server.router.policy.compiled import Policy, parse_policy
 

@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from causeway import AsyncCauseway
+from causeway_sdk import AsyncCauseway
 from causeway_server.router.serving.folders import write_atomically
 
 from ...config.schema import Config

@@ -15,7 +15,7 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from causeway import Causeway
+from causeway_sdk import Causeway
 from causeway_server.edge_node.cli.main import main
 from causeway_server.edge_node.config.loader import config_keys, load_config
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from causeway import Decision
+from causeway_sdk import Decision
 from causeway_server.edge_node.cli.up.models import TOUR, Row, render_table
 
 ROWS = [

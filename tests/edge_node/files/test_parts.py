@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from causeway import AsyncCauseway, CausewayAPIError
+from causeway_sdk import AsyncCauseway, CausewayAPIError
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from tests.edge_node.modalities.test_fusion import (
     COMMAND,

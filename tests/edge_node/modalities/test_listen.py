@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from causeway import AsyncCauseway, CausewayAPIError
+from causeway_sdk import AsyncCauseway, CausewayAPIError
 from causeway_server.edge_node.cli.main import main
 from tests.models.modalities.files import wav
 

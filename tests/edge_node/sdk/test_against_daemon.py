@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Job, Usage
+from causeway_sdk import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Job, Usage
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge_node.box import Box, running
 from tests.waiting import until

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import pytest
 
-import causeway as sdk
-from causeway import (
+import causeway_sdk as sdk
+from causeway_sdk import (
     Answer,
     AsyncCauseway,
     AsyncOutbox,
@@ -548,7 +548,7 @@ def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
         classes = {
             node.name
             for module in ("client", "outbox")
-            for node in ast.parse(wheel.read(f"causeway/_sync/{module}.py")).body
+            for node in ast.parse(wheel.read(f"causeway_sdk/_sync/{module}.py")).body
             if isinstance(node, ast.ClassDef)
         }
         assert "causeway/py.typed" in wheel.namelist()

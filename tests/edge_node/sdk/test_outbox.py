@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from causeway import AsyncCauseway, AsyncOutbox, Causeway, CausewayAPIError, Job, Outbox, OutboxError
+from causeway_sdk import AsyncCauseway, AsyncOutbox, Causeway, CausewayAPIError, Job, Outbox, OutboxError
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge_node.box import running
 from tests.ports import free_port

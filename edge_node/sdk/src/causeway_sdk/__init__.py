@@ -1,6 +1,6 @@
 """The Causeway SDK: typed answers from a Causeway device, sync or async, over HTTP or its Unix socket.
 
-    from causeway import Causeway
+    from causeway_sdk import Causeway
 
     with Causeway() as causeway:  # $CAUSEWAY_URL, else http://127.0.0.1:8080
         answer = causeway.chat("wake me up at six am")
