@@ -37,7 +37,7 @@ class TicketState(enum.Enum):
     GONE = "gone"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Ticket:
     """One sequence: a request for n choices of each of its prompts has prompts × n tickets, each for one permit.
 

@@ -143,7 +143,7 @@ class BatchList(msgspec.Struct):
     object: str = "list"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchApi:
     """Handlers of files and batches; JobApi routes to them."""
 

@@ -38,7 +38,7 @@ class RawLine(msgspec.Struct, frozen=True):
     end: int  # offset of the next line in the file, bytes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LineSplitter:
     """Splits a file that arrives in pieces. Holds one line in memory."""
 
@@ -144,7 +144,7 @@ def read_custom_id(data: bytes) -> str:
         return ""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class InputCheck:
     """Checks a file line by line.
 

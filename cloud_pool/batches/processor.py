@@ -79,7 +79,7 @@ def window(batch: Batch, limits: BatchConfig) -> int:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchExpansion:
     """Turns lines of a batch into jobs, a window at a time: the next ones when earlier ones have ended.
 
@@ -246,7 +246,7 @@ class _Rows:
         return any(len(data) >= PART_BYTES for data in self.data.values())
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchCollection:
     """Writes the outcomes of lines to the output files, in the input's order, and deletes their jobs.
 
@@ -309,7 +309,7 @@ _FILES_INTERVAL_S = 10.0
 _STEPS_AT_ONCE = 4  # a large file that is being checked does not hold up other batches
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchProcessor:
     """Advances due batches step by step, and deletes files that are due."""
 

@@ -90,7 +90,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EventLoopLag:
     """The time that this process lost because the machine or itself was busy, which stays 0 unless `watch` runs.
 

@@ -122,7 +122,7 @@ async def eviction_fault(client: redis.asyncio.Redis) -> str:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EvictionCheck:
     """Asks a Redis at the start and every 30 s."""
 

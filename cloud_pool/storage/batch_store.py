@@ -112,7 +112,7 @@ class LineOutcome(msgspec.Struct, frozen=True):
     result: bytes = b""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchStore:
     """Batches. Every method raises JobStoreUnavailable while Redis does not answer."""
 

@@ -46,7 +46,7 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DurabilityCheck:
     """Checks Redis's settings and the layout of its keys, unless it did so in the last 30 s."""
 

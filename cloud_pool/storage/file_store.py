@@ -69,7 +69,7 @@ class FileUsage(msgspec.Struct, frozen=True):
     store_bytes: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FileStore:
     """Files. Every method raises JobStoreUnavailable while Redis or the content store does not answer."""
 

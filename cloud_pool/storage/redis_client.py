@@ -114,7 +114,7 @@ class PromotableReplicas:
         self._up = max(answers, default=self._up)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RedisClient:
     """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated."""
 

@@ -55,7 +55,7 @@ class MessageCallers(msgspec.Struct, frozen=True):
     limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MessageRunner:
     """Runs messages until they have an answer, or will have none."""
 

@@ -34,7 +34,7 @@ _RELEASE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StreamPipeline:
     """Works from one topic to another."""
 

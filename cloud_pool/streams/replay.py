@@ -34,7 +34,7 @@ class _ReplayedMessage(msgspec.Struct, frozen=True):
     outcome: msgspec.Raw  # a CloudEvent
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MessageReplay:
     """Answers messages of one topic."""
 

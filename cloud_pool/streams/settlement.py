@@ -57,7 +57,7 @@ async def insist(step: Callable[[], Awaitable[T]]) -> T:
             await pause()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MessageWork:
     """A message that this process works on.
 
@@ -139,7 +139,7 @@ class StreamPorts(msgspec.Struct, frozen=True):
     effects: EffectStore
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MessageSettler:
     """Settles messages."""
 

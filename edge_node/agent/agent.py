@@ -42,7 +42,7 @@ _SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
 _REPLAYED_S = 86400.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Agent:
     """The agent of one daemon.
 

@@ -305,7 +305,7 @@ def _endpoint_of(body: bytes) -> Endpoint:
     return "response" if has_items or not RESPONSE_ONLY.isdisjoint(fields) else "embedding"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Api:
     """Routes requests to handlers, and answers those for an answer.
 

@@ -53,7 +53,7 @@ class Readiness(msgspec.Struct, frozen=True):
     uptime_s: float
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Inspection:
     """Answers questions about this box.
 

@@ -75,7 +75,7 @@ class RunFailure(msgspec.Struct, frozen=True):
     decision: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JobRuns:
     """Runs jobs on the service.
 
@@ -272,7 +272,7 @@ class JobFeed(_Signal):
         self.wake()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JobRevisions:
     """Revises answers, each in a task of its own, when the parts that were late have been read.
 

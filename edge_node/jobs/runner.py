@@ -58,7 +58,7 @@ _PAUSE_S = 2.0  # a pause for which the cloud named no time
 _LONGEST_WAIT_S = 60.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OutboxRunner:
     """Runs jobs until it is cancelled. `wake` lets it look at once."""
 

@@ -70,13 +70,13 @@ class MqttStats(msgspec.Struct):
     answers: int = 0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Delivery:
     message: Message
     settled: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MessageIntake:
     """Takes the messages of one connection after the other, each message in a task of its own.
 

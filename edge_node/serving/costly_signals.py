@@ -33,7 +33,7 @@ _TOKENS = "request.prompt_tokens"
 _COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CostlySignals:
     """Computes the costly signals of one box.
 

@@ -98,7 +98,7 @@ class SemanticCheck(msgspec.Struct, frozen=True):
     hit: CacheHit
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Generation:
     """State of one answer in the making; written only by the task that runs it. Times are monotonic seconds."""
 
@@ -308,7 +308,7 @@ class PartPreparation(Protocol):
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AttemptRunner:
     """Runs attempts on backends.
 

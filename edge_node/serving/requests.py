@@ -248,7 +248,7 @@ class Records:
     clock: Clock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RequestContext:
     """Created by the HTTP API for each request; `generation` is set by the service.
 

@@ -110,7 +110,7 @@ class AnswerSources:
     shared_generations: SharedGenerations
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Service:
     """Answers requests under the policy that `use` activated last.
 

@@ -246,7 +246,7 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Shadows:
     """Sends shadow requests under the policy that `use` activated last.
 

@@ -38,7 +38,7 @@ _MAX_RECENT_AGE_S = 0.05
 _NONE: frozenset[str] = frozenset()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SignalCollector:
     """The signals of one daemon.
 

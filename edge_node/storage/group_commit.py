@@ -42,7 +42,7 @@ _LATEST_S = 10.0  # after a deletion: then the first moment without callers will
 _RETRY_S = 5.0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Work(Generic[T]):
     run: Callable[[sqlite3.Connection], T]
     future: asyncio.Future[T]

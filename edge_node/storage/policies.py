@@ -56,7 +56,7 @@ class _Loaded(msgspec.Struct, frozen=True):
     policy: Policy
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class PolicyStore:
     """The policy file of one daemon.
 

@@ -71,7 +71,7 @@ def read_last_id(header: str) -> Position:
     return Position(match[1], int(match[2] or 0), int(match[3] or 0))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EventReader:
     """Reads the events of one job after a position."""
 

@@ -172,7 +172,7 @@ class JobList(msgspec.Struct):
     object: str = "list"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JobApi:
     """Handlers of jobs, and the routes of the whole jobs API."""
 

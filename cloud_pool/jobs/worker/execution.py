@@ -233,7 +233,7 @@ class JobLease:
         self.release_on_exit = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RunReports:
     """Reports runs."""
 

@@ -46,7 +46,7 @@ _RELEASE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LateLease:
     """An answer that this worker may revise. `deadline`: of the job, monotonic s."""
 
@@ -59,7 +59,7 @@ class LateLease:
     is_reporting: bool = False  # the reply to a report says whether the lease is lost
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Revisions:
     """The answers that one worker may revise."""
 

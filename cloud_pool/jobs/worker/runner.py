@@ -125,7 +125,7 @@ class JobBackend(JobTiers, Protocol):
         """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ServiceBackend:
     """Runs jobs on the same cache and service as interactive requests."""
 
@@ -184,7 +184,7 @@ class ServiceBackend:
         return "" in (await self.pools[self.tiers[tier].name].check()).values()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class MeteredRunner:
     """A JobRunner over a backend.
 

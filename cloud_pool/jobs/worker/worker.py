@@ -153,7 +153,7 @@ class TextPublisher:
             text.set_stored(stored)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Worker:
     """Runs jobs."""
 

@@ -81,7 +81,7 @@ def read_record(folder: Path) -> LinkRecord | None:
         return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FleetConnection:
     """One box's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
 

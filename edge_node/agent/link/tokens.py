@@ -36,7 +36,7 @@ _SKEW_S = 120.0
 _OTHER_TIME = ("request_stale", "token_request_replayed")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TokenKeeper:
     """Owns the token.
 

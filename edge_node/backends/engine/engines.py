@@ -54,7 +54,7 @@ class Engine(Backend, Protocol):
     def signals(self) -> EdgeSignals: ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class EnginePool:
     """The `Backend` of the location `edge`.
 

@@ -53,7 +53,7 @@ _WATCH_S = 1.0
 _MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart that begins so soon, and is refused before a later one
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
 
