@@ -111,7 +111,7 @@ def build(
         make_engine: creates the engine of an edge target's model; by default from the model's artifact.
         clock: for tests.
         environ: for systemd's variables, and the programs of `PATH`.
-        fleet: the fleet whose plan the daemon follows; by default the one that the box joined. Without one it runs
+        fleet: the fleet whose plan the daemon follows; by default the one that the device joined. Without one it runs
             the last bundle that it verified, if any.
         encoders: what turns sounds and pictures into text; by default the installed packages, with their models.
         speech_detector: detects speech in live sessions; read only beside given `encoders`.

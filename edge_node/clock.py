@@ -67,7 +67,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
     boot_id: str
     unix: float  # s
-    elapsed: float  # the box's own time, s
+    elapsed: float  # the device's own time, s
 
 
 class ClockMark(msgspec.Struct, frozen=True):
@@ -76,18 +76,19 @@ class ClockMark(msgspec.Struct, frozen=True):
     boot_id: str
     monotonic: float  # s
     unix: float  # s
-    elapsed: float  # the box's own time, s
+    elapsed: float  # the device's own time, s
     anchor: Anchor | None = None
 
 
-class BoxTime:
-    """The box's own time since its file was made: seconds that pass also over restarts and reboots. `restore` is first.
+class DeviceTime:
+    """The device's own time since its file was made: seconds that pass also over restarts and reboots. `restore` is
+    first.
 
     Whatever the wall clock does:
 
     1. Within a boot the monotonic clock counts, also over restarts of the daemon.
     2. The time between two boots is counted once the wall clock is synchronised (by NTP, as the kernel knows), from a
-       moment at which it was before: a box without a battery clock starts in the past, or where it was switched off.
+       moment at which it was before: a device without a battery clock starts in the past, or where it was switched off.
     3. Where it never was, the time between two boots is not counted: what waits lives longer, and nothing is overdue.
     """
 

@@ -265,7 +265,7 @@ def _console() -> Iterator[Operation]:
             ApiResponse(304, meaning="It has not changed."),
             parameters=(etag,),
         )
-    yield _operation("GET", "/console/state", "The box at this moment.", dict[str, object])
+    yield _operation("GET", "/console/state", "The device at this moment.", dict[str, object])
     yield _operation(
         "POST",
         "/console/what-if",

@@ -157,7 +157,7 @@ async def serve(settings: ServeSettings) -> None:
 
 
 def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> list[ApiRoute]:
-    """Return every route of the control plane with `/openapi.json`; `operators` None: only those for boxes."""
+    """Return every route of the control plane with `/openapi.json`; `operators` None: only those for devices."""
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:
@@ -201,7 +201,7 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorAp
     publisher = Publisher(folder, settings.keys)
     if (folder / TRUST_FILE).exists():  # without it nothing is signed, and there is nothing to renew
         publisher.check()
-    # Boxes whose polls wait in this process are woken after a plan was published.
+    # Devices whose polls wait in this process are woken after a plan was published.
     controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)
     issuer = None if doc.oidc is None else OidcClient(folder, doc, doc.oidc, clock)
     sign_in = SignIn(store, doc, load_bootstrap_token(file), clock, issuer)

@@ -4,5 +4,5 @@ Nothing outside of that room opens a socket, reads a file or reads a clock: byte
 out.
 Reading order: types, errors, openai (bytes → Request, Chunk → bytes), policy, decision, checks. Beside them: trackers
 (breaker, spending), parts (sounds and pictures), tool_calls, reasoning, jobs, realtime (live sessions), bundle (what a
-fleet gives a box), api (OpenAPI documents), documents (strict YAML), config (limits and sections of configurations).
+fleet gives a device), api (OpenAPI documents), documents (strict YAML), config (limits and sections of configurations).
 """

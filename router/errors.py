@@ -226,7 +226,7 @@ class BackendError(CausewayError, status=502, type="backend_error", code="backen
 
 
 class TargetNotConfigured(BackendError, status=503, code="target_not_configured"):
-    """This box can never reach the target: it has no engine, or no cloud is configured."""
+    """This device can never reach the target: it has no engine, or no cloud is configured."""
 
 
 class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):
@@ -246,7 +246,7 @@ class EngineTimeout(BackendError, status=504, code="engine_timeout"):
 
 
 class EncoderFailed(BackendError, status=503, code="encoder_failed"):
-    """The encoders of this box found nothing in time, and without it the request says nothing."""
+    """The encoders of this device found nothing in time, and without it the request says nothing."""
 
 
 class CloudUnreachable(BackendError, status=503, code="cloud_unreachable"):

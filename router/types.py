@@ -14,7 +14,7 @@ import msgspec
 
 Kind = Literal["chat", "completion", "embedding"]
 SoundKind = Literal["transcription", "speech"]
-"""A request that no target answers: this box understands and makes sound itself."""
+"""A request that no target answers: this device understands and makes sound itself."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
@@ -326,7 +326,7 @@ class Handoff(msgspec.Struct, frozen=True):
 class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
     handoff: Handoff | None = None  # only if a later attempt exists
-    facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the box's encoders
+    facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the device's encoders
     soft: tuple[Modality, ...] = ()  # parts of these kinds reach it as soft tokens, by its model's projector
     fusion: Fusion = "late"  # what the route asks for
     wait_for: WaitFor = "all"  # the branches that the attempt waits for
@@ -335,7 +335,7 @@ class AttemptPlan(msgspec.Struct, frozen=True):
 ReasonCode = Literal[
     "rule_held",  # this route decides
     "rule_not_held",
-    "signal_absent",  # the rule needs a signal that this box does not have: it does not hold
+    "signal_absent",  # the rule needs a signal that this device does not have: it does not hold
     "rule_failed",  # the expression raised (a type mismatch at run time): it does not hold
     "constraint_held",
     "constraint_excluded",  # a constraint excludes a target
@@ -344,7 +344,7 @@ ReasonCode = Literal[
     "model_named",  # the client named a model instead of `auto`
     "continued",  # the rest of an answer comes from the target that made its start
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
-    "target_absent",  # the box has no cloud, or no engine, for this target: it is not tried
+    "target_absent",  # the device has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed
     "calibration_set_aside",  # shadow answers showed that the target's calibrated signals are wrong: they are not used
     "no_route",  # no target is left
@@ -417,7 +417,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 class DeviceSignals(msgspec.Struct, frozen=True):
-    """None means that this box cannot read the signal; a rule that needs it does not hold."""
+    """None means that this device cannot read the signal; a rule that needs it does not hold."""
 
     temperature_c: float | None = None
     throttled: bool | None = None
@@ -454,20 +454,21 @@ class NowSignals(msgspec.Struct, frozen=True):
     unix: int | None = None  # s
 
 
-class BoxSetup(msgspec.Struct, frozen=True):
-    """What a box has. `temperatures`: of models on the device whose target declares none, None if it is not known."""
+class DeviceSetup(msgspec.Struct, frozen=True):
+    """What a device has. `temperatures`: of models on the device whose target declares none, None if it is not
+    known."""
 
     engine: bool
     cloud: bool
     temperatures: dict[str, float | None] = {}
-    encoders: tuple[Modality, ...] = ()  # kinds of parts that the box turns into text
+    encoders: tuple[Modality, ...] = ()  # kinds of parts that the device turns into text
     projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model on the device
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The signals of the box at decision time.
+    """The signals of the device at decision time.
 
-    `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this box is
+    `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this device is
     not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if it is not known.
     `uncalibrated`: edge targets whose calibrated signals were set aside.
     """
@@ -479,7 +480,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     now: NowSignals = NowSignals()
     down: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
-    setup: BoxSetup | None = None
+    setup: DeviceSetup | None = None
     uncalibrated: frozenset[str] = frozenset()
 
 

@@ -1,10 +1,10 @@
-"""The agent: takes a box from the bundle that runs to the one that the fleet's plan assigns (states: `journal`).
+"""The agent: takes a device from the bundle that runs to the one that the fleet's plan assigns (states: `journal`).
 
     agent = Agent(folder=…, booted=boot(…), link=…, host=…, clock=…)
     await agent.run()       # until it is cancelled; `wake` makes it look now
 
 `advance` takes one step and returns how long to wait before the next, so that tests need no time. Whatever fails leaves
-the box with what it ran: before ACTIVATE nothing changes, after it the bundle before comes back.
+the device with what it ran: before ACTIVATE nothing changes, after it the bundle before comes back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 import msgspec
 
 from causeway_server.router.bundle.manifest import Blob, BundleManifest, BundleModel, RolloutPlan
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.bundle.refusals import DiskFull, RequestsLeave, UpdateRefused, Withdrawn
 from causeway_server.router.serving.logs import redacted
 
@@ -49,7 +49,7 @@ class Agent:
     Args:
         folder: STATE_DIR/fleet.
         booted: The bundle, store and journal that the daemon started with.
-        link: The box's fleet.
+        link: The device's fleet.
         host: The daemon.
         clock: Wall and monotonic time.
         disk: The file operations.
@@ -84,24 +84,24 @@ class Agent:
         self._undone = False
         self._refusals = 0
         self._earlier = ConditionHistory()
-        self._steps: dict[BoxState, Callable[[], Awaitable[float]]] = {
-            BoxState.IDLE: self._idle,
-            BoxState.CHECK: self._check,
-            BoxState.FETCH: self._fetch,
-            BoxState.VERIFY: self._verify,
-            BoxState.DRY_RUN: self._dry_run,
-            BoxState.STAGE: self._stage,
-            BoxState.ACTIVATE: self._activate,
-            BoxState.TRIAL: self._try,
-            BoxState.COMMIT: self._commit,
-            BoxState.ROLLBACK: self._roll_back,
-            BoxState.QUARANTINE: self._leave_quarantine,
+        self._steps: dict[DeviceState, Callable[[], Awaitable[float]]] = {
+            DeviceState.IDLE: self._idle,
+            DeviceState.CHECK: self._check,
+            DeviceState.FETCH: self._fetch,
+            DeviceState.VERIFY: self._verify,
+            DeviceState.DRY_RUN: self._dry_run,
+            DeviceState.STAGE: self._stage,
+            DeviceState.ACTIVATE: self._activate,
+            DeviceState.TRIAL: self._try,
+            DeviceState.COMMIT: self._commit,
+            DeviceState.ROLLBACK: self._roll_back,
+            DeviceState.QUARANTINE: self._leave_quarantine,
         }
 
     # --- state for the daemon -----------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> BoxState:
+    def state(self) -> DeviceState:
         return self._row.state
 
     @property
@@ -127,7 +127,7 @@ class Agent:
     @property
     def trial(self) -> TrialProgress | None:
         """How far the trial of the running bundle is; None: none is in progress."""
-        if self.state is not BoxState.TRIAL or self._trial is None:
+        if self.state is not DeviceState.TRIAL or self._trial is None:
             return None
         return self._trial.progress(self.clock.monotonic(), self.host.condition())
 
@@ -168,7 +168,7 @@ class Agent:
             return self._settings.retry_s
         code, reason = refusal.code, refusal.message[:1000]
         if event is Event.REFUSED:
-            self._enter(event, bundle=None, written=self.state is not BoxState.CHECK, code=code, reason=reason)
+            self._enter(event, bundle=None, written=self.state is not DeviceState.CHECK, code=code, reason=reason)
             return self._retry_s()
         quarantined = self._row.quarantined
         if event is Event.UNFIT:
@@ -184,13 +184,13 @@ class Agent:
 
     def _pointed(self) -> bool:
         pointer = self._store.pointer() or ()
-        return self.state is BoxState.TRIAL or (bool(pointer) and pointer[0] == self._row.bundle)
+        return self.state is DeviceState.TRIAL or (bool(pointer) and pointer[0] == self._row.bundle)
 
     def _enter(self, event: Event, *, written: bool = True, must: bool = False, **changes: object) -> None:
         """Write the row of the next state, then enter it.
 
         Args:
-            must: Fail if the row cannot be written; otherwise a box whose disk is full goes on in memory.
+            must: Fail if the row cannot be written; otherwise a device whose disk is full goes on in memory.
 
         Raises:
             OSError: The row is not on the disk, and must be.
@@ -341,7 +341,7 @@ class Agent:
         return 0.0
 
     def _check_plan(self) -> None:
-        """Raises Withdrawn: the plan assigns another bundle than the one that the box changes to."""
+        """Raises Withdrawn: the plan assigns another bundle than the one that the device changes to."""
         if self._wanted != self._row.bundle:
             raise Withdrawn(f"the plan assigns {self._wanted} now")
 

@@ -1,4 +1,4 @@
-"""Try a bundle before the box runs it: its cases, its models' memory, and a replay of the box's own decisions.
+"""Try a bundle before the device runs it: its cases, its models' memory, and a replay of the device's own decisions.
 
 It reads files and changes nothing. Models are described for the engine, with their adapters, projectors and signals.
 """
@@ -51,7 +51,7 @@ def examine(request: BundleRequest) -> BundleReport:
     """Try a bundle without running it.
 
     Raises:
-        UpdateRefused: It does not pass on this box; the class says why.
+        UpdateRefused: It does not pass on this device; the class says why.
     """
     dirs = [Path(folder) for folder in request.model_dirs]
     models = []
@@ -128,7 +128,7 @@ def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
 
 
 def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
-    """Return the box's newest decisions on disk; none if they cannot be read."""
+    """Return the device's newest decisions on disk; none if they cannot be read."""
     try:
         return list(deque(read_stored(state_dir, since=since).records, maxlen=_REPLAYED_RECORDS))
     except OSError:
@@ -136,7 +136,7 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
 
 
 def check_fit(file: ModelFile, total_bytes: int) -> None:
-    """Check whether a model, its adapters and the process of its projector can ever run in this box's memory.
+    """Check whether a model, its adapters and the process of its projector can ever run in this device's memory.
 
     Raises:
         ModelTooLarge: Not even one short request fits.
@@ -144,10 +144,10 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
     """
     model = file.model
     size_bytes = sum(blob.size_bytes for blob in model.loaded)
-    if size_bytes > Device("this-box", total_bytes, _USABLE_SHARE).usable_bytes:
-        raise ModelTooLarge(f"{model.name}: {size_bytes} bytes, this box has {total_bytes} bytes of memory")
+    if size_bytes > Device("this-device", total_bytes, _USABLE_SHARE).usable_bytes:
+        raise ModelTooLarge(f"{model.name}: {size_bytes} bytes, this device has {total_bytes} bytes of memory")
     adapters_bytes = sum(adapter.blob.size_bytes for adapter in model.adapters)
-    device = Device("this-box", total_bytes - adapters_bytes, _USABLE_SHARE)
+    device = Device("this-device", total_bytes - adapters_bytes, _USABLE_SHARE)
     try:
         found = read_gguf(Path(file.path))
         pictures_bytes = _pictures_bytes(file)
@@ -248,7 +248,7 @@ def _try_quality(artifact: Artifact, model: Artifact) -> None:
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
     """Describe a model for the engine.
 
-    A model that this box knows by its name keeps how it is used (how it refuses, its temperature, what it answers):
+    A model that this device knows by its name keeps how it is used (how it refuses, its temperature, what it answers):
     another version of the weights changes only those.
 
     Raises:

@@ -10,7 +10,7 @@ import msgspec
 
 from causeway_server.router.bundle.manifest import BundleModel
 
-from ..observability.metrics import BoxCondition
+from ..observability.metrics import DeviceCondition
 from .source import DownloadBounds, Source
 from .store import InstalledBundle
 from .trial import TrialSettings
@@ -35,11 +35,11 @@ class Host(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """All memory of this box that models can take."""
+        """All memory of this device that models can take."""
         ...
 
-    def condition(self) -> BoxCondition:
-        """Return the box's condition now, with the sums of its requests since the daemon started."""
+    def condition(self) -> DeviceCondition:
+        """Return the device's condition now, with the sums of its requests since the daemon started."""
         ...
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
@@ -51,7 +51,7 @@ class Host(Protocol):
 
         Args:
             bundle: None: the factory's files.
-            must: Use it even if one of its models cannot be loaded, because the box returns to it.
+            must: Use it even if one of its models cannot be loaded, because the device returns to it.
 
         Raises:
             UpdateRefused: It cannot be used; what was used before still is.
@@ -59,7 +59,7 @@ class Host(Protocol):
         ...
 
     async def check_model(self, model: BundleModel) -> None:
-        """Ask a model on this box and its adapters their golden prompts at temperature 0.
+        """Ask a model on this device and its adapters their golden prompts at temperature 0.
 
         Raises:
             UpdateRefused: One of them does not answer, or answers something else.
@@ -78,7 +78,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     retry_s: float = 30.0
     trial: TrialSettings = TrialSettings()
     download: DownloadBounds = DownloadBounds()
-    signed_step_s: float = 90 * 86400.0  # most that one signed time can move the floor of this box's clock
+    signed_step_s: float = 90 * 86400.0  # most that one signed time can move the floor of this device's clock
 
 
 async def at_once(_: str) -> float:
@@ -90,7 +90,7 @@ class FleetLink(msgspec.Struct, frozen=True):
     """The parts that join a daemon to its fleet.
 
     Attributes:
-        member: Returns the box's identity; read at each look.
+        member: Returns the device's identity; read at each look.
         source: The source of updates.
         may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
         on_change: Called after each change of the agent's `state` or of its `row`.

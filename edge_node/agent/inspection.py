@@ -38,7 +38,7 @@ class LookRequest(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         folder: The folder of the metadata that was verified before.
         root: The fleet's root metadata.
-        running: The bundle that the box runs; None: the factory's files.
+        running: The bundle that the device runs; None: the factory's files.
         known: Bundles whose manifest is not needed.
         not_before: The least time that it can be, Unix seconds.
     """
@@ -62,7 +62,7 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model of the bundle, and its verified files on this box; `adapters` in the order of the model's.
+    """A model of the bundle, and its verified files on this device; `adapters` in the order of the model's.
 
     `projector`: its file, and that of its encoder if it has one of its own. `signals`: in the order of the model's.
     """
@@ -79,9 +79,9 @@ class BundleRequest(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         policy, cases, models: Verified files of the bundle.
-        running_policy: The policy that the box runs.
-        model_dirs: Where the box finds models now.
-        memory_bytes: The memory of this box.
+        running_policy: The policy that the device runs.
+        model_dirs: Where the device finds models now.
+        memory_bytes: The memory of this device.
         state_dir: The state folder, with the records of past decisions.
         since: The oldest record to replay, Unix seconds.
     """
@@ -97,9 +97,9 @@ class BundleRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class BundleReport(msgspec.Struct, frozen=True, tag=True):
-    """Each model as the engine reads it, and the counts of a replay of the box's own decisions.
+    """Each model as the engine reads it, and the counts of a replay of the device's own decisions.
 
-    `leaving`: requests that stayed on the box and would or may leave it; `example`: the first of them.
+    `leaving`: requests that stayed on the device and would or may leave it; `example`: the first of them.
     """
 
     models: tuple[Manifest, ...]

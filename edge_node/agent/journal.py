@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.bundle.refusals import (
     BootsFailed,
     BundleAltered,
@@ -32,7 +32,7 @@ from causeway_server.router.bundle.refusals import (
     Withdrawn,
 )
 
-from ..observability.metrics import BoxCondition
+from ..observability.metrics import DeviceCondition
 from .store import BundleStore, Disk, InstalledBundle
 
 log = logging.getLogger(__name__)
@@ -40,85 +40,93 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal.jsonl"
 _MAX_BOOTS = 3
 _NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
-_UNDONE = (BoxState.ROLLBACK, BoxState.QUARANTINE, BoxState.TRIAL, BoxState.ACTIVATE)
-_ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
+_UNDONE = (DeviceState.ROLLBACK, DeviceState.QUARANTINE, DeviceState.TRIAL, DeviceState.ACTIVATE)
+_ON_TRIAL = (DeviceState.ACTIVATE, DeviceState.TRIAL)
 KEPT_ROWS = 64
 MAX_QUARANTINED = 64
 _COMPACT_BYTES = 1024 * 1024
 _DIGITS = 16
 _UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable, RequestsLeave)
-_TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
+_TRIED_AGAIN = (DeviceState.COMMIT, DeviceState.ROLLBACK, DeviceState.QUARANTINE)
 
 
 class Event(Enum):
     """The end of a state; `TRANSITIONS` names the next one."""
 
     BEGIN = auto()  # time to look, or something may be new
-    NOTHING = auto()  # the box runs what it should, or may not change yet
+    NOTHING = auto()  # the device runs what it should, or may not change yet
     FOUND = auto()  # the plan assigns another bundle
     DONE = auto()
     REFUSED = auto()  # the update is not usable now; the next look tries again
-    UNFIT = auto()  # this box can never run this bundle
+    UNFIT = auto()  # this device can never run this bundle
     FAILED = auto()
     WITHDRAWN = auto()  # the plan no longer assigns the bundle that is on trial
     RESTARTED = auto()  # the daemon started anew
 
 
-TRANSITIONS: Mapping[BoxState, Mapping[Event, BoxState]] = {
-    BoxState.IDLE: {Event.BEGIN: BoxState.CHECK},
-    BoxState.CHECK: {Event.NOTHING: BoxState.IDLE, Event.REFUSED: BoxState.IDLE, Event.FOUND: BoxState.FETCH},
+TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
+    DeviceState.IDLE: {Event.BEGIN: DeviceState.CHECK},
+    DeviceState.CHECK: {
+        Event.NOTHING: DeviceState.IDLE,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.FOUND: DeviceState.FETCH,
+    },
     # Until the pointer moves, nothing is in use: after a restart the next look begins anew, with the files that are
     # there.
-    BoxState.FETCH: {
-        Event.DONE: BoxState.VERIFY,
-        Event.REFUSED: BoxState.IDLE,
-        Event.RESTARTED: BoxState.IDLE,
+    DeviceState.FETCH: {
+        Event.DONE: DeviceState.VERIFY,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.IDLE,
     },
-    BoxState.VERIFY: {
-        Event.DONE: BoxState.DRY_RUN,
-        Event.REFUSED: BoxState.IDLE,
-        Event.RESTARTED: BoxState.IDLE,
+    DeviceState.VERIFY: {
+        Event.DONE: DeviceState.DRY_RUN,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.IDLE,
     },
-    BoxState.DRY_RUN: {
-        Event.DONE: BoxState.STAGE,
-        Event.UNFIT: BoxState.QUARANTINE,
-        Event.REFUSED: BoxState.IDLE,
-        Event.RESTARTED: BoxState.IDLE,
+    DeviceState.DRY_RUN: {
+        Event.DONE: DeviceState.STAGE,
+        Event.UNFIT: DeviceState.QUARANTINE,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.IDLE,
     },
-    BoxState.STAGE: {Event.DONE: BoxState.ACTIVATE, Event.REFUSED: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
+    DeviceState.STAGE: {
+        Event.DONE: DeviceState.ACTIVATE,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.IDLE,
+    },
     # The pointer may have moved: if it has, a restart continues the trial, else nothing happened.
-    BoxState.ACTIVATE: {
-        Event.DONE: BoxState.TRIAL,
-        Event.FAILED: BoxState.ROLLBACK,
-        Event.REFUSED: BoxState.IDLE,
-        Event.RESTARTED: BoxState.TRIAL,
+    DeviceState.ACTIVATE: {
+        Event.DONE: DeviceState.TRIAL,
+        Event.FAILED: DeviceState.ROLLBACK,
+        Event.REFUSED: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.TRIAL,
     },
     # A daemon that ends during a trial counts: after some boots the bundle has failed.
-    BoxState.TRIAL: {
-        Event.DONE: BoxState.COMMIT,
-        Event.FAILED: BoxState.ROLLBACK,
-        Event.WITHDRAWN: BoxState.ROLLBACK,
-        Event.RESTARTED: BoxState.TRIAL,
+    DeviceState.TRIAL: {
+        Event.DONE: DeviceState.COMMIT,
+        Event.FAILED: DeviceState.ROLLBACK,
+        Event.WITHDRAWN: DeviceState.ROLLBACK,
+        Event.RESTARTED: DeviceState.TRIAL,
     },
-    BoxState.COMMIT: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
-    BoxState.ROLLBACK: {
-        Event.DONE: BoxState.QUARANTINE,
-        Event.WITHDRAWN: BoxState.IDLE,
-        Event.RESTARTED: BoxState.IDLE,  # the start completes it
+    DeviceState.COMMIT: {Event.DONE: DeviceState.IDLE, Event.RESTARTED: DeviceState.IDLE},
+    DeviceState.ROLLBACK: {
+        Event.DONE: DeviceState.QUARANTINE,
+        Event.WITHDRAWN: DeviceState.IDLE,
+        Event.RESTARTED: DeviceState.IDLE,  # the start completes it
     },
-    BoxState.QUARANTINE: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
+    DeviceState.QUARANTINE: {Event.DONE: DeviceState.IDLE, Event.RESTARTED: DeviceState.IDLE},
 }
 """A missing event cannot happen in that state."""
 
 
-def event_of(refusal: UpdateRefused, state: BoxState, *, pointed: bool) -> Event | None:
+def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Event | None:
     """Return the event by which a refusal ends a state; None: the disk cannot be written, the same step again.
 
     Args:
-        pointed: The pointer names the bundle that the box changes to.
+        pointed: The pointer names the bundle that the device changes to.
     """
     events = TRANSITIONS[state]
-    if state in _TRIED_AGAIN or (state is BoxState.TRIAL and isinstance(refusal, DiskFull)):
+    if state in _TRIED_AGAIN or (state is DeviceState.TRIAL and isinstance(refusal, DiskFull)):
         return None
     if isinstance(refusal, Withdrawn) and Event.WITHDRAWN in events:
         return Event.WITHDRAWN
@@ -127,18 +135,18 @@ def event_of(refusal: UpdateRefused, state: BoxState, *, pointed: bool) -> Event
     return Event.FAILED if Event.FAILED in events and pointed else Event.REFUSED
 
 
-MEANING: Mapping[BoxState, str] = {
-    BoxState.IDLE: "waits for the next look: when the control plane wakes it, at the latest after 15 minutes",
-    BoxState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
-    BoxState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
-    BoxState.VERIFY: "hashes each file and gives it its name in the store",
-    BoxState.DRY_RUN: "runs the cases, checks the models' memory and signals, replays its decisions of the last day",
-    BoxState.STAGE: "builds the bundle's folder, and waits until it may change",
-    BoxState.ACTIVATE: "moves the pointer; loads new models beside the old ones and asks their golden prompts",
-    BoxState.TRIAL: "serves with the bundle and compares requests, health and heat with the time before",
-    BoxState.COMMIT: "keeps the bundle, and removes files that no kept bundle needs",
-    BoxState.ROLLBACK: "returns to the bundle before, or to the factory's files",
-    BoxState.QUARANTINE: "notes the reason; the bundle is not tried again",
+MEANING: Mapping[DeviceState, str] = {
+    DeviceState.IDLE: "waits for the next look: when the control plane wakes it, at the latest after 15 minutes",
+    DeviceState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
+    DeviceState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
+    DeviceState.VERIFY: "hashes each file and gives it its name in the store",
+    DeviceState.DRY_RUN: "runs the cases, checks the models' memory and signals, replays its decisions of the last day",
+    DeviceState.STAGE: "builds the bundle's folder, and waits until it may change",
+    DeviceState.ACTIVATE: "moves the pointer; loads new models beside the old ones and asks their golden prompts",
+    DeviceState.TRIAL: "serves with the bundle and compares requests, health and heat with the time before",
+    DeviceState.COMMIT: "keeps the bundle, and removes files that no kept bundle needs",
+    DeviceState.ROLLBACK: "returns to the bundle before, or to the factory's files",
+    DeviceState.QUARANTINE: "notes the reason; the bundle is not tried again",
 }
 
 
@@ -148,7 +156,7 @@ class JournalRow(msgspec.Struct, frozen=True):
     Attributes:
         state: The state that begins with this row.
         at: Unix seconds.
-        bundle: The bundle that the box changes to.
+        bundle: The bundle that the device changes to.
         rollout: The rollout that assigned it.
         bundles: The pointer as it was: the running bundle first, then those to return to.
         code: Why the last update was refused or undone, or `requests_leave` of one that goes on; "" otherwise.
@@ -156,12 +164,12 @@ class JournalRow(msgspec.Struct, frozen=True):
         boots: Unexpected starts of the daemon during this trial.
         restarts: The agent itself asked for the next start.
         unproven: The running bundle was committed without enough requests to prove it.
-        quarantined: The reason, by bundle that this box does not try again; the oldest first.
+        quarantined: The reason, by bundle that this device does not try again; the oldest first.
         before: The time before the change, which the trial compares with.
         signed_at: The newest signed time that was seen, Unix seconds; the time is at least this.
     """
 
-    state: BoxState = BoxState.IDLE
+    state: DeviceState = DeviceState.IDLE
     at: float = 0.0
     bundle: str | None = None
     rollout: str = ""
@@ -172,12 +180,12 @@ class JournalRow(msgspec.Struct, frozen=True):
     restarts: bool = False
     unproven: bool = False
     quarantined: dict[str, str] = {}
-    before: BoxCondition | None = None
+    before: DeviceCondition | None = None
     signed_at: float = 0.0
 
 
 class Journal:
-    """The rows of one box, in one file. Appends fail with OSError; `last` is then what it was."""
+    """The rows of one device, in one file. Appends fail with OSError; `last` is then what it was."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -271,19 +279,19 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     row, pointer = journal.last, store.pointer()
     if row.state in _ON_TRIAL and row.bundle is not None and (pointer or ("",))[0] == row.bundle:
         row = _count(row, now, journal)  # (1)
-    if row.state is BoxState.ROLLBACK:
+    if row.state is DeviceState.ROLLBACK:
         row = rolled_back(row, now)  # (2)
     elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
         bundles = row.bundles if journal.rows else pointer or ()  # (3)
-        row = msgspec.structs.replace(row, state=BoxState.IDLE, bundles=bundles)
+        row = msgspec.structs.replace(row, state=DeviceState.IDLE, bundles=bundles)
     # A pointer that was not moved back yet still names what was rolled back.
-    others = () if row.state is BoxState.IDLE and journal.last.state in _UNDONE else pointer or ()
+    others = () if row.state is DeviceState.IDLE and journal.last.state in _UNDONE else pointer or ()
     candidates = tuple(b for b in dict.fromkeys((*row.bundles, *others)) if b not in row.quarantined)
     bundle, refusal = first_whole(store, candidates)  # (4)
     found = () if bundle is None else candidates[candidates.index(bundle.id) :]
     if refusal is not None and row.bundles[:1] != found[:1]:
         log.error("%s; the daemon starts with %s", refusal.message, "the bundle before" if found else "its own files")
-        row = msgspec.structs.replace(row, state=BoxState.IDLE, code=refusal.code, reason=refusal.message, at=now)
+        row = msgspec.structs.replace(row, state=DeviceState.IDLE, code=refusal.code, reason=refusal.message, at=now)
     row = msgspec.structs.replace(row, bundles=found)
     if pointer != row.bundles:
         try:
@@ -296,14 +304,21 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
 
 
 def rolled_back(row: JournalRow, now: float) -> JournalRow:
-    """Return the row of a box that has returned to the bundle before the one in `row.bundle`."""
+    """Return the row of a device that has returned to the bundle before the one in `row.bundle`."""
     assert row.bundle is not None
     bundles = tuple(bundle for bundle in row.bundles if bundle != row.bundle)
     quarantined = row.quarantined
     if row.code not in _NOT_ITS_FAULT:
         quarantined = quarantine(quarantined, row.bundle, f"{row.code}: {row.reason}")
     return msgspec.structs.replace(
-        row, state=BoxState.IDLE, at=now, bundle=None, bundles=bundles, quarantined=quarantined, boots=0, restarts=False
+        row,
+        state=DeviceState.IDLE,
+        at=now,
+        bundle=None,
+        bundles=bundles,
+        quarantined=quarantined,
+        boots=0,
+        restarts=False,
     )
 
 
@@ -324,7 +339,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
     boots = row.boots + (not row.restarts)
     bundles = tuple(dict.fromkeys((row.bundle, *row.bundles)))
     row = msgspec.structs.replace(
-        row, state=BoxState.TRIAL, at=now, boots=boots, restarts=False, bundles=bundles, code="", reason=""
+        row, state=DeviceState.TRIAL, at=now, boots=boots, restarts=False, bundles=bundles, code="", reason=""
     )
     if boots <= _MAX_BOOTS and _write(journal, row):
         return row
@@ -332,7 +347,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
     if boots > _MAX_BOOTS:
         code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
     log.error("bundle %s is rolled back: %s", row.bundle, reason)
-    row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=code, reason=reason)
+    row = msgspec.structs.replace(row, state=DeviceState.ROLLBACK, code=code, reason=reason)
     _write(journal, row)
     return row
 

@@ -217,7 +217,7 @@ class SourceWithImport:
             return None
 
     def remove(self) -> None:
-        """Delete the imported files: the box has installed what it needs."""
+        """Delete the imported files: the device has installed what it needs."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _here(self, path: str) -> bool:

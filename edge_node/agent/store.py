@@ -1,4 +1,4 @@
-"""The bundles on this box: files by their content, shared between bundles, and one pointer to what runs.
+"""The bundles on this device: files by their content, shared between bundles, and one pointer to what runs.
 
     blobs/SHA256           a policy, a case file, a model, an adapter or a projector; SHA256.partial while it is fetched
     bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs; a signal about
@@ -117,7 +117,7 @@ class Disk:
 
 
 class InstalledBundle(msgspec.Struct, frozen=True):
-    """A bundle whose files were verified on this box's disk."""
+    """A bundle whose files were verified on this device's disk."""
 
     id: str
     manifest: BundleManifest

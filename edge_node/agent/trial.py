@@ -1,8 +1,9 @@
-"""The trial of a bundle that serves: this box's requests now against the time before.
+"""The trial of a bundle that serves: this device's requests now against the time before.
 
-A share rose if the number of such requests would occur with a probability below `chance` in a box whose share is that
-of the time before plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors where
-there were none are found, 1 % are not. The control plane compares boxes with each other; here each box protects itself.
+A share rose if the number of such requests would occur with a probability below `chance` in a device whose share is
+that of the time before plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors
+where there were none are found, 1 % are not. The control plane compares devices with each other; here each device
+protects itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from causeway_server.router.bundle.refusals import (
     UpdateRefused,
 )
 
-from ..observability.metrics import BoxCondition, Traffic
+from ..observability.metrics import DeviceCondition, Traffic
 
 _LEAST_BEFORE = 20  # requests; fewer say nothing about the time before
 _LOOKS_BEFORE = 4  # whose requests are the time before a trial
@@ -38,13 +39,13 @@ class TrialSettings(msgspec.Struct, frozen=True):
     Attributes:
         least_s: The trial's least duration.
         least_requests: The trial's least number of requests.
-        longest_s: After this time a box with too few requests commits as unproven.
+        longest_s: After this time a device with too few requests commits as unproven.
         poll_s: Between two looks.
         chance: The probability of a false alarm at one look, for a share at its margin.
         errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
         hot_c: Temperatures up to this one never count as heat.
         heat_margin_c: Accepted rise of the temperature above the hottest look of the day before.
-        unhealthy_s: The longest time without a break that a box may be unhealthy or too hot.
+        unhealthy_s: The longest time without a break that a device may be unhealthy or too hot.
         crashes: The number of engine children that may crash.
     """
 
@@ -79,12 +80,12 @@ class TrialProgress(msgspec.Struct, frozen=True):
 
 
 class ConditionHistory:
-    """The box's condition at the looks of the last day: the time before a trial."""
+    """The device's condition at the looks of the last day: the time before a trial."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, BoxCondition]] = deque(maxlen=_MOST_LOOKS)
+        self._looks: deque[tuple[float, DeviceCondition]] = deque(maxlen=_MOST_LOOKS)
 
-    def add(self, at: float, condition: BoxCondition) -> None:
+    def add(self, at: float, condition: DeviceCondition) -> None:
         """Note the condition at a look, in monotonic seconds."""
         self._looks.append((at, condition))
 
@@ -96,10 +97,10 @@ class ConditionHistory:
         ]
         self._looks = deque(shifted, maxlen=_MOST_LOOKS)
 
-    def before(self, at: float, now: BoxCondition) -> BoxCondition:
+    def before(self, at: float, now: DeviceCondition) -> DeviceCondition:
         """Return the requests since the fourth look before, and the heat of the day before, if it is known.
 
-        Heat follows the traffic: a box that changes in a quiet night gets warm in the morning under any bundle.
+        Heat follows the traffic: a device that changes in a quiet night gets warm in the morning under any bundle.
         """
         since = at - _DAY_S
         earlier = [look for _, look in self._looks]
@@ -124,15 +125,15 @@ class Trial:
         began: Monotonic seconds, then.
     """
 
-    def __init__(self, settings: TrialSettings, before: BoxCondition | None, start: Traffic, began: float) -> None:
+    def __init__(self, settings: TrialSettings, before: DeviceCondition | None, start: Traffic, began: float) -> None:
         self._settings = settings
-        self._before = before or BoxCondition()
+        self._before = before or DeviceCondition()
         self._start = start
         self._began = began
         self._well_at = began
         self._cool_at = began
 
-    def judge(self, now: float, health: BoxCondition) -> bool:
+    def judge(self, now: float, health: DeviceCondition) -> bool:
         """Return whether the bundle is proven.
 
         Raises:
@@ -145,15 +146,15 @@ class Trial:
         proven = elapsed_s >= self._settings.least_s and traffic.requests >= self._settings.least_requests
         return proven and not health.problem
 
-    def progress(self, now: float, health: BoxCondition) -> TrialProgress:
+    def progress(self, now: float, health: DeviceCondition) -> TrialProgress:
         """Return how far the trial is."""
         return TrialProgress(now - self._began, self._settings, health.traffic - self._start, self._before.traffic)
 
     def is_over(self, now: float) -> bool:
-        """Whether an idle box commits now, unproven."""
+        """Whether an idle device commits now, unproven."""
         return now - self._began >= self._settings.longest_s
 
-    def _health(self, now: float, health: BoxCondition, traffic: Traffic) -> Iterator[UpdateRefused]:
+    def _health(self, now: float, health: DeviceCondition, traffic: Traffic) -> Iterator[UpdateRefused]:
         settings = self._settings
         if not health.problem:
             self._well_at = now
@@ -166,7 +167,7 @@ class Trial:
         if traffic.restarts > settings.crashes:
             yield Unhealthy(f"{traffic.restarts} engine processes crashed")
 
-    def _is_hot(self, health: BoxCondition) -> bool:
+    def _is_hot(self, health: DeviceCondition) -> bool:
         before = self._before
         if health.throttled and before.throttled is False:
             return True

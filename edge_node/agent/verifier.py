@@ -63,12 +63,12 @@ class UpdateVerifier:
 
     Args:
         folder: A folder of its own for the metadata and the floor; made if it does not exist.
-        root: The root metadata that the box trusts, from its enrolment.
+        root: The root metadata that the device trusts, from its enrolment.
         fetch: The source.
         monotonic: Seconds that only grow.
         bounds: Limits of the download.
         not_before: The least time that it can be, whatever the clock says: Unix seconds. Metadata that
-            expired before is old, also for a box whose clock stands in the past.
+            expired before is old, also for a device whose clock stands in the past.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ def _read_signed(path: Path) -> Signed:
 
 
 def _read_floor(path: Path) -> dict[str, int]:
-    """Return the floor. A damaged one is none: a box with a failing disk must not be cut off from updates for ever,
+    """Return the floor. A damaged one is none: a device with a failing disk must not be cut off from updates for ever,
     and no remote party can damage it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])

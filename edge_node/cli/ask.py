@@ -135,7 +135,7 @@ def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **
         if as_json:
             _write_json({"transcript": transcript, "parts": parts, **_answer_document(answer)})
             return
-        words = transcript or "none: this box understands no speech"
+        words = transcript or "none: this device understands no speech"
         for line in (f"transcript  {words}", *map(_line, parts)):
             console.print(Text(line), soft_wrap=True)
         _write_answer(answer, console)
@@ -263,7 +263,8 @@ def _read_sound(source: str, seconds: float) -> bytes:
 
 
 def _transcript(causeway: Causeway, sound: bytes) -> str:
-    """The words, in the form that people read; "" on a box without an encoder, whose target took the sound itself."""
+    """The words, in the form that people read; "" on a device without an encoder, whose target took the sound
+    itself."""
     try:
         return causeway.transcribe(sound)
     except CausewayAPIError:

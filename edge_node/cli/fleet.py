@@ -1,4 +1,4 @@
-"""`causeway-edge fleet`: join a fleet, leave it, import a bundle, and print the box's status."""
+"""`causeway-edge fleet`: join a fleet, leave it, import a bundle, and print the device's status."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 REFUSED, UNREACHABLE = 1, 3
 RESTART = "restart the daemon: systemctl restart causeway-edge"
-NO_FLEET = "this box is in no fleet"
+NO_FLEET = "this device is in no fleet"
 
 
 @click.group()
 def fleet() -> None:
-    """The fleet that this box belongs to: it brings policies, models and settings, and the token for the cloud."""
+    """The fleet that this device belongs to: it brings policies, models and settings, and the token for the cloud."""
 
 
 @fleet.command()
 @config_options
 @click.argument("control_plane", metavar="CONTROL_PLANE_URL")
 @click.option("--token", default="-", envvar="CAUSEWAY_JOIN_TOKEN", help="The join token; `-` reads stdin.")
-@click.option("--name", default="", help="The device id that the box wants; without it the control plane chooses.")
+@click.option("--name", default="", help="The device id that the device wants; without it the control plane chooses.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Such as role=kiosk; repeatable.")
-@click.option("--site", default="", help="Where the box stands: few boxes of a site change at once.")
+@click.option("--site", default="", help="Where the device stands: few devices of a site change at once.")
 @click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
 def join(
     config: Config,
@@ -85,7 +85,7 @@ def join(
 @config_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def leave(config: Config, yes: bool) -> None:
-    """Remove identity, key and bundles; the box answers from its own files again. Stop the daemon before.
+    """Remove identity, key and bundles; the device answers from its own files again. Stop the daemon before.
 
     It asks before. The control plane keeps the device until an operator revokes it. Exit code: 0 left, 1 the answer is
     no, 2 usage error, or there is no terminal to ask at and no --yes.
@@ -105,7 +105,7 @@ def leave(config: Config, yes: bool) -> None:
         try:
             folder.acquire()
             if not yes:
-                click.echo("to return, the box has to join anew, under another name")
+                click.echo("to return, the device has to join anew, under another name")
             ask("causeway-edge", f"Remove the identity, the key and the bundles of {device}?", yes=yes)
             leave_fleet(state_dir)
         except ConfigError as error:
@@ -147,7 +147,7 @@ def import_(config: Config, medium: Path) -> None:
     if imported.wanted is None:
         click.echo(f"imported: it has no bundle for {identity.device} of the cohort {identity.cohort}")
     elif imported.wanted == running:
-        click.echo(f"imported: this box runs bundle {running} already")
+        click.echo(f"imported: this device runs bundle {running} already")
     else:
         click.echo(f"imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files")
         click.echo("the daemon takes it within a minute, or at its next start: causeway-edge fleet status")
@@ -157,7 +157,7 @@ def import_(config: Config, medium: Path) -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(config: Config, as_json: bool) -> None:
-    """Print this box's identity, its bundle and its problems, as the daemon wrote them last.
+    """Print this device's identity, its bundle and its problems, as the daemon wrote them last.
 
     Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
     """

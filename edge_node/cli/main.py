@@ -24,7 +24,7 @@ from .options import PATH, command_line, config_options, usage_error
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(daemon_version(), prog_name="causeway-edge")
 def main() -> None:
-    """Run and query the edge daemon, which answers on this box or hands off to the cloud."""
+    """Run and query the edge daemon, which answers on this device or hands off to the cloud."""
 
 
 for _command in (ask, route, listen, fleet, jobs):

@@ -25,7 +25,7 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
     For a bundle with other settings the program is executed anew, in the same process, after the drain.
 
     Args:
-        fleet: The fleet whose plan the daemon follows; by default the one that the box joined.
+        fleet: The fleet whose plan the daemon follows; by default the one that the device joined.
 
     Raises:
         ConfigError: The daemon cannot start.
@@ -78,7 +78,7 @@ def _summary(config: Config, app: App) -> Iterator[str]:
     for target in app.parts.policies.active.targets:
         if target.at == "edge":
             yield f"device     {target.name}: {target.served}" + ("" if config.engine.enabled else "  (engine is off)")
-    yield f"cloud      {config.cloud.url or 'none: this box answers on its own'}"
+    yield f"cloud      {config.cloud.url or 'none: this device answers on its own'}"
 
 
 def _url(config: Config, app: App) -> str:

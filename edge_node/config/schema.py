@@ -96,7 +96,7 @@ class CloudConfig(CloudSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fields=True):
-    # private networks that webhooks may reach, as `10.1.0.0/16`; `127.0.0.0/8` lets an application have the box send
+    # private networks that webhooks may reach, as `10.1.0.0/16`; `127.0.0.0/8` lets an application have the device send
     # POST requests to every service of its own that listens on loopback
     allowed_networks: tuple[str, ...] = ()
     allow_http: bool = False  # `true`: webhooks may go to `http://`, too
@@ -137,12 +137,12 @@ class MqttConfig(MqttSettings, frozen=True, forbid_unknown_fields=True):
     # broker, `mqtt://HOST[:PORT]` or `mqtts://HOST[:PORT]` (TLS), which speaks MQTT 5; empty: none. It needs the extra
     # `mqtt`
     url: str = ""
-    username: str = ""  # name that the broker knows this box by; empty: none
+    username: str = ""  # name that the broker knows this device by; empty: none
     password_file: str = ""  # file with the password on one line, read at each connect
     ca_file: str = ""  # PEM file of the CA that signed the broker's certificate; empty: the system's CAs
-    cert_file: str = ""  # PEM file of this box's certificate, for brokers that ask for one
+    cert_file: str = ""  # PEM file of this device's certificate, for brokers that ask for one
     key_file: str = ""  # PEM file of its key
-    # name of the session at the broker, of this box alone; empty: `causeway-` and the outbox's own name
+    # name of the session at the broker, of this device alone; empty: `causeway-` and the outbox's own name
     client_id: str = ""
     # what is taken: a list of `{filter, form, tags, priority, deadline_s, answer_topic, system}`
     topics: tuple[MqttTopicConfig, ...] = ()
@@ -153,8 +153,8 @@ class MqttConfig(MqttSettings, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # least duration of the trial of a new bundle, in which this box may undo it; for a box that joined a fleet, as all
-    # of `fleet`
+    # least duration of the trial of a new bundle, in which this device may undo it; for a device that joined a fleet,
+    # as all of `fleet`
     trial_s: Seconds = 600.0
     trial_requests: Count = 200  # least number of requests of a trial
     trial_max_s: Seconds = 86400.0  # maximum duration; a bundle with fewer requests by then is kept as unproven

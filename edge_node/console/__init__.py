@@ -1,1 +1,1 @@
-"""The box's page at `/console`: decisions as they are made, their reasons, and what another signal would change."""
+"""The device's page at `/console`: decisions as they are made, their reasons, and what another signal would change."""

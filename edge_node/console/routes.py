@@ -1,7 +1,7 @@
-"""The page's paths, and the box's state for it. Nothing here runs, and nothing is in memory, until a browser asks.
+"""The page's paths, and the device's state for it. Nothing here runs, and nothing is in memory, until a browser asks.
 
 GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
-GET  /console/state              the box at this moment
+GET  /console/state              the device at this moment
 POST /console/what-if            {id, signals: {name: value}} → a recorded request decided anew; nothing is run
 
 The last two need the API key where `server.keys` names some, as `/v1/decisions` does; the page asks for it. They answer
@@ -31,7 +31,7 @@ from ..daemon.components import Components
 from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
 
-if TYPE_CHECKING:  # most boxes are in no fleet and load none of its code
+if TYPE_CHECKING:  # most devices are in no fleet and load none of its code
     from ..agent.agent import Agent
     from ..agent.journal import JournalRow
     from ..agent.trial import TrialProgress
@@ -52,7 +52,7 @@ class Console:
 
     Args:
         parts: The daemon's components; the active policy decides recorded requests anew.
-        agent: Of a box in a fleet.
+        agent: Of a device in a fleet.
     """
 
     def __init__(self, parts: Components, agent: Agent | None) -> None:
@@ -91,12 +91,12 @@ class FleetState(msgspec.Struct, frozen=True):
     """The body's part `fleet` of `/console/state`. Times are Unix seconds.
 
     Attributes:
-        fleet: The fleet's name; "" for a box without a control plane, as are `device` and `cohort`.
+        fleet: The fleet's name; "" for a device without a control plane, as are `device` and `cohort`.
         reachable: Whether the control plane answered last; None: there is none.
         last_seen: When it answered last; 0.0: not since the daemon started.
         row: The newest row of the journal: the agent's state, its last refusal, the bundles in quarantine.
         doing: What the agent does in this state.
-        running: The bundle that serves requests; None: the box's own files.
+        running: The bundle that serves requests; None: the device's own files.
         wanted: The bundle that the plan assigns, if another one.
         serials: The number in its cohort of each bundle whose manifest this daemon has read.
         trial: How far the trial is; None: none is in progress.
@@ -121,17 +121,17 @@ class ConsoleState(msgspec.Struct, frozen=True):
     """The body of `/console/state`.
 
     Attributes:
-        box: The host's name.
-        now: The box's clock, Unix seconds.
+        device: The host's name.
+        now: The device's clock, Unix seconds.
         readiness: As in `/readyz`.
         snapshot: The signals that a decision would read now.
         running: Generations in progress, of `concurrent` at most.
         waiting: Requests in the queue, of `queue` at most.
         requests: Requests since the daemon started.
-        fleet: The box in its fleet; None for one that joined none.
+        fleet: The device in its fleet; None for one that joined none.
     """
 
-    box: str
+    device: str
     now: float
     readiness: Readiness
     snapshot: Snapshot
@@ -144,11 +144,11 @@ class ConsoleState(msgspec.Struct, frozen=True):
 
 
 def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
-    """Return the state of the daemon with these parts. `agent`: of a box in a fleet."""
+    """Return the state of the daemon with these parts. `agent`: of a device in a fleet."""
     policy = parts.policies.active
     admission = parts.admission
     return ConsoleState(
-        box=platform.node(),
+        device=platform.node(),
         now=parts.clock.unix(),
         readiness=parts.readiness(),
         snapshot=parts.signals.snapshot(policy),

@@ -50,7 +50,7 @@ class Backends:
 
     engines: EnginePool | None
     cloud: CloudBackend | None
-    encoders: PartEncoders | None  # of a box that has some
+    encoders: PartEncoders | None  # of a device that has some
     learned: LearnedEstimators
     spend: SpendStore
     signals: SignalCollector
@@ -80,7 +80,7 @@ class WaysIn:
     jobs: JobEntry
     sound: AudioEntry
     sessions: Sessions[DeviceClient]
-    mqtt: MqttBridge | None  # of a box that knows a broker
+    mqtt: MqttBridge | None  # of a device that knows a broker
     tracing: RequestTracer | None
 
 
@@ -92,8 +92,8 @@ class Components(Backends, Serving, WaysIn):
     clock: Clock
     metrics: Metrics
     state_folder: StateFolderLock
-    fleet: FleetConnection | None  # of a box that joined a fleet
-    fleet_problem: str  # why such a box has no connection
+    fleet: FleetConnection | None  # of a device that joined a fleet
+    fleet_problem: str  # why such a device has no connection
 
     def readiness(self) -> Readiness:
         """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
@@ -134,7 +134,7 @@ class Components(Backends, Serving, WaysIn):
     def can_answer(self) -> bool:
         """Whether the start is complete: a model is loaded, or a cloud is configured, for a target of the policy.
 
-        A cloud that cannot be reached counts: a box that boots without a network has started.
+        A cloud that cannot be reached counts: a device that boots without a network has started.
         """
         snapshot = self.signals.snapshot(self.policies.active)
         targets = self.policies.active.targets
@@ -301,7 +301,7 @@ def _file_gauges(files: DeviceFileStore) -> Iterator[Gauge]:
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_fleet_reachable", "1: the fleet's control plane answered last.", float(fleet.reachable))
     yield Gauge(
-        "causeway_edge_fleet_token", "1: the box has a valid token of its fleet.", float(bool(fleet.tokens.token))
+        "causeway_edge_fleet_token", "1: the device has a valid token of its fleet.", float(bool(fleet.tokens.token))
     )
     yield _counter(
         "causeway_edge_fleet_telemetry_lost",

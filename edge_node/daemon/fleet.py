@@ -2,7 +2,7 @@
 
 A bundle brings a policy and models while the daemon answers, and settings by a restart in place. Settings are read
 where components are constructed, so another value means a drain and a new start of the program in the same process;
-that is simpler than components that change under a request, and a box changes its settings rarely.
+that is simpler than components that change under a request, and a device changes its settings rarely.
 
 Imported only by a daemon that joined a fleet.
 """
@@ -46,7 +46,7 @@ from ..agent.trial import TrialSettings
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
 from ..config.schema import CloudConfig, Config, FleetConfig
-from ..observability.metrics import BoxCondition, Traffic
+from ..observability.metrics import DeviceCondition, Traffic
 from ..storage.policies import DEFAULT_POLICY
 from ..storage.state_folder import FLEET_FOLDER
 from .components import Components
@@ -67,7 +67,7 @@ _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others
 def connect(
     folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic]
 ) -> tuple[FleetConnection | None, str]:
-    """Return the connection of a box that joined a fleet, or None and what is wrong, "" if nothing is.
+    """Return the connection of a device that joined a fleet, or None and what is wrong, "" if nothing is.
 
     A damaged identity does not keep the daemon from starting: it goes on with what it last ran.
 
@@ -81,7 +81,7 @@ def connect(
             folder, identity, open_key(folder), clock=clock, read_traffic=read_traffic, telemetry_s=config.telemetry_s
         ), ""
     except (ConfigError, FileNotFoundError) as error:
-        problem = f"this box cannot speak to its fleet: {error}"
+        problem = f"this device cannot speak to its fleet: {error}"
         log.error(problem)
         return None, problem
 
@@ -97,7 +97,7 @@ def make_agent(
     model_dirs: list[Path],
     restart: Callable[[], None],
 ) -> Agent:
-    """Return the agent of a box in a fleet, whose connection reports its state and wakes it.
+    """Return the agent of a device in a fleet, whose connection reports its state and wakes it.
 
     Args:
         link: given by a test, in place of the connection.
@@ -235,7 +235,9 @@ async def golden_pictures(
         yield _no_picture
         return
     if not config.enabled:
-        raise ModelUnusable(f"{model.name}: a golden prompt has a picture, and this box reads none: modalities.enabled")
+        raise ModelUnusable(
+            f"{model.name}: a golden prompt has a picture, and this device reads none: modalities.enabled"
+        )
     # Imported only where a bundle needs it.
     from causeway_server.models.modalities.installed import DECODER
     from causeway_server.models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
@@ -331,7 +333,7 @@ class BundleHost:
     def memory_bytes(self) -> int:
         return int(psutil.virtual_memory().total)
 
-    def condition(self) -> BoxCondition:
+    def condition(self) -> DeviceCondition:
         parts = self.parts
         readiness = parts.readiness()
         traffic = parts.metrics.traffic()
@@ -340,7 +342,7 @@ class BundleHost:
             traffic = msgspec.structs.replace(traffic, restarts=restarts)
         device = parts.signals.device
         problem = "" if readiness.ready else f"no target can answer: {', '.join(readiness.waiting_for)}"
-        return BoxCondition(traffic, problem, device.temperature_c, device.throttled)
+        return DeviceCondition(traffic, problem, device.temperature_c, device.throttled)
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         settings = {} if bundle is None else bundle.manifest.settings
@@ -404,7 +406,7 @@ class BundleHost:
     async def check_model(self, model: BundleModel) -> None:
         engines = self.parts.engines
         if engines is None:
-            raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
+            raise ModelUnusable(f"{model.name}: this device runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:
             await check_golden(engines, model, self.model_dirs, self._running.modalities, _GOLDEN_TRIES)
 

@@ -57,7 +57,7 @@ class StopRequest:
 
 @dataclass(eq=False, repr=False)  # the configuration has a key
 class App:
-    """One daemon, constructed by `edge_node.app.build`. `agent`: of a box that joined a fleet.
+    """One daemon, constructed by `edge_node.app.build`. `agent`: of a device that joined a fleet.
 
     Attributes:
         config: the daemon's configuration, with the settings of its bundle.

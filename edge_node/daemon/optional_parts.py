@@ -1,6 +1,6 @@
-"""What only some boxes have: an engine, encoders, jobs, sound, shadow requests, a broker, traces, a fleet.
+"""What only some devices have: an engine, encoders, jobs, sound, shadow requests, a broker, traces, a fleet.
 
-Each function imports what it makes, so that a box without it needs neither its packages nor its memory.
+Each function imports what it makes, so that a device without it needs neither its packages nor its memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[Booted | None, Config]:
-    """Return the bundle to start with, and the configuration under it; None for a box that was never in a fleet.
+    """Return the bundle to start with, and the configuration under it; None for a device that was never in a fleet.
 
     Raises:
         ConfigError: another daemon uses the state folder.
@@ -63,7 +63,7 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
 def connect_fleet(
     config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics
 ) -> tuple[FleetConnection | None, str, Credentials | None]:
-    """Return the connection of a box that joined a fleet, what is wrong with it, and its token for the cloud."""
+    """Return the connection of a device that joined a fleet, what is wrong with it, and its token for the cloud."""
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
         return None, "", None
     from .fleet import connect, credentials
@@ -106,7 +106,8 @@ def make_part_encoders(
     given: Mapping[Modality, WorkerSpec] | None,
     detector: WorkerSpec | None,
 ) -> PartEncoders | None:
-    """Return the encoders of sounds and pictures; None on a box that has none, or whose configuration forbids them."""
+    """Return the encoders of sounds and pictures; None on a device that has none, or whose configuration forbids
+    them."""
     found = given if given is not None else find_encoders(model_dirs)
     if given is None:
         detector = find_speech_detector()
@@ -209,7 +210,7 @@ def make_tracer(config: Config) -> RequestTracer | None:
 
 
 class Manifests:
-    """Reads the manifests of this box's models at each use, because a fleet's bundle may bring other models.
+    """Reads the manifests of this device's models at each use, because a fleet's bundle may bring other models.
 
     What is missing is reported by the engine.
 

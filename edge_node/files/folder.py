@@ -5,7 +5,7 @@
    or one with a data journal) and the controller of a flash disk may keep the old blocks: only encryption helps there.
 3. What a killed daemon left (drafts, files that were half overwritten) is erased at the start.
 4. A file whose header cannot be read, damaged or of a newer version, is set aside as ID.EXPIRES.unreadable until it
-   expires (s of the box's own time); a version that can read it takes it back.
+   expires (s of the device's own time); a version that can read it takes it back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ZEROS = bytes(_PIECE_BYTES)
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's header. `created_unix`: s, for people; `expires`: s of the box's own time.
+    """A file's header. `created_unix`: s, for people; `expires`: s of the device's own time.
 
     `tags`, `prefer`: of the upload; every request that names the file carries them.
     """
@@ -86,7 +86,7 @@ class FileFolder:
                 sync(self.path)
 
     def set_aside(self, name: str, expires: float) -> None:
-        """Set a file aside until `expires`, s of the box's own time. (4)"""
+        """Set a file aside until `expires`, s of the device's own time. (4)"""
         path = self.path / name
         path.replace(path.with_name(f"{name}.{int(expires)}{_UNREADABLE}"))
         sync(self.path)
@@ -138,7 +138,7 @@ class FileFolder:
             self._erase(path)
 
     def write_mark(self, mark: ClockMark) -> None:
-        """Note the time: after a restart the box's own time goes on from here."""
+        """Note the time: after a restart the device's own time goes on from here."""
         write_atomically(self.path / _CLOCK, msgspec.json.encode(mark), 0o600)
 
     def _read_mark(self) -> ClockMark | None:

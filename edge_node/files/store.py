@@ -1,6 +1,6 @@
-"""The uploaded files of a box: who owns them, how many there may be, and until when.
+"""The uploaded files of a device: who owns them, how many there may be, and until when.
 
-A file of another owner does not exist for a client. Files expire by the box's own time (`BoxTime`): a wall clock
+A file of another owner does not exist for a client. Files expire by the device's own time (`DeviceTime`): a wall clock
 that jumps deletes none and keeps none. The disk is one thread's, so a file is never read while it is being erased.
 """
 
@@ -31,7 +31,7 @@ from causeway_server.router.parts.uploads import PREFIX, Upload, UploadTerms, la
 from causeway_server.router.trackers import FairShare, network_of, stored_share
 from causeway_server.router.types import RoutingHints
 
-from ..clock import BoxTime, Clock
+from ..clock import Clock, DeviceTime
 from ..config.schema import DeviceFilesConfig
 from ..http.api import Room
 from ..observability.logs import Fault
@@ -48,7 +48,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class StorageFull(CausewayError, status=507, code="storage_full"):
-    """The disk is full, or the files of this box have as much room as they may."""
+    """The disk is full, or the files of this device have as much room as they may."""
 
 
 class FileFolderUnavailable(CausewayError, status=503, code="file_store_unavailable"):
@@ -65,7 +65,7 @@ class DeviceFileStore:
     """The files of all clients.
 
     Args:
-        state_dir: has the folder of files; None: this box keeps none.
+        state_dir: has the folder of files; None: this device keeps none.
         max_body_bytes: of a request's body with its files in base64, which also bounds a file.
     """
 
@@ -74,7 +74,7 @@ class DeviceFileStore:
         self._folder = FileFolder((state_dir or Path()) / FOLDER)
         self._config = config
         self._clock = clock
-        self._time = BoxTime(clock)
+        self._time = DeviceTime(clock)
         self._files: dict[str, DeviceFile] = {}
         self._writing: set[DeviceFileWriter] = set()
         self._uploads = FairShare(_MOST_UPLOADS)
@@ -91,7 +91,7 @@ class DeviceFileStore:
 
     @property
     def in_use(self) -> bool:
-        """Whether ids of files can mean anything on this box."""
+        """Whether ids of files can mean anything on this device."""
         return self._config.accept or bool(self._files)
 
     @property
@@ -154,12 +154,14 @@ class DeviceFileStore:
         if file.id not in self._files:
             raise NotFound(f"the file {file.id} was deleted in the meantime")
         self._fault.begin(f"the uploaded file {file.id} is damaged on the disk")
-        raise FileFolderUnavailable(f"the file {file.id} is damaged on this box's disk. Delete it and upload it again")
+        raise FileFolderUnavailable(
+            f"the file {file.id} is damaged on this device's disk. Delete it and upload it again"
+        )
 
     async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
         """Return a body with its files in it; one that names none as it is. Afterwards no file is needed any more.
 
-        A box without files leaves ids to the target: it may know them.
+        A device without files leaves ids to the target: it may know them.
 
         Raises:
             NotFound: `owner` has no such file; names the part.
@@ -205,7 +207,7 @@ class DeviceFileStore:
             expected_bytes: if known, else 0: a file that does not fit is refused before it is read.
 
         Raises:
-            UnsupportedFeature: this box keeps no files.
+            UnsupportedFeature: this device keeps no files.
             BodyTooLarge: no file may be so large.
             StorageFull: there is no room for it.
             QueueFull: too many files arrive at the same time.
@@ -265,13 +267,13 @@ class DeviceFileStore:
                 stats = self.stats
                 if self._fits(writer, size):
                     raise StorageFull(
-                        "your files would be more than your share of this box's "
+                        "your files would be more than your share of this device's "
                         f"{self._config.max_files} files and {self._config.max_bytes} bytes (files.max_files, "
                         "files.max_bytes): half while others have some, else seven eighths. Delete files, or wait "
                         "until they expire"
                     )
                 raise StorageFull(
-                    f"this box has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
+                    f"this device has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
                     f"{self._config.max_files} with {self._config.max_bytes}, those included that are being uploaded "
                     "(files.max_files, files.max_bytes): delete files, or wait until they expire"
                 )
@@ -321,7 +323,7 @@ class DeviceFileStore:
     def _check_accepts(self) -> None:
         if not self._config.accept:
             raise UnsupportedFeature(
-                "this box keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
+                "this device keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
                 "data: URL in base64"
             )
         if not self._has_folder:
@@ -359,7 +361,7 @@ class DeviceFileStore:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except OSError as error:
             if error.errno in _FULL:
-                raise StorageFull("the disk of this box is full: the file was not kept") from error
+                raise StorageFull("the disk of this device is full: the file was not kept") from error
             log.warning("the folder of uploaded files fails: %s", error.strerror)
             raise FileFolderUnavailable(
                 f"the folder of uploaded files fails ({error.strerror}). Try again later"

@@ -1,4 +1,4 @@
-"""The paths that tell about this box: its models, past decisions, health, metrics, the description of the API.
+"""The paths that tell about this device: its models, past decisions, health, metrics, the description of the API.
 
 GET  /v1/models[/{id}]      model names
 GET  /v1/decisions[/{id}]   records of past requests: the caller's own, or all with the right `decisions`
@@ -55,7 +55,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Inspection:
-    """Answers questions about this box.
+    """Answers questions about this device.
 
     Args:
         readiness: called for each probe, and must be cheap.

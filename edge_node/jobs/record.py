@@ -21,7 +21,7 @@ Lane = Literal["", "edge", "cloud"]
 
 
 class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job. Times are seconds of the box's own clock, those named `*_unix` wall-clock seconds for people."""
+    """A job. Times are seconds of the device's own clock, those named `*_unix` wall-clock seconds for people."""
 
     seq: int = 0  # order of acceptance
     id: str = ""
@@ -98,7 +98,7 @@ class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
 
 
 def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") -> EdgeJobView:
-    """Return what the API shows. `now` is the box's own time, `unix` the wall clock; `result` is JSON."""
+    """Return what the API shows. `now` is the device's own time, `unix` the wall clock; `result` is JSON."""
     return EdgeJobView(
         id=job.id,
         status=job.state.value,
@@ -167,7 +167,7 @@ class ReplyTo(msgspec.Struct, frozen=True):
 
 
 class DueReply(msgspec.Struct, frozen=True):
-    """A job that has ended, whose answer is to be sent. `due`: the box's own time, s."""
+    """A job that has ended, whose answer is to be sent. `due`: the device's own time, s."""
 
     job: EdgeJob
     result: bytes

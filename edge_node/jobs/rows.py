@@ -22,7 +22,7 @@ from causeway_server.router.jobs.submission import RANK
 from causeway_server.router.jobs.webhooks import JobNotice
 from causeway_server.router.trackers import network_of
 
-from ..clock import BoxTime
+from ..clock import DeviceTime
 from .record import ClientStats, DueReply, EdgeJob, OutboxStats, OutboxWebhook, ReplyTo, WebhookStatus
 from .schema import (
     COUNTS,
@@ -65,7 +65,7 @@ _AGAIN_S = 60.0  # until a cloud that does not know the job is asked once more
 class OutboxRows:
     """The rows of one device's jobs, and their counts, of all clients and of each. `load` comes first."""
 
-    def __init__(self, time: BoxTime) -> None:
+    def __init__(self, time: DeviceTime) -> None:
         self.time = time
         self.stats = OutboxStats()
         self._by_client: dict[str, ClientStats] = {}
@@ -264,7 +264,7 @@ def body_of(stored: bytes, size: int) -> bytes:
 class OutboxReplies:
     """When the answers of jobs are sent, for senders that do not fetch them."""
 
-    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+    def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
 
@@ -313,12 +313,13 @@ class OutboxCancellations:
     3. At the job's deadline the row goes: the cloud knows that, too.
     """
 
-    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+    def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
-        """Note a job that was cancelled after it may have been sent. `deadline`: of the job, the box's own time. (1)"""
+        """Note a job that was cancelled after it may have been sent. `deadline`: of the job, the device's own time.
+        (1)"""
         self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
@@ -346,7 +347,7 @@ class OutboxWebhooks:
     3. `owners` have a secret that signs; a rotated one signs, too, for a day.
     """
 
-    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+    def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
 

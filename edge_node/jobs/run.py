@@ -48,7 +48,7 @@ from causeway_server.router.serving.reply import AnswerHead, Piece
 from causeway_server.router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ..backends.backend import JobTerms
-from ..clock import BoxTime, Clock
+from ..clock import Clock, DeviceTime
 from ..config.schema import OutboxConfig
 from ..serving.requests import RequestContext
 from ..serving.service import Service
@@ -80,13 +80,13 @@ class JobRuns:
     """Runs jobs on the service.
 
     Args:
-        time: the box's own.
+        time: the device's own.
         new_id: makes ids of decisions.
     """
 
     service: Service
     config: OutboxConfig
-    time: BoxTime
+    time: DeviceTime
     clock: Clock
     new_id: Callable[[], str]
 
@@ -284,7 +284,7 @@ class JobRevisions:
     Args:
         runs: makes answers.
         running: where jobs run.
-        reader: None: this box reads no parts.
+        reader: None: this device reads no parts.
         take: takes a place to run on a lane, if there is one.
     """
 
@@ -340,7 +340,7 @@ class JobRevisions:
     async def _read(self, claimed: Claimed, by: float, kind: Modality) -> None:
         """Wait until the parts of one kind were read. Raises CausewayError."""
         if self.reader is None:
-            raise RevisionDropped("this box reads no parts any more")
+            raise RevisionDropped("this device reads no parts any more")
         check_read(await self.reader.read_late(self.runs.request(claimed, ""), by, (kind,)), kind)
 
     async def _revise(self, claimed: Claimed, kinds: Sequence[Modality]) -> EdgeJob | None:

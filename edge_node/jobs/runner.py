@@ -3,7 +3,7 @@
 Jobs pass the same service as requests: one Decision, the same constraints, one Outcome. The policy decides anew at each
 run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target. When the cloud
 comes back, sending begins after a random pause and never exceeds three times `jobs.steady_per_s`, so that a
-thousand boxes do not storm it.
+thousand devices do not storm it.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class _RunEnd(NamedTuple):
 class CloudGate:
     """When jobs may go to the cloud: while it is reachable, after a random pause, at a bounded rate.
 
-    So a thousand boxes do not storm it when it comes back.
+    So a thousand devices do not storm it when it comes back.
 
     Args:
         chance: draws the pauses.

@@ -131,7 +131,7 @@ _NEWEST = "SELECT max(coalesce((SELECT max(ended) FROM jobs), 0.0), coalesce((SE
 
 
 def set_aside(db: sqlite3.Connection, now: float) -> int:
-    """Set the jobs aside that cannot be read (1), and return how many. `now`: the box's own time, s."""
+    """Set the jobs aside that cannot be read (1), and return how many. `now`: the device's own time, s."""
     found = [
         seq
         for seq, state, record in db.execute(_UNREAD_NOW)

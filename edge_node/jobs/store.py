@@ -32,7 +32,7 @@ from causeway_server.router.jobs.job import (
 )
 from causeway_server.router.types import Modality
 
-from ..clock import BoxTime, Clock
+from ..clock import Clock, DeviceTime
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
@@ -79,7 +79,7 @@ def transaction(
 
 
 class JobOutbox:
-    """The jobs of one device. `start` comes first; times are the box's own, s. `owner` None: anybody's jobs.
+    """The jobs of one device. `start` comes first; times are the device's own, s. `owner` None: anybody's jobs.
 
     Args:
         erase_after_s: Least time from a deletion until nothing of it is left in the folder; without other calls it
@@ -87,7 +87,7 @@ class JobOutbox:
     """
 
     def __init__(self, folder: Path, config: OutboxConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
-        self.time = BoxTime(clock)
+        self.time = DeviceTime(clock)
         self._config = config
         self._rows = rows = OutboxRows(self.time)
         self.replies, self.cancellations, self.webhooks = rows.replies, rows.cancellations, rows.webhooks

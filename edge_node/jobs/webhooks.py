@@ -2,7 +2,8 @@
 
 A receiver that is away holds up nothing but its own webhooks:
 
-1. A receiver without a connection is away, as the box may be offline for weeks: that is no attempt. It is tried again
+1. A receiver without a connection is away, as the device may be offline for weeks: that is no attempt. It is tried
+again
    after a pause that doubles up to ten minutes, with the oldest webhook alone.
 2. What was cut off by the end of the daemon is sent again.
 """
@@ -111,7 +112,7 @@ class CloudCanceller:
     """Tells the cloud of jobs that were cancelled here, one after the other, also later if it cannot be reached now.
 
     Stopping a run closes its connection, but a job of the cloud goes on without one: it would be paid for, and its
-    content kept. `cloud` None: this box has none, and nothing was sent to it.
+    content kept. `cloud` None: this device has none, and nothing was sent to it.
     """
 
     def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:

@@ -1,6 +1,6 @@
 """Sound → words and words → sound for `/v1/audio/*`, in OpenAI's form: admitted, bounded and recorded as any request.
 
-Both run on this box and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
+Both run on this device and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
 they could break. The decision record of such a request has no decision. Imported with the first such request.
 """
 
@@ -94,7 +94,7 @@ class AudioService:
     """Transcribes and speaks.
 
     Args:
-        graph: the encoders of this box; None: it has none.
+        graph: the encoders of this device; None: it has none.
         policy: the active one.
         default_deadline_s: time of a request that names no deadline.
     """
@@ -281,7 +281,7 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
         names = f"{AUTO}, {model}"
         raise ModelNotFound(f"the model `{requested[:64]}` does not exist here; available: {names}", param="model")
     if hints.prefer == "only_cloud":
-        raise NoRoute("only_cloud excludes this box, and sound is understood and spoken nowhere else")
+        raise NoRoute("only_cloud excludes this device, and sound is understood and spoken nowhere else")
 
 
 def _outcome(kind: SoundKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:

@@ -91,7 +91,7 @@ class Espeak:
             voice: a language that the program speaks, such as `en-gb`.
             speed: 1.0 is the voice's own; bounded by what the program can do.
             deadline: in the loop's time.
-            others: voices of this box that are not the program's, to name in an error.
+            others: voices of this device that are not the program's, to name in an error.
 
         Raises:
             UnsupportedFeature: the program is not installed.
@@ -118,7 +118,7 @@ class Espeak:
         program = find_program(self._environ)
         if program is None:
             raise UnsupportedFeature(
-                f"this box has no {PROGRAM}, which speaks: install it, such as by `apt install {PROGRAM}`."
+                f"this device has no {PROGRAM}, which speaks: install it, such as by `apt install {PROGRAM}`."
             )
         return program
 
@@ -207,7 +207,7 @@ class NothingToSpeak(InvalidRequest):
 
 
 class Speaker:
-    """What this box speaks with.
+    """What this device speaks with.
 
     Args:
         environ: where `PATH` says what is installed.
@@ -277,7 +277,7 @@ class Speaker:
         """Yield the sentences by a voice that was added."""
         if not is_onnxruntime_installed():
             raise UnsupportedFeature(
-                "this box has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
+                "this device has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
             )
         made = 0
         try:

@@ -1,4 +1,4 @@
-"""The bridge to a broker: connects again and again, takes messages, publishes answers and this box's state."""
+"""The bridge to a broker: connects again and again, takes messages, publishes answers and this device's state."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class MessageIntake:
             await self._refuse(connection, config, address, error)
         except Exception as error:
             log.error("a message could not be taken: %s", redacted(error))
-            failure = CausewayError("the message could not be taken; the log of the box says why")
+            failure = CausewayError("the message could not be taken; the log of the device says why")
             await self._refuse(connection, config, address, failure)
         return "refused"
 
@@ -223,7 +223,7 @@ class MqttBridge:
         jobs: keeps the jobs that messages become.
         service: charges rates.
         metrics: counts refusals.
-        chance: draws the pauses between attempts, so that a thousand boxes do not come back together.
+        chance: draws the pauses between attempts, so that a thousand devices do not come back together.
 
     Raises:
         ConfigError: the address or a topic is invalid.
@@ -326,14 +326,14 @@ class MqttBridge:
         """The connection is made."""
         if self._was_connected and not connection.session_present:
             log.warning(
-                "%s has forgotten this box: messages since it was connected last are lost (mqtt.session_expiry_s)",
+                "%s has forgotten this device: messages since it was connected last are lost (mqtt.session_expiry_s)",
                 self._broker,
             )
         if not self._was_connected and not self._away.problem and not self._refused.problem:
             log.info("connected to the broker %s", self._broker)
         self._was_connected = self.stats.connected = True
         self._away.end(f"the broker {self._broker} is connected again")
-        self._refused.end(f"the broker {self._broker} accepts this box again")
+        self._refused.end(f"the broker {self._broker} accepts this device again")
         if refused:
             self._denied.begin(f"the broker refuses subscriptions: {', '.join(refused)}")
         else:
@@ -348,10 +348,10 @@ class MqttBridge:
         try:
             await connection.publish_state(topic, state)
         except PublishRefused as error:
-            log.warning("the broker refuses this box's state on %s (%s)", topic, error)
+            log.warning("the broker refuses this device's state on %s (%s)", topic, error)
 
     async def _leave(self, connection: Connection, state_topic: str) -> None:
-        """Say that this box is offline, and close the connection."""
+        """Say that this device is offline, and close the connection."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(_GOODBYE_S):
             if state_topic and self.stats.connected:
                 with contextlib.suppress(BrokerError):
@@ -401,7 +401,7 @@ class AnswerPublisher:
                 await connection.publish(error_answer(reply, ResultTooLarge(str(error))))
             await self._store.run(self._store.replies.sent, reply)
         except PublishRefused as error:
-            self.refused.begin(f"the broker refuses answers ({error}): correct what it allows this box to publish")
+            self.refused.begin(f"the broker refuses answers ({error}): correct what it allows this device to publish")
             await self._postpone(reply)
         except (BrokerError, JobStoreUnavailable):
             await anyio.sleep(_POLL_S)  # it is published again

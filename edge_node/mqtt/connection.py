@@ -139,7 +139,7 @@ class Connection:
         await self._publish(answer.topic, answer.payload, properties=properties)
 
     async def publish_state(self, topic: str, state: str) -> None:
-        """Publish the state of this box, retained. Raises BrokerError or PublishRefused."""
+        """Publish the state of this device, retained. Raises BrokerError or PublishRefused."""
         await self._publish(topic, state.encode(), retain=True)
 
     def acknowledge(self, message: Message) -> None:
@@ -248,7 +248,7 @@ class Connection:
         self, _client: mqtt.Client, _data: Any, flags: mqtt.ConnectFlags, reason: ReasonCode, limits: Properties | None
     ) -> None:
         if reason.is_failure:
-            self._lose(BrokerError(f"{self._broker} refuses this box: {reason}", lasting=reason.value in _LASTING))
+            self._lose(BrokerError(f"{self._broker} refuses this device: {reason}", lasting=reason.value in _LASTING))
             return
         self.session_present = flags.session_present
         self._max_packet_bytes = getattr(limits, "MaximumPacketSize", None)

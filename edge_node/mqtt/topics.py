@@ -58,7 +58,7 @@ def overlaps(first: str, second: str) -> bool:
 
 
 class Topics:
-    """The configured topics. `state_topic` is that of this box.
+    """The configured topics. `state_topic` is that of this device.
 
     Raises:
         ConfigError: a filter is invalid, two of them overlap, or there is no topic for answers.
@@ -109,7 +109,7 @@ class Topics:
             raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
         problem = self._problem(response_topic)
         if not problem and not any(overlaps(text, response_topic) for text in self._response_topics):
-            problem = "is not among mqtt.response_topics of this box"
+            problem = "is not among mqtt.response_topics of this device"
         if problem:
             raise InvalidRequest(f"the response topic {problem}")
         return response_topic
@@ -126,7 +126,7 @@ class Topics:
         if topic[0] == "$":
             return "is the broker's own"
         if topic == self._state_topic or self.find(topic) is not None:
-            return "is a topic that this box takes requests from, or its state_topic"
+            return "is a topic that this device takes requests from, or its state_topic"
         return ""
 
 

@@ -282,12 +282,12 @@ class Traffic(msgspec.Struct, frozen=True):
         )
 
 
-class BoxCondition(msgspec.Struct, frozen=True):
-    """The box at one moment, or over a time.
+class DeviceCondition(msgspec.Struct, frozen=True):
+    """The device at one moment, or over a time.
 
     Attributes:
         problem: Why no target can answer; "" if one can.
-        temperature_c: None: this box cannot read it; `throttled` likewise.
+        temperature_c: None: this device cannot read it; `throttled` likewise.
     """
 
     traffic: Traffic = Traffic()

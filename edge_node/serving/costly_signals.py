@@ -35,12 +35,12 @@ _COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens
 
 @dataclass(eq=False, repr=False)
 class CostlySignals:
-    """Computes the costly signals of one box.
+    """Computes the costly signals of one device.
 
     Args:
-        count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
-        estimate_quality: the signal `edge.quality`; None on a box without an engine.
-        encoders: turn sounds and pictures into text, whose signals are computed; None: this box has none.
+        count_tokens: prompt length in tokens of the edge model; None on a device without an engine.
+        estimate_quality: the signal `edge.quality`; None on a device without an engine.
+        encoders: turn sounds and pictures into text, whose signals are computed; None: this device has none.
         record_all: compute them for every request that is decided, for its record.
     """
 

@@ -315,7 +315,8 @@ class AttemptRunner:
     Args:
         cloud: has the timeouts of targets in the cloud for which the policy sets none; others have the request's time.
         calibrate: None: a handoff compares the confidence that the engine reports.
-        encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this box has
+        encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this device
+            has
             none.
     """
 
@@ -508,7 +509,7 @@ def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -
 
 def _no_backend(target: Target) -> BackendError:
     key = "engine.enabled is false" if target.at == "edge" else "cloud.url is not set"
-    return TargetNotConfigured(f"{target.name}: {key} on this box", phase="connect")
+    return TargetNotConfigured(f"{target.name}: {key} on this device", phase="connect")
 
 
 def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:

@@ -59,13 +59,13 @@ VISION_WORKER = "causeway_server.models.modalities.encoders.mmproj:VisionModel"
 
 
 class PartEncoders:
-    """The encoders of this box.
+    """The encoders of this device.
 
     Args:
         encoders: what to run, by kind of part.
         transcripts: the form in which a model reads transcripts.
         find_projector: of a model on the device. Raises ArtifactError.
-        detector: detects speech in live sessions; None: this box cannot.
+        detector: detects speech in live sessions; None: this device cannot.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PartEncoders:
         self._transcripts = transcripts
 
     def concerns(self, request: Request) -> bool:
-        """Whether the request has a part that an encoder of this box reads."""
+        """Whether the request has a part that an encoder of this device reads."""
         return self.graph.concerns(request)
 
     async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:

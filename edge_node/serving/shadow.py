@@ -252,7 +252,7 @@ class Shadows:
 
     Args:
         backends: What generates, by location.
-        admission: Says when no client's request needs this box.
+        admission: Says when no client's request needs this device.
         make: Creates the store and the observer, when a policy needs them; may raise ArtifactError or ImportError.
         spend: Counts what they cost.
         metrics: Counts their results.

@@ -17,8 +17,8 @@ import msgspec
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import TargetAvailability
 from causeway_server.router.types import (
-    BoxSetup,
     CloudSignals,
+    DeviceSetup,
     DeviceSignals,
     EdgeSignals,
     Modality,
@@ -45,10 +45,10 @@ class SignalCollector:
     Args:
         clock: Monotonic and wall-clock time.
         spend: The spending.
-        edge: The engine's signals; None: this box has no engine, and its edge targets are absent.
+        edge: The engine's signals; None: this device has no engine, and its edge targets are absent.
         cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
         read_device: Reads the device signals at a monotonic time.
-        encoders: Kinds of parts that this box turns into text.
+        encoders: Kinds of parts that this device turns into text.
         projected: Kinds of parts that it turns into soft tokens, of a model on the device; asked for each new policy.
         learned: Knows which edge models' calibrated signals are set aside.
     """
@@ -68,7 +68,7 @@ class SignalCollector:
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._setup = BoxSetup(engine=self.edge is not None, cloud=self.cloud is not None, encoders=self.encoders)
+        self._setup = DeviceSetup(engine=self.edge is not None, cloud=self.cloud is not None, encoders=self.encoders)
         self._availability = TargetAvailability((), self._setup)
 
     def sample(self) -> None:

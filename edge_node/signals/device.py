@@ -1,4 +1,4 @@
-"""Read the device signals from psutil and sysfs. A signal that this box cannot read is None, never an exception.
+"""Read the device signals from psutil and sysfs. A signal that this device cannot read is None, never an exception.
 
     probes = DeviceProbes()
     signals = probes.read(now)    # about once a second; now: monotonic seconds

@@ -1,4 +1,4 @@
-"""The semantic cache's matching on this box: which earlier question means the same as this one.
+"""The semantic cache's matching on this device: which earlier question means the same as this one.
 
 Nothing of it is imported, loaded or computed unless the active policy has a rule with `semantic`. Questions are kept in
 memory only, so they are gone after a restart; the answers are the exact cache's.

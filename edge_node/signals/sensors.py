@@ -1,4 +1,5 @@
-"""The box's sensors: the processor's temperature and whether it is throttled, the power draw and the battery's charge.
+"""The device's sensors: the processor's temperature and whether it is throttled, the power draw and the battery's
+charge.
 
 Reads of sysfs and procfs are tolerant: a sensor may be gone, powered down or return garbage.
 """
@@ -12,14 +13,14 @@ import msgspec
 
 # Zones that do not measure the processor: constants (Jetson's PMIC-Die always reads 100 °C), radios, batteries.
 _IGNORED_ZONES = ("pmic", "thermal-fan-est", "iwlwifi", "int3400", "battery", "bat")
-# hwmon chips of processors, for boxes whose thermal zones omit them (AMD laptops) or that have no zones.
+# hwmon chips of processors, for devices whose thermal zones omit them (AMD laptops) or that have no zones.
 _CPU_CHIPS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "scpi_sensors"})
 _FREQUENCY_CAPS = ("processor", "cpufreq", "thermal-cpufreq", "thermal-devfreq", "devfreq")
 _PLAUSIBLE_C = (-40.0, 150.0)
 _LOWEST_TRIP_C = 40.0  # a lower passive trip point is a placeholder of the firmware
 _PI_NOW = 0b1111  # get_throttled: under-voltage, frequency capped, throttled, soft limit; the high bits are history
 _READ_BYTES = 16 * 1024
-_WHOLE_BOX = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN")
+_WHOLE_DEVICE = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN")
 _CHANNELS = (1, 2, 3)  # of an INA3221; in4..in7 are shunt voltages and their sum
 _MAX_W = 1_000.0  # a higher reading is a broken sensor
 
@@ -39,7 +40,7 @@ class ThermalSensors:
         self._alerts: list[Path] = []
         self._caps: list[Path] = []
         self._counters: list[Path] = []
-        self._counts: dict[Path, float] = {}  # the last readings: a rise means that the box was throttled in between
+        self._counts: dict[Path, float] = {}  # the last readings: a rise means that the device was throttled in between
 
     def scan(self) -> None:
         thermal = self._sys / "class" / "thermal"
@@ -191,7 +192,7 @@ class PowerSensors:
 
     def scan(self) -> None:
         rails = _hwmon_rails(self._sys) + _iio_rails(self._sys)
-        whole = [rail for rail in rails if rail.label in _WHOLE_BOX]
+        whole = [rail for rail in rails if rail.label in _WHOLE_DEVICE]
         self._rails = whole[:1] or rails
         self._batteries = [
             supply
@@ -201,7 +202,7 @@ class PowerSensors:
         ]
 
     def power_w(self) -> float | None:
-        """Return the watts of the whole box or module; on a laptop, of its discharging batteries."""
+        """Return the watts of the whole device or module; on a laptop, of its discharging batteries."""
         if self._rails:
             return _sum_of([rail.watts() for rail in self._rails])
         discharging = [path for path in self._batteries if read_text(path / "status") == "Discharging"]

@@ -1,7 +1,7 @@
 """Decision records of past requests, without their content: the newest in memory, older ones in SQLite.
 
 Records of cache hits stay in memory: a row on disk for every hit would wear the flash and say little. Rows are deleted
-by age in the box's own time and in the order in which they came: a wall clock that jumps deletes none.
+by age in the device's own time and in the order in which they came: a wall clock that jumps deletes none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from causeway_server.router.errors import QueueFull
 from causeway_server.router.trackers import FairShare, network_of
 from causeway_server.router.types import DecisionRecord
 
-from ..clock import BoxTime, Clock, ClockMark
+from ..clock import Clock, ClockMark, DeviceTime
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, evict
 
 FILE = "decisions-1.sqlite"
@@ -166,7 +166,7 @@ class _RowAges:
     """Deletes rows that are older than `max_age_s`; notes now and then which row is the newest. For one thread."""
 
     def __init__(self, clock: Clock, max_age_s: float) -> None:
-        self._time = BoxTime(clock)
+        self._time = DeviceTime(clock)
         self._max_age_s = max_age_s
         self._noted_at = -math.inf
         self._restored = False

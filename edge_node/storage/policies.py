@@ -131,7 +131,7 @@ class PolicyStore:
             await asyncio.to_thread(self._persist, loaded.text)
 
     def check(self, path: Path) -> Policy:
-        """Return a policy file as this box would compile it. Raises PolicyError."""
+        """Return a policy file as this device would compile it. Raises PolicyError."""
         return self._read(path).policy
 
     async def follow(self, path: Path) -> None:

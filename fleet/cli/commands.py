@@ -44,7 +44,7 @@ SECTIONS = {
     "Write and check": ("init", "lint", "test", "route", "replay", "schema"),
     "Sign": ("keys", "diff", "sign"),
     "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
-    "Boxes": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
+    "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
 }
 """The commands in the order of `--help`."""
 
@@ -71,7 +71,7 @@ class _Sections(click.Group):
 @click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway-router", prog_name="causeway-fleet")
 def main() -> None:
-    """Check policies and fleets, run their test cases, sign them, and serve them to boxes."""
+    """Check policies and fleets, run their test cases, sign them, and serve them to devices."""
 
 
 for _command in (
@@ -106,7 +106,7 @@ def init(folder: Path) -> None:
 @click.option(
     "--signals",
     metavar="FILE|LIST",
-    help="Signals of device, edge and cloud that the boxes can read, as a list with commas or a file: warn of others.",
+    help="Signals of device, edge and cloud that devices can read, as a list with commas or a file: warn of others.",
 )
 def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None) -> None:
     """Check policy files, all policies in a folder, or a fleet: a folder with a fleet.yaml.
@@ -289,7 +289,7 @@ _Folder = click.Path(path_type=Path, file_okay=False)
     "--listen", default="127.0.0.1:8090", show_default=True, metavar="HOST:PORT", help="Address; port 0: any."
 )
 @click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
-@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the boxes' tokens.")
+@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the devices' tokens.")
 @click.option(
     "--max-files",
     type=click.IntRange(min=64),

@@ -14,7 +14,7 @@ from causeway_server.router.numbers import seconds_of
 from causeway_server.router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
-from ..rollout.settings import counted_boxes
+from ..rollout.settings import counted_devices
 from ..store.history import AuditRow, DeviceEvent, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import bundle_name, counted, table, time_text
@@ -58,12 +58,12 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
 
 @click.command()
 @click.option("--cohort", default="", help="The cohort; default: by the labels.")
-@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="Boxes that may join with it.")
+@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="Devices that may join with it.")
 @click.option("--expires", default="1d", show_default=True, help="A time such as 30m, 12h or 7d.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Of the boxes; wins over theirs.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Of the devices; wins over theirs.")
 @connected
 def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tuple[str, ...]) -> None:
-    """Make a join token and print it; it cannot be shown again. A box joins with `causeway-edge fleet join`.
+    """Make a join token and print it; it cannot be shown again. A device joins with `causeway-edge fleet join`.
 
     Exit code: 0 made, 1 refused, 2 bad arguments.
     """
@@ -81,7 +81,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"for {counted_boxes(uses)}, until {time_text(made.expires)}", err=True)
+    click.echo(f"for {counted_devices(uses)}, until {time_text(made.expires)}", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:
@@ -107,7 +107,7 @@ release = _action("release", "Let DEVICE follow its cohort again: ends a hold an
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     """Refuse the tokens and the key of DEVICE, here and at the cloud gateways, for good. Says what it does, and asks.
 
-    The box goes on with the bundle that it runs, without the cloud and without changes. Its name stays taken: to
+    The device goes on with the bundle that it runs, without the cloud and without changes. Its name stays taken: to
     return, it leaves (`causeway-edge fleet leave`) and joins with a new join token under another name.
     Exit code: 0 done, also before; 1 refused, or the answer is no; 2 there is no terminal to ask at, and no --yes.
     """

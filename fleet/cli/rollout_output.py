@@ -119,7 +119,7 @@ def time_text(at: float) -> str:
 
 
 def bundle_name(bundle: str | None) -> str:
-    """Return the first digits of a bundle's id, as the console shows it; None or "": what a box runs without one."""
+    """Return the first digits of a bundle's id, as the console shows it; None or "": what a device runs without one."""
     return bundle[:12] if bundle else FACTORY
 
 
@@ -134,8 +134,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[str]:
-    cohorts = [(one.name, str(one.boxes), str(one.recently_seen), _running(one.running)) for one in fleet.cohorts]
-    yield from table(("cohort", "boxes", "seen in 15 min", "running"), cohorts)
+    cohorts = [(one.name, str(one.devices), str(one.recently_seen), _running(one.running)) for one in fleet.cohorts]
+    yield from table(("cohort", "devices", "seen in 15 min", "running"), cohorts)
     for one in fleet.cohorts:
         if one.ahead:
             yield f"{one.name}: {one.ahead} know more than the control plane: was it restored from a backup?"
@@ -148,8 +148,8 @@ def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[
     yield from table(("rollout", "cohort", "bundle", "state", "share", "why"), rows)
 
 
-def _running(boxes: Mapping[str, int]) -> str:
-    most_first = sorted(boxes.items(), key=lambda pair: -pair[1])
+def _running(devices: Mapping[str, int]) -> str:
+    most_first = sorted(devices.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{bundle_name(bundle)} on {count}" for bundle, count in most_first)
 
 
@@ -171,18 +171,18 @@ def state_text(rollout: RolloutStatus) -> str:
 def notes(rollout: RolloutStatus) -> Iterator[str]:
     """Yield what is not obvious about this state."""
     if rollout.state in _UNDONE and rollout.from_bundle is None:
-        yield "note: the cohort has no bundle before it; boxes that run it keep it until a rollout of a better one"
+        yield "note: the cohort has no bundle before it; devices that run it keep it until a rollout of a better one"
     planned = rollout.stages[min(rollout.stage, len(rollout.stages) - 1)]
     if rollout.share > planned:
-        yield f"note: {percent(planned)} holds no box that was seen lately, so the share was raised to the first one"
+        yield f"note: {percent(planned)} holds no device that was seen lately, so the share was raised to the first one"
 
 
 def detail_lines(rollout: RolloutDetail) -> Iterator[str]:
-    """Yield a rollout, its boxes, its last look, and what happened."""
+    """Yield a rollout, its devices, its last look, and what happened."""
     yield rollout_line(rollout)
     yield from (f"  {note}" for note in notes(rollout))
-    members = [f"{boxes} {_MEMBERS.get(state, state)}" for state, boxes in sorted(rollout.members.items())]
-    yield f"  boxes in the share: {', '.join(members) or 'none'}"
+    members = [f"{devices} {_MEMBERS.get(state, state)}" for state, devices in sorted(rollout.members.items())]
+    yield f"  devices in the share: {', '.join(members) or 'none'}"
     for look in rollout.looks[-1:]:
         yield f"  look {len(rollout.looks)}: {look.outcome}"
         yield from (f"    {metric.outcome:<12}  {metric.reason}" for metric in look.metrics)

@@ -21,9 +21,9 @@ from ..rollout.settings import (
     RolloutEvent,
     RolloutSettings,
     RolloutState,
-    counted_boxes,
+    counted_devices,
     small_fleet_advice,
-    stage_boxes,
+    stage_devices,
 )
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (
@@ -60,7 +60,7 @@ def apply(
     without_replay: bool,
     yes: bool,
 ) -> None:
-    """Roll the signed bundles of FOLDER out: print what will change on how many boxes, ask, and begin.
+    """Roll the signed bundles of FOLDER out: print what will change on how many devices, ask, and begin.
 
     Exit code: 0 begun or nothing to do, 1 refused or not signed, or the answer is no, 2 bad arguments, or there is no
     terminal to ask at and no --yes.
@@ -87,10 +87,10 @@ def apply(
             click.echo(f"{cohort}: {nothing}")
             continue
         assert checked.fleet is not None
-        boxes = next((one.boxes for one in status.cohorts if one.name == cohort), 0)
+        devices = next((one.devices for one in status.cohorts if one.name == cohort), 0)
         settings = rollout_settings(checked.fleet.cohorts[cohort].rollout)
         before = signed[cohort].get(_left_with(rollouts) or "")
-        for line in _plan_lines(before, signed[cohort][wanted], settings, boxes):
+        for line in _plan_lines(before, signed[cohort][wanted], settings, devices):
             click.echo(line)
         chosen[cohort] = wanted
     if not chosen:
@@ -149,7 +149,7 @@ def _decision(action: str, text: str) -> click.Command:
     return command
 
 
-pause = _decision("pause", "Let the stage of ROLLOUT (an id, or a cohort) wait; its boxes keep the bundle.")
+pause = _decision("pause", "Let the stage of ROLLOUT (an id, or a cohort) wait; its devices keep the bundle.")
 resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) go on.")
 accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a cohort) for passed. Needs an approver.")
 
@@ -160,7 +160,7 @@ accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a coho
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
-    """Return every box of ROLLOUT (an id, or a cohort) to the bundle before, also when done. Says so, and asks.
+    """Return every device of ROLLOUT (an id, or a cohort) to the bundle before, also when done. Says so, and asks.
 
     An aborted rollout does not go on: `apply` begins another one.
     Exit code: 0 done, 1 its state does not allow it, the role does not, or the answer is no, 2 there is no terminal to
@@ -172,9 +172,9 @@ def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
     if RolloutEvent.ABORT in LIFE[RolloutState(before.state)]:
         last = "an aborted rollout does not go on, `apply` begins another one"
         if before.from_bundle is None:
-            click.echo(f"the cohort has no bundle before it, so boxes that run it keep it; {last}")
+            click.echo(f"the cohort has no bundle before it, so devices that run it keep it; {last}")
         else:
-            click.echo(f"its boxes return to {bundle_name(before.from_bundle)}; {last}")
+            click.echo(f"its devices return to {bundle_name(before.from_bundle)}; {last}")
         ask(PROGRAM, f"Abort {name}?", yes=yes)
     _print(client.post(f"/v1/rollouts/{name}/abort", RolloutStatus, {"reason": reason}))
 
@@ -227,11 +227,12 @@ def _find(client: FleetClient, name: str) -> str:
 
 
 def _plan_lines(
-    before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, boxes: int
+    before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, devices: int
 ) -> Iterator[str]:
-    """Yield what would change on how many boxes, in which stages, and what to know about them."""
-    yield f"{after.cohort}: serial {after.serial} on {counted_boxes(boxes)}"
+    """Yield what would change on how many devices, in which stages, and what to know about them."""
+    yield f"{after.cohort}: serial {after.serial} on {counted_devices(devices)}"
     yield from (f"  {change}" for change in manifest_changes(before, after))
     shares = ", ".join(percent(stage.share) for stage in settings.stages)
-    yield f"  stages: {shares}; the first is {stage_boxes(settings.stages[0].share, boxes)} of {counted_boxes(boxes)}"
-    yield from (f"  note: {advice}" for advice in small_fleet_advice(settings, boxes))
+    first = stage_devices(settings.stages[0].share, devices)
+    yield f"  stages: {shares}; the first is {first} of {counted_devices(devices)}"
+    yield from (f"  note: {advice}" for advice in small_fleet_advice(settings, devices))

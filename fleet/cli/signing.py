@@ -87,8 +87,8 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
     """Sign the fleet in FOLDER: add these keys' signatures to what has changed, and publish what has enough of them.
 
     Metadata that lacks signatures waits in FOLDER/pending for the next signer; FOLDER/published holds the static files
-    for the boxes. With the keys of rollout, snapshot and timestamp, the published files become visible to the boxes.
-    Exit code: 0 signed, 1 the fleet has errors, or a key is invalid.
+    for the devices. With the keys of rollout, snapshot and timestamp, the published files become visible to the
+    devices. Exit code: 0 signed, 1 the fleet has errors, or a key is invalid.
     """
     checked = valid_fleet(folder)
     with readable_errors():
@@ -112,7 +112,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
             timestamp = published.timestamp()
             assert timestamp is not None
             until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
-            click.echo(f"timestamp version {version}: boxes see the published files, {until}")
+            click.echo(f"timestamp version {version}: devices see the published files, {until}")
         for cohort, manifest in signed_manifests(published).items():
             for sha256 in published.missing_blobs(manifest):
                 click.echo(f"note: {cohort} needs the blob {sha256}; upload it to {published.path / 'blobs'}")
@@ -121,7 +121,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 @click.command()
 @click.argument("folder", type=_Folder)
 def diff(folder: Path) -> None:
-    """Show what the fleet in FOLDER would change on the boxes of each cohort, compared with what was signed last.
+    """Show what the fleet in FOLDER would change on the devices of each cohort, compared with what was signed last.
 
     Exit code: 0 compared, 1 the fleet has errors.
     """
@@ -142,7 +142,7 @@ def diff(folder: Path) -> None:
             if old is not None and old.policy != bundle.manifest.policy:
                 _print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle)
         for name in sorted(set(signed) - set(built)):
-            click.echo(f"{name}: removed from fleet.yaml; its boxes keep what they run")
+            click.echo(f"{name}: removed from fleet.yaml; its devices keep what they run")
 
 
 def valid_fleet(folder: Path) -> CheckedFleet:

@@ -1,4 +1,4 @@
-"""LINT and REPLAY: the checks of a signed bundle before any box sees it. They read files: call them in a thread."""
+"""LINT and REPLAY: the checks of a signed bundle before any device sees it. They read files: call them in a thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
     """Return the problems of a bundle, for its author.
 
     1. It is signed, and for this cohort.
-    2. Every file is there: boxes fetch them from here, or from a copy of this folder.
+    2. Every file is there: devices fetch them from here, or from a copy of this folder.
     3. The policy compiles, and every case holds.
     """
     manifest = publisher.manifest(bundle)

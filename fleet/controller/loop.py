@@ -3,8 +3,8 @@
 1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
 2. A revocation that the store has lost is made again (see `keep_revocations`).
 3. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
-4. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
-5. Boxes are woken for a plan that is new to them.
+4. The plans of the store are published, unless devices are ahead of the store; expiring metadata is renewed.
+5. Devices are woken for a plan that is new to them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .step import (
     adopted,
     ahead_count,
     checked,
-    needs_boxes,
+    needs_devices,
     paused_behind,
     step,
 )
@@ -57,7 +57,7 @@ from .step import (
 S = RolloutState
 ACTOR = "controller"
 REVOCATIONS_FILE = "revocations.json"
-_RECENT_S = 3600.0  # boxes report at least every few minutes
+_RECENT_S = 3600.0  # devices report at least every few minutes
 _RETRY_S = 5.0
 SURVEY_S = 10.0
 _log = logging.getLogger(__name__)
@@ -110,14 +110,14 @@ class Controller:
     Attributes:
         leads: This process holds the lock and drives the rollouts.
         problems: The reasons for which it does not publish, for operators.
-        ahead: Boxes by cohort that are ahead of the store: nothing is published until an operator decides.
+        ahead: Devices by cohort that are ahead of the store: nothing is published until an operator decides.
 
     Args:
         folder: The fleet's folder, with `fleet.yaml`.
-        published: Called after a plan was published; wakes the boxes whose polls wait in this process.
+        published: Called after a plan was published; wakes the devices whose polls wait in this process.
         clock: Unix seconds.
         interval_s: Between ticks; `notify` begins one at once.
-        survey_s: Between looks at what boxes follow, at reverts, pins and holds.
+        survey_s: Between looks at what devices follow, at reverts, pins and holds.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Controller:
             raise
         except (CausewayError, OSError) as error:
             self._report((getattr(error, "message", str(error)),))
-        except Exception as error:  # a fault of ours is no reason to stop serving the boxes
+        except Exception as error:  # a fault of ours is no reason to stop serving the devices
             _log.exception("a tick of the controller failed")
             self._report((f"the controller failed and tries again: {type(error).__name__}",))
         return False
@@ -234,7 +234,7 @@ class Controller:
         return True
 
     async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
-        """Look for boxes that are ahead of the store, and pause their rollout."""
+        """Look for devices that are ahead of the store, and pause their rollout."""
         async with self._store.read() as connection:
             reports = await reported_plans(connection, now - _RECENT_S)
             known = await known_rollouts(connection, {report.rollout for report in reports})
@@ -261,7 +261,7 @@ class Controller:
         elif rollout.state is S.REVERTING and rollout.has_begun and not surveys:
             return False
         else:
-            situation = await self._situation(rollout) if needs_boxes(rollout, now) else Situation()
+            situation = await self._situation(rollout) if needs_devices(rollout, now) else Situation()
             done = await to_thread.run_sync(step, rollout, situation, published, now)
         if done.rollout == rollout:
             return False
@@ -309,9 +309,9 @@ class Controller:
         if settled == self._settled and not surveys:
             return
         if self.ahead:
-            boxes = ", ".join(f"{count} of {cohort}" for cohort, count in sorted(self.ahead.items()))
+            devices = ", ".join(f"{count} of {cohort}" for cohort, count in sorted(self.ahead.items()))
             advice = "nothing is published until an operator resumes, accepts, aborts or applies a rollout"
-            self._report((f"boxes are ahead of the control plane ({boxes}), as after a restored backup: {advice}",))
+            self._report((f"devices are ahead of the control plane ({devices}), as after a restored backup: {advice}",))
             return
         self._report(await self._plans.publish(newest_begun(records), now))
         self._settled = settled

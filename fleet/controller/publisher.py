@@ -1,4 +1,4 @@
-"""From the store's rollouts to the published plans, signed with the keys of the online roles, and to the boxes."""
+"""From the store's rollouts to the published plans, signed with the keys of the online roles, and to the devices."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Publisher:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A box that is pinned to a bundle which is no longer signed is held instead: it keeps the bundle that it runs.
-        3. A plan of which another bundle is not signed is not published; other cohorts are.
+        2. A device that is pinned to a bundle which is no longer signed is held instead: it keeps the bundle that it
+        runs. 3. A plan of which another bundle is not signed is not published; other cohorts are.
 
         Args:
             plans: The plan of each cohort that has a rollout.
@@ -120,11 +120,11 @@ def _without_lost_pins(plan: RolloutPlan, signed: frozenset[str]) -> RolloutPlan
 
 
 class Plans:
-    """Publishes each cohort's plan and tells its boxes. Idempotent: only differences are written.
+    """Publishes each cohort's plan and tells its devices. Idempotent: only differences are written.
 
     Args:
         folder: The fleet's folder, with `fleet.yaml`.
-        published: Called after a plan was published; wakes the boxes whose polls wait in this process.
+        published: Called after a plan was published; wakes the devices whose polls wait in this process.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Plans:
         self._fleet: FleetDoc | None = None
 
     async def publish(self, newest: Sequence[RolloutRecord], now: float) -> tuple[str, ...]:
-        """Publish the plans of these rollouts, renew what expires, and tell the boxes.
+        """Publish the plans of these rollouts, renew what expires, and tell the devices.
 
         Args:
             newest: The newest rollout of each cohort that has begun one.
@@ -159,14 +159,15 @@ class Plans:
             plans[record.rollout.cohort] = plan_of(record.rollout, pins, holds)
         if not plans and not await to_thread.run_sync(self._publisher.published):
             return ()  # no cohort has begun a rollout
-        # After a restored backup boxes have seen newer metadata: once an operator has decided, publish a newer version.
+        # After a restored backup devices have seen newer metadata: once an operator has decided, publish a newer
+        # version.
         least = int(now) if any(record.acknowledged for record in newest) else 0
         problems = await to_thread.run_sync(self._publisher.publish, plans, now, least)
         await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
         return problems
 
     async def _tell(self, reverting: Mapping[str, bool]) -> None:
-        """Wake the boxes of each cohort whose published plan differs from the one of their last wake."""
+        """Wake the devices of each cohort whose published plan differs from the one of their last wake."""
         published = await to_thread.run_sync(self._publisher.published)
         async with self._store.read() as connection:
             generations = await read_generations(connection)

@@ -1,6 +1,6 @@
 """One step of one rollout, as a pure function from the rollout and the observations to the next state.
 
-The observations are the boxes of a cohort as the controller sees them, divided into canary and control.
+The observations are the devices of a cohort as the controller sees them, divided into canary and control.
 """
 
 from __future__ import annotations
@@ -33,96 +33,104 @@ class Situation(msgspec.Struct, frozen=True):
     """The observations that a step of one rollout decides by.
 
     Attributes:
-        boxes: All boxes of the cohort.
+        devices: All devices of the cohort.
         counts: Requests since the look before.
         windows: The cohort's maintenance windows.
     """
 
-    boxes: tuple[Device, ...] = ()
+    devices: tuple[Device, ...] = ()
     counts: Counts = {}
     windows: tuple[MaintenanceWindow, ...] = ()
 
 
-def least_share(salt: str, boxes: Iterable[Device], since: float) -> int:
-    """Return the smallest share that holds a box which takes part and has reported since `since`."""
-    return stage_share(0, (position(salt, box.id) for box in boxes if not box.left_out and box.last_seen >= since))
+def least_share(salt: str, devices: Iterable[Device], since: float) -> int:
+    """Return the smallest share that holds a device which takes part and has reported since `since`."""
+    return stage_share(
+        0, (position(salt, device.id) for device in devices if not device.left_out and device.last_seen >= since)
+    )
 
 
 def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
     """Return canary and control.
 
-    Boxes take part that were reachable when the stage began.
+    Devices take part that were reachable when the stage began.
 
     1. A member that runs the bundle, or went silent, is in the canary. Its requests under the bundle count if it ran it
-       since the look before; a box that has just changed has been watched for a shorter time than the control.
+       since the look before; a device that has just changed has been watched for a shorter time than the control.
     2. A member that rolled it back counts as such.
     3. Another member is pending, unless no maintenance window is open there.
-    4. A box outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
+    4. A device outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
     """
     silence_s = rollout.settings.silence_s
-    reachable = [box for box in situation.boxes if not box.left_out and box.last_seen >= rollout.began - silence_s]
+    reachable = [
+        device for device in situation.devices if not device.left_out and device.last_seen >= rollout.began - silence_s
+    ]
     canary: list[Device] = []
     control: list[Device] = []
     rolled_back = pending = 0
-    for box in reachable:
-        silent = is_silent(box.last_seen, rollout.began, now, silence_s)
-        if position(rollout.salt, box.id) >= rollout.share:
-            if box.running != rollout.to_bundle:
-                control.append(box)  # (4)
-        elif rollout.to_bundle in box.quarantined:
+    for device in reachable:
+        silent = is_silent(device.last_seen, rollout.began, now, silence_s)
+        if position(rollout.salt, device.id) >= rollout.share:
+            if device.running != rollout.to_bundle:
+                control.append(device)  # (4)
+        elif rollout.to_bundle in device.quarantined:
             rolled_back += 1  # (2)
-        elif silent or box.running == rollout.to_bundle:
-            canary.append(box)  # (1)
-        elif _window_is_open(box, situation.windows, now):
+        elif silent or device.running == rollout.to_bundle:
+            canary.append(device)  # (1)
+        elif _window_is_open(device, situation.windows, now):
             pending += 1  # (3)
     own, others = _sums(situation.counts, rollout.to_bundle)
-    own = {box.id: own[box.id] for box in canary if box.running_since <= rollout.looked and box.id in own}
+    own = {
+        device.id: own[device.id] for device in canary if device.running_since <= rollout.looked and device.id in own
+    }
     return (
         _observations(canary, own, rollout, now, rolled_back, pending),
         _observations(control, others, rollout, now),
     )
 
 
-def still_to_revert(rollout: Rollout, boxes: Iterable[Device], now: float) -> int:
-    """Return how many boxes that can be reached run the bundle of an aborted rollout.
+def still_to_revert(rollout: Rollout, devices: Iterable[Device], now: float) -> int:
+    """Return how many devices that can be reached run the bundle of an aborted rollout.
 
     Without a bundle before it there is nothing to return to: 0.
     """
     if rollout.from_bundle is None:
         return 0
     return sum(
-        box.running == rollout.to_bundle and not box.left_out and now - box.last_seen <= rollout.settings.silence_s
-        for box in boxes
+        device.running == rollout.to_bundle
+        and not device.left_out
+        and now - device.last_seen <= rollout.settings.silence_s
+        for device in devices
     )
 
 
 def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
-    """Return how many boxes of a cohort know more than the store does, as after a restored backup.
+    """Return how many devices of a cohort know more than the store does, as after a restored backup.
 
     1. They follow a plan of a rollout that the store does not know.
     2. They refuse the published metadata as older than what they verified before.
-    3. A single box cannot stop a fleet: fewer than two of them, or than a twentieth of the boxes, are not counted.
+    3. A single device cannot stop a fleet: fewer than two of them, or than a twentieth of the devices, are not counted.
 
     Args:
         reports: Of one cohort.
         known: Ids of rollouts that the store has; ids and `METADATA_ROLLBACK` that an operator has acknowledged.
     """
     reports = list(reports)
-    total = sum(report.boxes for report in reports)
+    total = sum(report.devices for report in reports)
     ahead = sum(
-        report.boxes
+        report.devices
         for report in reports
         if (report.rollout and report.rollout not in known) or (report.refuses and METADATA_ROLLBACK not in known)
     )
     return ahead if ahead >= max(2, total / 20) else 0  # (3)
 
 
-def _window_is_open(box: Device, windows: Sequence[MaintenanceWindow], now: float) -> bool:
-    """Return whether a window is open now by the box's own clock, extrapolated from its last report."""
+def _window_is_open(device: Device, windows: Sequence[MaintenanceWindow], now: float) -> bool:
+    """Return whether a window is open now by the device's own clock, extrapolated from its last report."""
     if not windows:
         return True
-    days, minute = divmod(box.minute + int((now - box.last_seen) // 60), MINUTES_OF_DAY)
-    weekday = (box.weekday - 1 + days) % 7 + 1
+    days, minute = divmod(device.minute + int((now - device.last_seen) // 60), MINUTES_OF_DAY)
+    weekday = (device.weekday - 1 + days) % 7 + 1
     return any(window.is_open(weekday, minute) for window in windows)
 
 
@@ -137,7 +145,7 @@ def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], di
 
 
 def _observations(
-    boxes: Sequence[Device],
+    devices: Sequence[Device],
     counts: Mapping[str, NDArray[np.int64]],
     rollout: Rollout,
     now: float,
@@ -145,13 +153,17 @@ def _observations(
     pending: int = 0,
 ) -> Observations:
     nothing = np.zeros(_COUNTERS, dtype=np.int64)
-    rows = np.array([counts.get(box.id, nothing) for box in boxes], dtype=np.int64).reshape(len(boxes), _COUNTERS)
+    rows = np.array([counts.get(device.id, nothing) for device in devices], dtype=np.int64).reshape(
+        len(devices), _COUNTERS
+    )
     silence_s = rollout.settings.silence_s
     return Observations(
         requests=rows[:, 0],
         events={"errors": rows[:, 1], "degraded": rows[:, 2]},
         latency=rows[:, 3:],
-        silent=np.array([is_silent(box.last_seen, rollout.began, now, silence_s) for box in boxes], dtype=np.bool_),
+        silent=np.array(
+            [is_silent(device.last_seen, rollout.began, now, silence_s) for device in devices], dtype=np.bool_
+        ),
         rolled_back=rolled_back,
         pending=pending,
     )
@@ -164,7 +176,7 @@ class Step(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def checked(rollout: Rollout, check: Check, boxes: Situation, now: float) -> Rollout:
+def checked(rollout: Rollout, check: Check, devices: Situation, now: float) -> Rollout:
     """Return the rollout after LINT or REPLAY: in the next state, rejected with the first problems, or paused."""
     problems = check.problems
     if problems:
@@ -172,12 +184,12 @@ def checked(rollout: Rollout, check: Check, boxes: Situation, now: float) -> Rol
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)
     if check.unproven:
         return apply(rollout, E.PAUSE, now, reason=check.unproven)
-    least = least_share(rollout.salt, boxes.boxes, now - rollout.settings.silence_s)
+    least = least_share(rollout.salt, devices.devices, now - rollout.settings.silence_s)
     return apply(rollout, E.CHECK_PASSED, now, least_share=least)
 
 
-def needs_boxes(rollout: Rollout, now: float) -> bool:
-    """Return whether `step` needs the boxes' reports now."""
+def needs_devices(rollout: Rollout, now: float) -> bool:
+    """Return whether `step` needs the devices' reports now."""
     return look_due(rollout, now) or (rollout.state is S.REVERTING and rollout.has_begun)
 
 
@@ -188,12 +200,12 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
     2. A look is due: the verdict.
     3. The stage's or the soak's time is over: PAUSED.
     4. ABORTED and published so, or never published: REVERTING.
-    5. REVERTING, and no box that can be reached runs the bundle: REVERTED.
+    5. REVERTING, and no device that can be reached runs the bundle: REVERTED.
     6. Otherwise unchanged.
 
     Args:
         rollout: The rollout in the store.
-        situation: Needed if `needs_boxes`.
+        situation: Needed if `needs_devices`.
         published: The cohort's published plan.
         now: Unix seconds.
     """
@@ -202,13 +214,13 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
         return Step(ahead)  # (1)
     if look_due(rollout, now):
         canary, control = observe(rollout, situation, now)
-        least = least_share(rollout.salt, situation.boxes, now - rollout.settings.silence_s)
+        least = least_share(rollout.salt, situation.devices, now - rollout.settings.silence_s)
         return Step(*look(rollout, canary, control, now, least))  # (2)
     if rollout.state in (S.STAGE, S.SOAK):
         return Step(expire(rollout, now))  # (3)
     if rollout.state is S.ABORTED and (not rollout.has_begun or _is_published(rollout, published)):
         return Step(apply(rollout, E.REVERT, now, reason=rollout.reason))  # (4)
-    if rollout.state is S.REVERTING and not still_to_revert(rollout, situation.boxes, now):
+    if rollout.state is S.REVERTING and not still_to_revert(rollout, situation.devices, now):
         return Step(apply(rollout, E.ALL_REVERTED, now, reason=rollout.reason))  # (5)
     return Step(rollout)  # (6)
 
@@ -230,7 +242,7 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
         return rollout
     shares = [stage.share for stage in rollout.settings.stages]
     stage = sum(share < published.share for share in shares)
-    reason = "the store was restored from a backup, the boxes are further: resume to go on from here"
+    reason = "the store was restored from a backup, the devices are further: resume to go on from here"
     return msgspec.structs.replace(  # (2)
         rollout,
         state=S.PAUSED,
@@ -245,11 +257,11 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
     )
 
 
-def paused_behind(rollout: Rollout, boxes: int, now: float) -> Rollout:
-    """Return the rollout paused because boxes know more than the store; unchanged if it does not run."""
+def paused_behind(rollout: Rollout, devices: int, now: float) -> Rollout:
+    """Return the rollout paused because devices know more than the store; unchanged if it does not run."""
     if rollout.state not in (S.STAGE, S.SOAK):
         return rollout
-    return apply(rollout, E.PAUSE, now, reason=f"{boxes} boxes are ahead of the control plane: was it restored?")
+    return apply(rollout, E.PAUSE, now, reason=f"{devices} devices are ahead of the control plane: was it restored?")
 
 
 def adopted(plan: RolloutPlan, settings: RolloutSettings, now: float) -> Rollout:

@@ -1,4 +1,4 @@
-"""`make demo-fleet`: a control plane and real boxes; a good rollout, and a bad one that undoes itself."""
+"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that undoes itself."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _LONG = (
     "set an alarm for seven tomorrow morning and another one for half past eight on saturday",
     "remind me to call the dentist on monday at ten and to buy milk on the way home from work",
 )
-_REQUESTS_PER_S = 0.7  # of the application on one box
+_REQUESTS_PER_S = 0.7  # of the application on one device
 _LONG_SHARE = 0.3
 _POLL_S = 1.0
-_STARTING = 4  # boxes that start at once
-_BOXES_OF_A_SITE = 4
+_STARTING = 4  # devices that start at once
+_DEVICES_OF_A_SITE = 4
 _ROLLOUT_S = 900.0
-_LATE_S = 60.0  # a rollout does not wait for a box that was silent; it follows later
+_LATE_S = 60.0  # a rollout does not wait for a device that was silent; it follows later
 _ENDED = ("done", "reverted", "draft")
 ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
 """How the rollout of each policy ends."""
-# Boxes on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
-_BOX = {
+# Devices on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
+_DEVICE = {
     "server.port": 0,
     "server.socket": "",
     "engine.threads": 1,
@@ -132,10 +132,10 @@ name: demo
 cohorts:
   {cohort}:
     policy: policies/kiosk.yaml
-    leaving: report   # so that the bad policy gets as far as a trial; by default a box refuses it before
+    leaving: report   # so that the bad policy gets as far as a trial; by default a device refuses it before
     rollout:
       stages: {stages}
-      # Short times and wide margins, so that few boxes are judged within minutes. A fleet keeps the defaults: stages
+      # Short times and wide margins, so that few devices are judged within minutes. A fleet keeps the defaults: stages
       # of 20 minutes and more, margins of 2 and 5 points.
       first_look: {first_look}
       silence: {silence}
@@ -172,7 +172,7 @@ cases:
 POLICIES = {
     "first": "  - {name: on-device, use: [small]}",
     "second": "  - {name: on-device, use: [small]}\ncache:\n  - {when: request.temperature == 0.0, exact: {ttl: 5s}}",
-    # It passes lint and its cases, but these boxes have no cloud: every longer prompt fails.
+    # It passes lint and its cases, but these devices have no cloud: every longer prompt fails.
     "bad": "  - {name: long, when: request.prompt_tokens > 16, use: [large]}\n  - {name: on-device, use: [small]}",
 }
 """Routes by the policy's name, in the order in which the demo rolls them out; the last policy is bad."""
@@ -222,29 +222,29 @@ class Show:
 
     Args:
         folder: The demo's folder; it is deleted and made anew.
-        boxes: The number of daemons.
+        devices: The number of daemons.
         listen: host:port of the control plane.
         pace: The cohort's rollout keys.
-        box: Settings of the daemons, over those of the demo.
-        requests_per_s: Of each box.
+        device: Settings of the daemons, over those of the demo.
+        requests_per_s: Of each device.
     """
 
     def __init__(
         self,
         folder: Path,
-        boxes: int,
+        devices: int,
         listen: str,
         *,
         pace: Pace | None = None,
-        box: Mapping[str, object] | None = None,
+        device: Mapping[str, object] | None = None,
         requests_per_s: float = _REQUESTS_PER_S,
     ) -> None:
         self._folder = folder
         self._fleet = folder / "stores"
-        self._boxes = boxes
+        self._devices = devices
         self._listen = listen
         self._pace = pace or Pace()
-        self._box = _BOX | dict(box or {})
+        self._device = _DEVICE | dict(device or {})
         self._requests_per_s = requests_per_s
         self._console = Console(highlight=False)
         self._programs: list[Program] = []
@@ -272,9 +272,9 @@ class Show:
             self._say(f"the page: {url}/   sign in with the token of {self._folder / 'data' / 'bootstrap-token'}")
             bearer = {"authorization": f"Bearer {token}"}
             async with httpx.AsyncClient(base_url=url, headers=bearer, timeout=30.0) as self._http:
-                addresses = await self._start_boxes(url)
+                addresses = await self._start_devices(url)
                 applications = [
-                    asyncio.create_task(_use_box(address, seed, self._answers, self._requests_per_s))
+                    asyncio.create_task(_use_device(address, seed, self._answers, self._requests_per_s))
                     for seed, address in enumerate(addresses)
                 ]
                 await self._tell(rollouts)
@@ -291,10 +291,10 @@ class Show:
             ended = await self._roll_out(policy, expected)
             reached = await self._reached(ended["to_bundle"], _LATE_S if expected == "done" else 0.0)
             why = f": {ended['reason']}" if ended["reason"] else ""
-            self._say(f"  the policy {policy!r} reached {reached} of {self._boxes} boxes{why}")
+            self._say(f"  the policy {policy!r} reached {reached} of {self._devices} devices{why}")
             running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
             if expected == "reverted" and running.get(ended["to_bundle"]):
-                raise ProgramFailed(f"{running[ended['to_bundle']]} boxes still run {policy!r}")
+                raise ProgramFailed(f"{running[ended['to_bundle']]} devices still run {policy!r}")
 
     # --- the fleet's folder and its signatures ------------------------------------------------------------------------
 
@@ -323,22 +323,22 @@ class Show:
         program = self._start("control-plane", command)
         return program.ready()["url"]
 
-    async def _start_boxes(self, url: str) -> list[str]:
-        join_token = (await self._command("enroll", "--uses", str(self._boxes), "--expires", "1h")).strip()
-        self._say(f"{self._boxes} boxes enrol and start")
+    async def _start_devices(self, url: str) -> list[str]:
+        join_token = (await self._command("enroll", "--uses", str(self._devices), "--expires", "1h")).strip()
+        self._say(f"{self._devices} devices enrol and start")
         slots = asyncio.Semaphore(_STARTING)
 
         async def start(number: int) -> str:
             async with slots:
-                return await asyncio.to_thread(self._start_box, number, url, join_token)
+                return await asyncio.to_thread(self._start_device, number, url, join_token)
 
-        return list(await asyncio.gather(*map(start, range(self._boxes))))
+        return list(await asyncio.gather(*map(start, range(self._devices))))
 
-    def _start_box(self, number: int, url: str, join_token: str) -> str:
-        name, state = f"kiosk-{number:02}", ("--state-dir", str(self._folder / f"box-{number:02}"))
+    def _start_device(self, number: int, url: str, join_token: str) -> str:
+        name, state = f"kiosk-{number:02}", ("--state-dir", str(self._folder / f"device-{number:02}"))
         join = [*CAUSEWAY_EDGE, "fleet", "join", url, "--token", join_token, "--name", name]
-        run_command(*join, "--site", f"store-{number // _BOXES_OF_A_SITE}", *state)
-        flags = [part for key, value in self._box.items() for part in ("--set", f"{key}={value}")]
+        run_command(*join, "--site", f"store-{number // _DEVICES_OF_A_SITE}", *state)
+        flags = [part for key, value in self._device.items() for part in ("--set", f"{key}={value}")]
         program = self._start(name, [*CAUSEWAY_EDGE, "serve", *flags, *state])
         return program.ready()["url"].removesuffix("/v1")
 
@@ -370,8 +370,8 @@ class Show:
                 self._say(f"  {time.monotonic() - began:5.0f} s  {line}   members: {members or 'none'}")
                 shown = f"{line} {members}"
             if found["state"] == "paused":
-                self._say("  so few boxes prove little; the demo accepts the stage")
-                await self._command("accept", found["id"], "--reason", "a demo of few boxes")
+                self._say("  so few devices prove little; the demo accepts the stage")
+                await self._command("accept", found["id"], "--reason", "a demo of few devices")
             if found["state"] in _ENDED:
                 break
             if time.monotonic() - began > _ROLLOUT_S:
@@ -380,17 +380,17 @@ class Show:
         if found["state"] != expected:
             raise ProgramFailed(f"rollout {found['id']} of {policy!r} ended as {found['state']}: {found['reason']}")
         statuses = ", ".join(f"{count} × {status}" for status, count in sorted(self._answers.items()))
-        self._say(f"  answers of the boxes so far: {statuses}")
+        self._say(f"  answers of the devices so far: {statuses}")
         return found
 
     async def _reached(self, bundle: str, within_s: float) -> int:
-        """Return how many boxes ran a bundle; wait for the others so long."""
+        """Return how many devices ran a bundle; wait for the others so long."""
         ends = time.monotonic() + within_s
         while True:
             devices = (await self._get("/v1/devices?limit=1000"))["devices"]
             histories = [(await self._get(f"/v1/devices/{device['id']}"))["history"] for device in devices]
             count = sum(any(event.get("running") == bundle for event in events) for events in histories)
-            if count == self._boxes or time.monotonic() >= ends:
+            if count == self._devices or time.monotonic() >= ends:
                 return count
             await asyncio.sleep(_POLL_S)
 
@@ -409,8 +409,8 @@ class Show:
         self._console.print(f"[{time.strftime('%H:%M:%S')}] {text}", markup=False, soft_wrap=True)
 
 
-async def _use_box(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
-    """Send short and long commands, as an application on a box does, until cancelled.
+async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
+    """Send short and long commands, as an application on a device does, until cancelled.
 
     `answers` counts HTTP statuses, 0 for none.
     """
@@ -433,7 +433,7 @@ async def _use_box(url: str, seed: int, answers: Counter[int], requests_per_s: f
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--boxes", type=click.IntRange(4, 200), default=20, show_default=True, help="Edge daemons to start.")
+@click.option("--devices", type=click.IntRange(4, 200), default=20, show_default=True, help="Edge daemons to start.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -443,12 +443,12 @@ async def _use_box(url: str, seed: int, answers: Counter[int], requests_per_s: f
 )
 @click.option("--listen", default="127.0.0.1:8090", show_default=True, help="Address of the control plane.")
 @click.option("--once", is_flag=True, help="Stop after the two rollouts instead of serving until Ctrl-C.")
-def main(boxes: int, folder: Path, listen: str, once: bool) -> None:
-    """Start a control plane and boxes on this machine, roll out a good policy and then a bad one.
+def main(devices: int, folder: Path, listen: str, once: bool) -> None:
+    """Start a control plane and devices on this machine, roll out a good policy and then a bad one.
 
-    Exit code: 0 the good policy reached every box and the bad one undid itself, 1 otherwise.
+    Exit code: 0 the good policy reached every device and the bad one undid itself, 1 otherwise.
     """
-    show = Show(folder.absolute(), boxes, listen)
+    show = Show(folder.absolute(), devices, listen)
     try:
         asyncio.run(show.run(once=once))
     except ProgramFailed as error:

@@ -40,7 +40,7 @@ class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewJoinToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`cohort` "": the one that matches the box's labels. The labels win over what a box says of itself."""
+    """`cohort` "": the one that matches the device's labels. The labels win over what a device says of itself."""
 
     cohort: Annotated[str, Meta(max_length=64)] = ""
     uses: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -57,14 +57,14 @@ class SignInRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CohortAnswer(msgspec.Struct, frozen=True):
-    """Boxes of one cohort.
+    """Devices of one cohort.
 
-    `recently_seen`: boxes of the last 15 minutes. `running`: bundle, "" for the factory's files → boxes. `ahead`: boxes
-    that have newer metadata than the control plane, as after a restored backup.
+    `recently_seen`: devices of the last 15 minutes. `running`: bundle, "" for the factory's files → devices. `ahead`:
+    devices that have newer metadata than the control plane, as after a restored backup.
     """
 
     name: str
-    boxes: int
+    devices: int
     recently_seen: int
     running: dict[str, int]
     rollout: str | None
@@ -80,7 +80,7 @@ class FleetAnswer(msgspec.Struct, frozen=True):
 
 
 class MetricAnswer(msgspec.Struct, frozen=True):
-    """Shares of requests or boxes; null where nothing was compared. `low`, `high`: of the canary minus the control.
+    """Shares of requests or devices; null where nothing was compared. `low`, `high`: of the canary minus the control.
 
     `margin`: the largest worsening that the rollout accepts; null where there is none.
     """

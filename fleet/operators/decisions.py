@@ -61,7 +61,7 @@ async def begin_rollout(
 
     1. The bundle is signed, and for this cohort.
     2. The cohort has no other rollout under way; a revert may still go on.
-    3. The rollout starts from the bundle that the newest rollout left on the boxes.
+    3. The rollout starts from the bundle that the newest rollout left on the devices.
 
     `folder` is the fleet's, with `fleet.yaml`; `now` is in Unix seconds. The operator is the rollout's author.
 
@@ -69,7 +69,7 @@ async def begin_rollout(
         BundleUnknown: (1)
         InvalidRequest: The bundle is another cohort's.
         NotFound: `fleet.yaml` has no such cohort.
-        WrongState: (2), or the boxes run the bundle already.
+        WrongState: (2), or the devices run the bundle already.
         PermissionDenied: `allow_leaving` and `without_replay` need an approver.
     """
     if (request.allow_leaving or request.without_replay) and not operator.may("approver"):
@@ -89,7 +89,7 @@ async def begin_rollout(
             raise WrongState(f"the rollout {busy.id} of {request.cohort} is in state {busy.state}: abort it, or wait")
         from_bundle = _left_with(before)  # (3)
         if from_bundle == request.to_bundle:
-            raise WrongState(f"the boxes of {request.cohort} have the bundle {request.to_bundle} already")
+            raise WrongState(f"the devices of {request.cohort} have the bundle {request.to_bundle} already")
         name = f"r-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         made = Rollout(name, request.cohort, request.to_bundle, from_bundle, secrets.token_urlsafe(12), settings)
         record = RolloutRecord(
@@ -141,9 +141,9 @@ async def _decide(
         (one.rollout for one in await list_rollouts(connection, before.cohort) if one.rollout.has_begun), before
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
-        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes should run")
-    boxes = await cohort_devices(connection, before.cohort)
-    least = least_share(before.salt, boxes, now - before.settings.silence_s)
+        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the devices should run")
+    devices = await cohort_devices(connection, before.cohort)
+    least = least_share(before.salt, devices, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
     try:
         after = apply(before, event, now, reason=text, least_share=least)

@@ -83,10 +83,10 @@ _ACTIONS = {
 _MOST = 1000
 RECENT_S = 900.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
-    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its boxes keep the bundle."),
+    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its devices keep the bundle."),
     "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
     "accept": (RolloutEvent.ACCEPT, "approver", "Take a paused stage for passed."),
-    "abort": (RolloutEvent.ABORT, "operator", "Return every box to the bundle before, at once."),
+    "abort": (RolloutEvent.ABORT, "operator", "Return every device to the bundle before, at once."),
 }
 
 
@@ -176,9 +176,9 @@ class OperatorApi(msgspec.Struct, frozen=True):
             cohorts.append(
                 CohortAnswer(
                     name,
-                    sum(count.boxes for count in of_cohort),
+                    sum(count.devices for count in of_cohort),
                     sum(count.recently_seen for count in of_cohort),
-                    {count.running or "": count.boxes for count in of_cohort},
+                    {count.running or "": count.devices for count in of_cohort},
                     next((one.id for one in rollouts if one.state not in ENDED), None),
                     self.controller.ahead.get(name, 0),
                 )
@@ -200,9 +200,9 @@ class OperatorApi(msgspec.Struct, frozen=True):
                 raise NotFound(f"there is no rollout {name}")
             looks = await read_looks(connection, name)
             rows = await audit_of(connection, name)
-            boxes = await cohort_devices(connection, record.rollout.cohort)
+            devices = await cohort_devices(connection, record.rollout.cohort)
         events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
-        members = _members(record, boxes, self.plane.clock())
+        members = _members(record, devices, self.plane.clock())
         return json_response(rollout_detail(record, tuple(looks), members, events))
 
     async def begin(self, http: web.Request) -> web.StreamResponse:
@@ -253,7 +253,7 @@ def operator_routes(api: OperatorApi) -> list[ApiRoute]:
                  NewJoinToken, JoinTokenAnswer, 201, errors),
         ApiRoute("GET", "/v1/audit", api.audit, "Rows of the audit log, oldest first.", "viewer",
                  response=AuditPage, errors=errors, query=by_row),
-        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and what their boxes run.", "viewer",
+        ApiRoute("GET", "/v1/fleet", api.fleet, "The cohorts and what their devices run.", "viewer",
                  response=FleetAnswer, errors=ALWAYS),
         ApiRoute("GET", "/v1/rollouts", api.rollouts, "The newest rollouts, newest first.", "viewer",
                  response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
@@ -300,28 +300,28 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _members(record: RolloutRecord, boxes: list[Device], now: float) -> dict[str, int]:
+def _members(record: RolloutRecord, devices: list[Device], now: float) -> dict[str, int]:
     """Return members by what they do: the agent's state, `silent`, `held`, `pinned`, or `commit` with the bundle."""
     rollout = record.rollout
     found: dict[str, int] = {}
-    for box in boxes:
-        if position(rollout.salt, box.id) < rollout.share:
-            state = _member_state(record, box, now)
+    for device in devices:
+        if position(rollout.salt, device.id) < rollout.share:
+            state = _member_state(record, device, now)
             found[state] = found.get(state, 0) + 1
     return found
 
 
-def _member_state(record: RolloutRecord, box: Device, now: float) -> str:
+def _member_state(record: RolloutRecord, device: Device, now: float) -> str:
     rollout = record.rollout
-    if box.pin is not None or box.held:
-        return "pinned" if box.pin is not None else "held"
-    if is_silent(box.last_seen, rollout.began, now, rollout.settings.silence_s):
+    if device.pin is not None or device.held:
+        return "pinned" if device.pin is not None else "held"
+    if is_silent(device.last_seen, rollout.began, now, rollout.settings.silence_s):
         return "silent"
-    if rollout.to_bundle in box.quarantined:
+    if rollout.to_bundle in device.quarantined:
         return "quarantine"
-    if box.running == rollout.to_bundle and box.state in ("idle", "commit"):
+    if device.running == rollout.to_bundle and device.state in ("idle", "commit"):
         return "commit"
-    return "waiting" if box.state == "idle" else box.state
+    return "waiting" if device.state == "idle" else device.state
 
 
 def _reason(what: msgspec.Raw) -> str:

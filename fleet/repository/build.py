@@ -81,7 +81,7 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
         serial=serial,
         created=created,
         policy=contents[0],
-        # Sorted by content: renaming a case file changes nothing on a box.
+        # Sorted by content: renaming a case file changes nothing on a device.
         cases=tuple(sorted(set(contents[1:]), key=lambda blob: blob.sha256)),
         models=tuple(models),
         settings={key: read_setting(key, value) for key, value in sorted(cohort.settings.items())},

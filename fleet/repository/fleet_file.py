@@ -1,4 +1,4 @@
-"""`fleet.yaml`: the cohorts of a fleet, and what the boxes of each one run. The structs are the file's grammar.
+"""`fleet.yaml`: the cohorts of a fleet, and what the devices of each one run. The structs are the file's grammar.
 
 The keys `cohorts.NAME.rollout` become the settings of `fleet.rollout`.
 """
@@ -20,7 +20,9 @@ from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutS
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
-_LONGEST_PAUSE_S = 360.0  # a parked poll of at most 300 s, after which a box reports; a lost one is renewed within 60 s
+_LONGEST_PAUSE_S = (
+    360.0  # a parked poll of at most 300 s, after which a device reports; a lost one is renewed within 60 s
+)
 
 Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 Span = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h|d)$", title="a time such as 30s, 20m or 1d")]
@@ -32,9 +34,9 @@ Label = Annotated[
 
 
 class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A time of the week in which boxes may change, in each box's own local time."""
+    """A time of the week in which devices may change, in each device's own local time."""
 
-    opens: Clock  # start of the window, in the local time of each box
+    opens: Clock  # start of the window, in the local time of each device
     closes: Clock  # end of the window; if not after `opens`, on the next day
     days: Annotated[tuple[Weekday, ...], Meta(min_length=1)] = WEEKDAYS  # days on which the window opens
 
@@ -48,18 +50,18 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         25.0,
         50.0,
         100.0,
-    )  # percent of the cohort's boxes
+    )  # percent of the cohort's devices
     approval: tuple[Percent, ...] = ()  # shares of stages that wait for an approver
     least: Span = "20m"  # least duration of a stage
     most: Span = "1d"  # maximum duration; a stage without a verdict by then is paused
     soak: Span = "1h"  # observation after the last stage
     first_look: Span = "150s"  # time of the first look; each later one is at twice the time of the one before
-    silence: Span = "15m"  # a box that reported before and is then silent for this long has failed
+    silence: Span = "15m"  # a device that reported before and is then silent for this long has failed
     metrics: dict[
         Literal["errors", "degraded", "latency"], Percent
     ] = {}  # margins in percentage points; none: 2, 5 and 5
-    windows: tuple[WindowDoc, ...] = ()  # maintenance windows; none: boxes may change at any time
-    per_site: Annotated[int, Meta(ge=1)] = 1  # the most boxes of a site that change at once
+    windows: tuple[WindowDoc, ...] = ()  # maintenance windows; none: devices may change at any time
+    per_site: Annotated[int, Meta(ge=1)] = 1  # the most devices of a site that change at once
 
 
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
@@ -86,7 +88,7 @@ def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
 
 
 def maintenance_windows(doc: RolloutDoc) -> tuple[MaintenanceWindow, ...]:
-    """Return the windows in which boxes may change; none: always."""
+    """Return the windows in which devices may change; none: always."""
     return tuple(
         MaintenanceWindow(
             frozenset(WEEKDAYS.index(day) + 1 for day in window.days), _minute(window.opens), _minute(window.closes)
@@ -114,14 +116,14 @@ def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
     if _seconds(doc.least) > _seconds(doc.most):
         yield "most", f"a stage takes at least {doc.least} and at most {doc.most}: `most` must not be the shorter one"
     if _seconds(doc.least) <= _seconds(doc.silence):
-        reason = "only then does a stage notice boxes that went silent"
+        reason = "only then does a stage notice devices that went silent"
         yield "least", f"must be longer than silence ({doc.silence}): {reason}"
     if any(margin >= 100 for margin in doc.metrics.values()):
         yield "metrics", "a margin must be below 100 percentage points"
 
 
 def is_hasty(doc: RolloutDoc) -> bool:
-    """Whether `silence` is shorter than the pauses between the reports of a healthy box."""
+    """Whether `silence` is shorter than the pauses between the reports of a healthy device."""
     return 0 < _seconds(doc.silence) < _LONGEST_PAUSE_S
 
 
@@ -141,7 +143,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GoldenDoc(_Part, frozen=True):
-    """A prompt that a model must answer with exactly this text on the box."""
+    """A prompt that a model must answer with exactly this text on the device."""
 
     prompt: str
     answer: str  # exactly, at temperature 0
@@ -157,7 +159,7 @@ class WeightsFile(_Part, frozen=True):
 
 
 class _WeightsDoc(WeightsFile, frozen=True):
-    golden: tuple[GoldenDoc, ...] = ()  # tried on the box before they serve
+    golden: tuple[GoldenDoc, ...] = ()  # tried on the device before they serve
 
 
 class AdapterDoc(_WeightsDoc, frozen=True):
@@ -212,15 +214,15 @@ class ModelDoc(_WeightsDoc, frozen=True):
 
 
 class CohortDoc(_Part, frozen=True):
-    """The boxes whose labels match, and what they run."""
+    """The devices whose labels match, and what they run."""
 
     policy: str  # path of the policy, relative to fleet.yaml
-    match: dict[Label, Label] = {}  # a box needs all of these labels; empty: every box
-    signals: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None  # that its boxes can read
+    match: dict[Label, Label] = {}  # a device needs all of these labels; empty: every device
+    signals: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None  # that its devices can read
     models: dict[Name, ModelDoc] = {}
     settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
     min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
-    leaving: Leaving = "refuse"  # of a box whose own decisions would leave the device under the new policy
+    leaving: Leaving = "refuse"  # of a device whose own decisions would leave the device under the new policy
     rollout: RolloutDoc = RolloutDoc()
 
     @property
@@ -234,11 +236,11 @@ class FleetDoc(_Part, frozen=True):
 
     version: Literal[1]
     name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
-    cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a box belongs to the first one that matches
+    cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a device belongs to the first one that matches
 
 
 def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:
-    """Return the name of the first cohort that matches a box's labels, or None."""
+    """Return the name of the first cohort that matches a device's labels, or None."""
     for name, cohort in fleet.cohorts.items():
         if cohort.match.items() <= labels.items():
             return name

@@ -73,7 +73,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
 
     Args:
         path: The folder, or its `fleet.yaml`.
-        readable: Signals that the boxes can read of cohorts that do not say so; None: not known.
+        readable: Signals that the devices can read of cohorts that do not say so; None: not known.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -92,10 +92,10 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
 
 
 def _check_policy(path: Path, folder: Path, fleet: FleetDoc | None, readable: frozenset[str] | None) -> CheckedPolicy:
-    """Check a policy for the boxes of each cohort that runs it; a problem of several cohorts is one problem."""
+    """Check a policy for the devices of each cohort that runs it; a problem of several cohorts is one problem."""
     cohorts = () if fleet is None else fleet.cohorts.values()
-    boxes = [cohort.signals for cohort in cohorts if (folder / cohort.policy).resolve() == path.resolve()]
-    checked = [check_file(path, readable if signals is None else frozenset(signals)) for signals in boxes or [None]]
+    devices = [cohort.signals for cohort in cohorts if (folder / cohort.policy).resolve() == path.resolve()]
+    checked = [check_file(path, readable if signals is None else frozenset(signals)) for signals in devices or [None]]
     problems = tuple(dict.fromkeys(problem for one in checked for problem in one.problems))
     return msgspec.structs.replace(checked[0], problems=problems)
 
@@ -126,7 +126,7 @@ def _policy_problems(
 ) -> Iterator[Problem]:
     """Find what the policy of a cohort needs of its models, and they lack.
 
-    1. A target's adapter, which the bundle's model has not; what models a box has of its own is not known here.
+    1. A target's adapter, which the bundle's model has not; what models a device has of its own is not known here.
     2. The calibration of new weights whose confidence or quality the policy compares. The signals on a device belong to
        the weights that it has: beside others `edge.quality` would be absent, and `handoff.below` would be compared with
        the engine's raw score.
@@ -172,18 +172,18 @@ def _missing(folder: Path, path: str) -> str:
 
 
 def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, ...]:
-    """Check settings against the keys that a fleet may set, models, stages, and cohorts that no box can reach."""
+    """Check settings against the keys that a fleet may set, models, stages, and cohorts that no device can reach."""
     cohorts = (problem for name in fleet.cohorts for problem in _cohort(fleet, name, locations))
     return (*_unreachable(fleet, locations), *cohorts)
 
 
 def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
-    """A cohort behind one with fewer or the same labels gets no box, because the first that matches wins."""
+    """A cohort behind one with fewer or the same labels gets no device, because the first that matches wins."""
     names = list(fleet.cohorts)
     for index, name in enumerate(names):
         for earlier in names[:index]:
             if fleet.cohorts[earlier].match.items() <= fleet.cohorts[name].match.items():
-                message = f"no box can reach this cohort: {earlier} above matches all of its boxes; move it above"
+                message = f"no device can reach this cohort: {earlier} above matches all of its devices; move it above"
                 yield Problem(locations.find(f"cohorts.{name}"), message)
                 break
 
@@ -207,8 +207,8 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
         yield Problem(locations.find(f"{path}.rollout.{key}"), message)
     if is_hasty(cohort.rollout):
         message = (
-            "a healthy box without requests reports every 5 to 6 minutes: with less than 6m it counts as silent, "
-            "unless `fleet.telemetry_s` of the boxes is short and they always have requests"
+            "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it counts as silent, "
+            "unless `fleet.telemetry_s` of the devices is short and they always have requests"
         )
         yield Problem(locations.find(f"{path}.rollout.silence"), message, "warning")
 
@@ -261,7 +261,8 @@ def _weights(doc: WeightsFile) -> str:
 
 
 _FLEET = """\
-# The cohorts of this fleet. A box belongs to the first cohort whose labels it has; one without `match` takes every box.
+# The cohorts of this fleet. A device belongs to the first cohort whose labels it has; one without `match`
+# takes every device.
 version: 1
 name: {name}
 cohorts:
@@ -270,7 +271,7 @@ cohorts:
     settings:             # keys of edge.yaml, by their dotted names
       log: info
     rollout:
-      stages: [1, 5, 25, 50, 100]   # percent of the cohort's boxes
+      stages: [1, 5, 25, 50, 100]   # percent of the cohort's devices
 """
 _POLICY = """\
 version: 1
@@ -295,7 +296,7 @@ cases:
     expect: {targets: [small], on_device: true}
 """
 _IGNORED = """\
-# Private keys stay with their holders; blobs are copied from the published folder to where the boxes fetch them.
+# Private keys stay with their holders; blobs are copied from the published folder to where the devices fetch them.
 *.pem
 published/blobs/
 """
@@ -304,7 +305,7 @@ published/blobs/
 def new_fleet(folder: Path) -> tuple[Path, ...]:
     """Write the files of a new fleet and return their paths.
 
-    It has one cohort for every box, a policy that stays on the device, and its cases.
+    It has one cohort for every device, a policy that stays on the device, and its cases.
 
     Raises:
         FileExistsError: One of the files is there already; nothing was written.

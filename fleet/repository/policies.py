@@ -60,7 +60,7 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
 
     Args:
         path: The file.
-        readable: Signals that its boxes can read; None: not known.
+        readable: Signals that its devices can read; None: not known.
     """
     try:
         # Invalid UTF-8 becomes U+FFFD, which keys and names must not contain, so that the problem gets a location.

@@ -1,4 +1,4 @@
-"""A rollout as a value: events and verdicts change its state, and each state says which share of boxes to publish.
+"""A rollout as a value: events and verdicts change its state, and each state says which share of devices to publish.
 
 Its life is the table `settings.LIFE`. Members of a share are by `router.bundle`.
 """
@@ -62,7 +62,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         event: What happened.
         now: Unix seconds.
         reason: For people and the audit log.
-        least_share: The share that holds at least one box, `stage_share(0, positions)`.
+        least_share: The share that holds at least one device, `stage_share(0, positions)`.
 
     Raises:
         IllegalTransition: The rollout's state does not take this event.
@@ -77,7 +77,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
     if event is E.PAUSE:
         return msgspec.structs.replace(after, paused_in=rollout.state)
     if event is E.ABORT:
-        # Published with the next plan: boxes outside the share return to the bundle before.
+        # Published with the next plan: devices outside the share return to the bundle before.
         return msgspec.structs.replace(after, share=0)
     if state not in (S.STAGE, S.SOAK):
         return after
@@ -97,9 +97,9 @@ def passed(rollout: Rollout) -> RolloutEvent:
 def look_due(rollout: Rollout, now: float) -> bool:
     """Whether to judge the rollout now: at `first_look_s`, and then at twice the time of the look before.
 
-    Each look judges what happened since the look before, on boxes that ran their bundle all that time: canary and
+    Each look judges what happened since the look before, on devices that ran their bundle all that time: canary and
     control have then been watched equally long over the same minutes, without which they could not be compared. A
-    rollout that is paused in its replay has reached no box.
+    rollout that is paused in its replay has reached no device.
     """
     return rollout.state in RUNNING and rollout.has_begun and now >= next_look(rollout)
 
@@ -125,7 +125,7 @@ def look(
     Args:
         rollout: STAGE, SOAK or PAUSED.
         canary: What its members did since the look before.
-        control: What the boxes outside the share did in that time.
+        control: What the devices outside the share did in that time.
         now: Unix seconds.
         least_share: See `apply`.
     """
@@ -157,7 +157,7 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
 
 
 def stage_share(share: int, positions: Iterable[int]) -> int:
-    """Return `share`, or the least larger share that holds one box.
+    """Return `share`, or the least larger share that holds one device.
 
     Args:
         share: The stage's share as planned, of 100,000.
@@ -170,14 +170,14 @@ def stage_share(share: int, positions: Iterable[int]) -> int:
 def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> RolloutPlan:
     """Return the plan to sign and publish in the rollout's present state.
 
-    A revert rolls forward: it is a newer plan with a share of 0, by which each box returns to `from_bundle`. The first
-    rollout of a cohort has no bundle before it: no further box takes the bundle then, and boxes that run it keep it
-    until a rollout with a better one.
+    A revert rolls forward: it is a newer plan with a share of 0, by which each device returns to `from_bundle`. The
+    first rollout of a cohort has no bundle before it: no further device takes the bundle then, and devices that run it
+    keep it until a rollout with a better one.
 
     Args:
         rollout: In any state.
         pins: Device → bundle id, set by operators.
-        holds: Devices that keep what they run; a held box takes no part in a revert either.
+        holds: Devices that keep what they run; a held device takes no part in a revert either.
     """
     return RolloutPlan(
         cohort=rollout.cohort,

@@ -57,14 +57,14 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         stages: Shares that grow.
-        metrics: At least one, no name twice. Boxes that rolled back or went silent are judged in any case.
+        metrics: At least one, no name twice. Devices that rolled back or went silent are judged in any case.
         soak_s: Time under observation after the last stage.
         first_look_s: The first look at a stage; each later look is at twice the time of the one before.
-        silence_s: A box that was seen before and then not for so long has failed.
-        least_requests: A box with fewer requests between two looks is idle and stays out of the metrics.
+        silence_s: A device that was seen before and then not for so long has failed.
+        least_requests: A device with fewer requests between two looks is idle and stays out of the metrics.
         quorum: Share of the reachable members that must have committed or rolled back before a stage passes.
-        lost_margin: Accepted share of boxes that roll back or go silent, beyond the control's.
-        false_rollback: Share of boxes whose own trial rolls back a bundle that is good.
+        lost_margin: Accepted share of devices that roll back or go silent, beyond the control's.
+        false_rollback: Share of devices whose own trial rolls back a bundle that is good.
         false_abort: Bound on the probability that a rollout which changes nothing is aborted.
         confidence: Of the intervals, on which a pass rests.
     """
@@ -94,50 +94,51 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         1: by the union bound the whole rollout keeps `false_abort`, however the tests depend on each other and however
         many looks there are. (Spending functions: Lan and DeMets, Biometrika 70, 1983.)
         """
-        tests = len(self.metrics) + 2  # and boxes that rolled back, and silent ones
+        tests = len(self.metrics) + 2  # and devices that rolled back, and silent ones
         return self.false_abort / ((len(self.stages) + 1) * tests * look * (look + 1))
 
 
-def stage_boxes(share: int, boxes: int) -> int:
-    """Return about how many of so many boxes a share holds; a stage has at least one."""
-    return min(boxes, max(1, round(boxes * share / WHOLE))) if boxes else 0
+def stage_devices(share: int, devices: int) -> int:
+    """Return about how many of so many devices a share holds; a stage has at least one."""
+    return min(devices, max(1, round(devices * share / WHOLE))) if devices else 0
 
 
-def small_fleet_advice(settings: RolloutSettings, boxes: int) -> list[str]:
-    """Return what an operator should know about these stages on so many boxes; empty: nothing.
+def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
+    """Return what an operator should know about these stages on so many devices; empty: nothing.
 
-    1. Stages that hold the same number of boxes only cost time.
-    2. A comparison of few boxes cannot abort: of `n` boxes `m` can be drawn in C(n, m) ways, so the randomisation test
+    1. Stages that hold the same number of devices only cost time.
+    2. A comparison of few devices cannot abort: of `n` devices `m` can be drawn in C(n, m) ways, so the randomisation
+    test
        never gives less than 1/C(n, m). Such a stage pauses instead.
     3. Without a control before the last stage, metrics are hardly compared at all.
     """
-    if not boxes:
+    if not devices:
         return []
-    counts = [stage_boxes(stage.share, boxes) for stage in settings.stages]
+    counts = [stage_devices(stage.share, devices) for stage in settings.stages]
     percents = [f"{stage.share * 100 / WHOLE:g} %" for stage in settings.stages]
     advice = [  # (1)
-        f"{percents[index - 1]} and {percents[index]} are both about {counted_boxes(count)}: use fewer stages"
+        f"{percents[index - 1]} and {percents[index]} are both about {counted_devices(count)}: use fewer stages"
         for index, count in enumerate(counts)
         if index and count == counts[index - 1]
     ]
     blind = [
         percent
         for percent, count in zip(percents, counts, strict=True)
-        if count < boxes and 1 / math.comb(boxes, count) > settings.level(1)
+        if count < devices and 1 / math.comb(devices, count) > settings.level(1)
     ]
     if blind:  # (2)
         advice.append(
-            f"at {', '.join(blind)} there are too few boxes for a comparison to abort the rollout: "
+            f"at {', '.join(blind)} there are too few devices for a comparison to abort the rollout: "
             "if their metrics are worse, the stage is paused and waits for an approver"
         )
-    if len(counts) > 1 and counts[-2] >= boxes > 0:  # (3)
-        advice.append(f"{percents[-2]} leaves no box to compare with: make the last but one stage smaller")
+    if len(counts) > 1 and counts[-2] >= devices > 0:  # (3)
+        advice.append(f"{percents[-2]} leaves no device to compare with: make the last but one stage smaller")
     return advice
 
 
-def counted_boxes(count: int) -> str:
-    """Return a number with its noun: `1 box`, `2 boxes`."""
-    return f"{count} box" if count == 1 else f"{count} boxes"
+def counted_devices(count: int) -> str:
+    """Return a number with its noun: `1 device`, `2 devices`."""
+    return f"{count} device" if count == 1 else f"{count} devices"
 
 
 class RolloutState(StrEnum):
@@ -187,14 +188,14 @@ DECISIONS = (E.PAUSE, E.RESUME, E.ACCEPT, E.ABORT)
 
 LIFE: dict[RolloutState, dict[RolloutEvent, RolloutState]] = {
     S.DRAFT: {E.SUBMIT: S.LINT, E.ABORT: S.ABORTED},
-    # A failing check returns the rollout to its author: no box has seen it.
+    # A failing check returns the rollout to its author: no device has seen it.
     S.LINT: {E.CHECK_PASSED: S.REPLAY, E.CHECK_FAILED: S.DRAFT, E.ABORT: S.ABORTED},
     # Without records nothing is proven, and nothing is the author's fault: PAUSED until there are some, or an approver.
     S.REPLAY: {E.CHECK_PASSED: S.STAGE, E.CHECK_FAILED: S.DRAFT, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.STAGE: {E.STAGE_PASSED: S.STAGE, E.LAST_STAGE_PASSED: S.SOAK, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.SOAK: {E.SOAK_PASSED: S.DONE, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     # RESUME returns to the state that was paused (REPLAY, STAGE or SOAK); ACCEPT goes where its pass would have gone.
-    # ABORT also by the verdict: the boxes of a paused stage still run the bundle, so they are still judged.
+    # ABORT also by the verdict: the devices of a paused stage still run the bundle, so they are still judged.
     S.PAUSED: {E.RESUME: S.STAGE, E.ACCEPT: S.STAGE, E.ABORT: S.ABORTED},
     # The decision is recorded before its first effect, so that a controller that dies in between reverts after restart.
     S.ABORTED: {E.REVERT: S.REVERTING},
@@ -218,7 +219,7 @@ def next_state(state: RolloutState, event: RolloutEvent) -> RolloutState:
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A time of the week in which boxes may change, in each box's own local time.
+    """A time of the week in which devices may change, in each device's own local time.
 
     Attributes:
         weekdays: ISO days on which the window opens, Monday is 1.
@@ -241,12 +242,12 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> bool:
-    """Whether a box counts as lost: reachable when the stage began, and not seen since for longer than `silence_s`.
+    """Whether a device counts as lost: reachable when the stage began, and not seen since for longer than `silence_s`.
 
-    A box that was off before the stage is neither lost nor a member: it gets its bundle when it comes back.
+    A device that was off before the stage is neither lost nor a member: it gets its bundle when it comes back.
 
     Args:
-        last_seen: When the box last reported.
+        last_seen: When the device last reported.
         began: When the stage began.
         now: All in unix seconds by the control plane's clock.
         silence_s: Of the settings.

@@ -1,14 +1,14 @@
 """The verdict on a stage at one look: pass, fail or inconclusive, from canary and control over the same time.
 
-Fail rests on a randomisation test: are the canary's boxes worse than a random draw of boxes would be? The salt of a
-rollout assigns boxes to the canary at random. If the new bundle changes nothing, the canary is therefore a simple
-random sample of the judged boxes, however much boxes differ, fail together by site, or send requests in bursts. That is
-Fisher's test (Fisher, The Design of Experiments, 1935; Lehmann and Romano, Testing Statistical Hypotheses, 2005,
-section 15.2): exact for any number of boxes, with no model of how errors occur. A test that counts requests as
-independent would abort good rollouts, because the errors of one box come together.
+Fail rests on a randomisation test: are the canary's devices worse than a random draw of devices would be? The salt of a
+rollout assigns devices to the canary at random. If the new bundle changes nothing, the canary is therefore a simple
+random sample of the judged devices, however much devices differ, fail together by site, or send requests in bursts.
+That is Fisher's test (Fisher, The Design of Experiments, 1935; Lehmann and Romano, Testing Statistical Hypotheses,
+2005, section 15.2): exact for any number of devices, with no model of how errors occur. A test that counts requests as
+independent would abort good rollouts, because the errors of one device come together.
 
-Pass rests on an interval: how much worse can the canary be than the control, at any look? Boxes are the unit, not
-requests: the variance is that of a ratio of sums over boxes (Cochran, Sampling Techniques, 1977, section 6.3; Deng,
+Pass rests on an interval: how much worse can the canary be than the control, at any look? Devices are the unit, not
+requests: the variance is that of a ratio of sums over devices (Cochran, Sampling Techniques, 1977, section 6.3; Deng,
 Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval is a confidence sequence,
 valid at all looks together: the normal mixture of Robbins (Annals of Mathematical Statistics 41, 1970) in the form of
 Johari, Koomen, Pekelis and Walsh ("Always Valid Inference", Operations Research 70, 2022), which holds asymptotically
@@ -30,20 +30,21 @@ from causeway_server.router.bundle.manifest import binomial_tail, log_choose
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""The worst half of all boxes, their worst quarter and so on: a small harm to all boxes, or a large one to a few."""
+"""The worst half of all devices, their worst quarter and so on: a small harm to all devices, or a large one to a
+few."""
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 
 def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
-    """Return the probability that a draw without replacement holds at least `found` marked boxes.
+    """Return the probability that a draw without replacement holds at least `found` marked devices.
 
     The upper tail of the hypergeometric distribution; 1 where `found` is no more than expected.
 
     Args:
-        marked: Marked boxes among all.
-        drawn: Boxes in the draw.
-        found: Marked boxes in the draw.
-        total: All boxes.
+        marked: Marked devices among all.
+        drawn: Devices in the draw.
+        found: Marked devices in the draw.
+        total: All devices.
     """
     if found * total <= marked * drawn:
         return 1.0
@@ -63,21 +64,21 @@ def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
 def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -> float:
     """Return the p-value of "the canary's scores are a random draw from all scores", against larger ones.
 
-    Counts how many boxes of the canary are among the worst half, quarter, ... of all boxes, and compares each count
+    Counts how many devices of the canary are among the worst half, quarter, ... of all devices, and compares each count
     with its exact distribution. Thresholds are order statistics of all scores together, which do not depend on the
     assignment; the smallest p-value is multiplied by the number of different thresholds (Bonferroni).
 
     Args:
-        canary: float64 [boxes], one score a box; larger is worse.
-        control: float64 [boxes].
+        canary: float64 [devices], one score a device; larger is worse.
+        control: float64 [devices].
 
     Returns:
-        The p-value; 1 if either side has no boxes.
+        The p-value; 1 if either side has no devices.
     """
     if not canary.size or not control.size:
         return 1.0
     pooled = np.concatenate([canary, control])
-    # The score at each rank; ties stay out of the upper part, so that a share of 0.01 can mark fewer boxes, or none.
+    # The score at each rank; ties stay out of the upper part, so that a share of 0.01 can mark fewer devices, or none.
     ranks = [min(pooled.size - 1, math.floor(pooled.size * (1 - upper))) for upper in UPPER_WHOLE]
     thresholds = {float(score) for score in np.partition(pooled, ranks)[ranks]}
     thresholds |= {float(np.nextafter(score, -np.inf)) for score in thresholds}
@@ -124,11 +125,11 @@ def difference_of_shares(
     effect: float,
     confidence: float,
 ) -> Difference:
-    """Compare the share of events among requests between boxes of the canary and of the control.
+    """Compare the share of events among requests between devices of the canary and of the control.
 
     Args:
-        canary: (events, requests), each int64 [boxes] with at least one box and one request.
-        control: The same of the control's boxes.
+        canary: (events, requests), each int64 [devices] with at least one device and one request.
+        control: The same of the control's devices.
         effect: See `half_width`.
         confidence: See `half_width`.
     """
@@ -139,13 +140,13 @@ def difference_of_shares(
 
 
 def _variance(*arms: tuple[NDArray[np.int64], NDArray[np.int64]]) -> float:
-    """The larger of two: between boxes, and of independent requests. The latter counts one event and one other more
+    """The larger of two: between devices, and of independent requests. The latter counts one event and one other more
     than there were (Agresti and Caffo, The American Statistician 54, 2000), so that no events are not no variance."""
-    boxes = sum(events.size for events, _ in arms)
-    # One variance for both arms, as the null hypothesis has it: a canary of a few boxes could not estimate its own.
+    devices = sum(events.size for events, _ in arms)
+    # One variance for both arms, as the null hypothesis has it: a canary of a few devices could not estimate its own.
     squares = sum(float(((events - events.sum() / requests.sum() * requests) ** 2).sum()) for events, requests in arms)
-    of_a_box = squares / max(1, boxes - len(arms))
-    between = sum(events.size * of_a_box / float(requests.sum()) ** 2 for events, requests in arms)
+    of_a_device = squares / max(1, devices - len(arms))
+    between = sum(events.size * of_a_device / float(requests.sum()) ** 2 for events, requests in arms)
     smoothed = [((events.sum() + 1) / (requests.sum() + 2), requests.sum()) for events, requests in arms]
     return max(between, sum(float(share * (1 - share) / requests) for share, requests in smoothed))
 
@@ -158,17 +159,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One side's boxes, over the time since the look before.
+    """One side's devices, over the time since the look before.
 
-    Canary: reachable members, counted under the new bundle. Control: boxes outside the share that were reachable when
-    the stage began, counted over the same time. Cloned, pinned and held boxes are in neither.
+    Canary: reachable members, counted under the new bundle. Control: devices outside the share that were reachable when
+    the stage began, counted over the same time. Cloned, pinned and held devices are in neither.
 
     Attributes:
-        requests: int64 [boxes].
-        events: For each counted metric the requests that had it, int64 [boxes].
-        latency: Requests by latency bucket, int64 [boxes, buckets], with the same bounds on all boxes.
-        silent: bool [boxes], seen before the stage and not since `silence_s`.
-        rolled_back: Boxes whose own trial undid the bundle; 0 for the control.
+        requests: int64 [devices].
+        events: For each counted metric the requests that had it, int64 [devices].
+        latency: Requests by latency bucket, int64 [devices, buckets], with the same bounds on all devices.
+        silent: bool [devices], seen before the stage and not since `silence_s`.
+        rolled_back: Devices whose own trial undid the bundle; 0 for the control.
         pending: Reachable members that may change now and neither run the bundle nor rolled it back; 0 for the control.
     """
 
@@ -180,7 +181,7 @@ class Observations:
     pending: int = 0
 
     @property
-    def boxes(self) -> int:
+    def devices(self) -> int:
         return int(self.requests.size)
 
 
@@ -211,22 +212,22 @@ class Verdict:
 def judge(canary: Observations, control: Observations, settings: RolloutSettings, level: float) -> Verdict:
     """Judge a stage.
 
-    1. Any metric fails: fail. A metric fails if it is worse by more than its margin and a random draw of boxes would
+    1. Any metric fails: fail. A metric fails if it is worse by more than its margin and a random draw of devices would
        be as bad with a probability of at most `level`.
     2. All metrics pass, and the quorum of members has taken the bundle: pass. A metric passes if the upper end of its
        interval is within the margin.
     3. Else inconclusive: too little data, or in between.
 
-    Without a control (the last stage of 100 %, and the soak) only boxes that roll back or go silent are judged.
+    Without a control (the last stage of 100 %, and the soak) only devices that roll back or go silent are judged.
 
     Args:
         canary: The members.
-        control: The boxes that stay as they are, with no boxes if there are none.
+        control: The devices that stay as they are, with no devices if there are none.
         settings: Of the cohort.
         level: Error probability that each test may spend, `RolloutSettings.level`.
     """
     metrics = [_rolled_back(canary, settings, level), _silent(canary, control, settings, level)]
-    if control.boxes:
+    if control.devices:
         metrics += [_metric(canary, control, limit, settings, level) for limit in settings.metrics]
     metrics.append(_quorum(canary, settings))
     outcomes = {metric.outcome for metric in metrics}
@@ -237,21 +238,21 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
 
 
 def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
-    """A control box cannot roll back, so the comparison is with the share of trials that fail by chance."""
-    tried, failed = canary.boxes + canary.rolled_back, canary.rolled_back
+    """A control device cannot roll back, so the comparison is with the share of trials that fail by chance."""
+    tried, failed = canary.devices + canary.rolled_back, canary.rolled_back
     share = failed / tried if tried else 0.0
     p = binomial_tail(tried, failed, settings.false_rollback)
     margin = settings.false_rollback + settings.lost_margin
-    text = f"{failed} of {tried} boxes rolled back"
+    text = f"{failed} of {tried} devices rolled back"
     return _decide(ROLLED_BACK, text, share, share, margin, Difference(share, 0.0, share, share), p, level)
 
 
 def _silent(canary: Observations, control: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
-    lost, drawn, total = int(canary.silent.sum()), canary.boxes, canary.boxes + control.boxes
+    lost, drawn, total = int(canary.silent.sum()), canary.devices, canary.devices + control.devices
     share = lost / drawn if drawn else 0.0
-    other = float(control.silent.mean()) if control.boxes else 0.0
-    p = sampling_tail(lost + int(control.silent.sum()), drawn, lost, total) if control.boxes else 1.0
-    text = f"{lost} of {drawn} boxes went silent" + (f" ({other:.1%} of the control)" if control.boxes else "")
+    other = float(control.silent.mean()) if control.devices else 0.0
+    p = sampling_tail(lost + int(control.silent.sum()), drawn, lost, total) if control.devices else 1.0
+    text = f"{lost} of {drawn} devices went silent" + (f" ({other:.1%} of the control)" if control.devices else "")
     worse = share - other
     return _decide(SILENT, text, worse, worse, settings.lost_margin, Difference(share, other, worse, worse), p, level)
 
@@ -261,7 +262,9 @@ def _metric(
 ) -> MetricVerdict:
     active, others = (side.requests >= settings.least_requests for side in (canary, control))
     if not active.any() or not others.any():
-        return MetricVerdict(limit.name, Outcome.INCONCLUSIVE, f"{limit.name}: too few boxes with requests to compare")
+        return MetricVerdict(
+            limit.name, Outcome.INCONCLUSIVE, f"{limit.name}: too few devices with requests to compare"
+        )
     bound = _quantile_bucket(control.latency[others], limit.quantile)
     sides = [
         (_events(side, limit.name, bound)[kept], side.requests[kept])
@@ -269,12 +272,12 @@ def _metric(
     ]
     difference = difference_of_shares(sides[0], sides[1], limit.margin, settings.confidence)
     p = randomisation_p(*(events / requests for events, requests in sides))
-    text = f"{limit.name}: {difference.canary:.2%} on {int(active.sum())} boxes, control {difference.control:.2%}"
+    text = f"{limit.name}: {difference.canary:.2%} on {int(active.sum())} devices, control {difference.control:.2%}"
     return _decide(limit.name, text, difference.worse_by, difference.high, limit.margin, difference, p, level)
 
 
 def _quorum(canary: Observations, settings: RolloutSettings) -> MetricVerdict:
-    members = canary.boxes + canary.rolled_back + canary.pending
+    members = canary.devices + canary.rolled_back + canary.pending
     done = members - canary.pending
     outcome = Outcome.PASS if done and done >= settings.quorum * members else Outcome.INCONCLUSIVE
     return MetricVerdict("quorum", outcome, f"{done} of {members} reachable members have the bundle")

@@ -1,9 +1,9 @@
 """The connections of one process: bounded by the files that it may open, so that nothing takes them from the others.
 
 1. Parked polls have seven eighths of the files at most, each device its share of them. A poll beyond that is answered
-   at once, as one whose time is over: the box asks again after a random pause. No poll ends for another one of its
+   at once, as one whose time is over: the device asks again after a random pause. No poll ends for another one of its
    device, else two clones would wake each other for ever.
-2. Other connections make room for a new one, so an operator or a box that comes new always gets through: of the
+2. Other connections make room for a new one, so an operator or a device that comes new always gets through: of the
    address that has the most, those between two requests go first, the one that has been silent longest before the
    others; then those whose request has not arrived whole; then those that are being answered.
 """

@@ -1,4 +1,4 @@
-"""The requests of boxes (enrol, token, wake, status, telemetry) and of gateways (JWKS, revocations)."""
+"""The requests of devices (enrol, token, wake, status, telemetry) and of gateways (JWKS, revocations)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest)
 
 
 class DeviceApi:
-    """The handlers. `enrolled` counts boxes."""
+    """The handlers. `enrolled` counts devices."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -66,7 +66,7 @@ class DeviceApi:
         request = decode_body(await read_body(http), EnrolmentRequest)
         root = self._published.newest("root")
         if root is None:
-            raise NotPublished("nothing is signed yet: `causeway-fleet sign` makes the root that boxes trust")
+            raise NotPublished("nothing is signed yet: `causeway-fleet sign` makes the root that devices trust")
         check_proof(request)
         device = await plane.enrolments.submit(request)
         return json_response(
@@ -173,7 +173,7 @@ class NotPublished(CausewayError, status=503, code="not_published"):
 
 
 def device_routes(plane: ControlPlane) -> list[ApiRoute]:
-    """Return the routes of boxes and gateways."""
+    """Return the routes of devices and gateways."""
     api = DeviceApi(plane)
     signature = {SIGNATURE_HEADER: "Signature of the device key over path, newline and body (Ed25519, base64url)."}
     mac = {MAC_HEADER: "Instead of a signature: id of the report key, dot, HMAC-SHA256 over the same bytes (hex)."}
@@ -189,16 +189,16 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
     )
     token_errors: Errors = (*_SIGNED, refusals.RequestStale, refusals.TokenRequestReplayed, *_AWAY)
     return [
-        ApiRoute("POST", "/v1/enroll", api.enrol, "Enrol a box with a join token.", request=EnrolmentRequest,
+        ApiRoute("POST", "/v1/enroll", api.enrol, "Enrol a device with a join token.", request=EnrolmentRequest,
                  response=Enrolment, errors=(*_BODY, *enrolment, *_AWAY)),
         ApiRoute("POST", "/v1/token", api.token, "Issue a token of ten minutes.", "device", request=TokenRequest,
                  response=IssuedToken, headers=signature, errors=token_errors),
-        ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the box's cohort.", "device",
+        ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the device's cohort.", "device",
                  response=Wake, query={"wait": f"Seconds, at most {LONGEST_POLL_S:.0f}."},
-                 headers={"if-none-match": "The newest ETag that the box has seen."},
+                 headers={"if-none-match": "The newest ETag that the device has seen."},
                  errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
                          InvalidRequest, *_AWAY)),
-        ApiRoute("POST", "/v1/status", api.status, "Report what the box runs and does.", "device",
+        ApiRoute("POST", "/v1/status", api.status, "Report what the device runs and does.", "device",
                  request=StatusReport, response=StatusReply, headers=signature | mac,
                  errors=(*_SIGNED, refusals.TokenExpired, refusals.StatusReplayed, *_AWAY)),
         ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",

@@ -45,19 +45,19 @@ def _key(public_key: str) -> Ed25519PublicKey:
 
 
 def check_proof(request: EnrolmentRequest) -> None:
-    """Raise EnrolmentProofInvalid unless the box holds the key that it wants to enrol."""
+    """Raise EnrolmentProofInvalid unless the device holds the key that it wants to enrol."""
     if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):
         raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
 
 
 class Enrolling(msgspec.Struct, frozen=True):
-    """Enrols boxes. `handle` is the work of a `fleet.store.database.Grouped`.
+    """Enrols devices. `handle` is the work of a `fleet.store.database.Grouped`.
 
-    1. The box holds its key: `check_proof`, before its request waits for a transaction.
-    2. This control plane made the token. A box that repeats its request after a lost answer gets the same answer
+    1. The device holds its key: `check_proof`, before its request waits for a transaction.
+    2. This control plane made the token. A device that repeats its request after a lost answer gets the same answer
        again, and the token loses one use only.
     3. The token is not expired and has a use left.
-    4. The token's labels win over those of the box. The cohort is the token's, or the first one that matches.
+    4. The token's labels win over those of the device. The cohort is the token's, or the first one that matches.
     5. The name is free.
 
     Attributes:
@@ -71,7 +71,7 @@ class Enrolling(msgspec.Struct, frozen=True):
     async def handle(
         self, connection: AsyncConnection, requests: Sequence[EnrolmentRequest]
     ) -> list[Device | CausewayError]:
-        """Enrol boxes in one transaction.
+        """Enrol devices in one transaction.
 
         Raises:
             DeviceNameTaken: Another process took the name or the key of the only one meanwhile.
@@ -91,7 +91,7 @@ class Enrolling(msgspec.Struct, frozen=True):
         return [answers[index] for index in range(len(requests))]
 
     async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> Device:
-        """Enrol one box.
+        """Enrol one device.
 
         Raises:
             JoinTokenUnknown: (2).
@@ -113,7 +113,7 @@ class Enrolling(msgspec.Struct, frozen=True):
         _check(token, now)
         labels = {**request.labels, **token.labels}
         device = Device(
-            id=request.name.strip() or f"box-{secrets.token_hex(6)}",
+            id=request.name.strip() or f"device-{secrets.token_hex(6)}",
             tenant=token.tenant,
             cohort=_cohort(self.fleet, token, labels),
             public_key=request.public_key,
@@ -138,7 +138,9 @@ def _check(token: JoinToken, now: float) -> None:
     if now >= token.expires:
         raise JoinTokenExpired("the join token has expired: make a new one with `causeway-fleet enroll`")
     if token.uses_left < 1:
-        raise JoinTokenUsed("the join token has enrolled as many boxes as it may; if you did not use it, it was stolen")
+        raise JoinTokenUsed(
+            "the join token has enrolled as many devices as it may; if you did not use it, it was stolen"
+        )
 
 
 def _cohort(fleet: FleetDoc, token: JoinToken, labels: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 The page is the same for everyone; it asks the operators' API. The published folder is as a CDN would carry it: every
 file but two never changes under its name, so a cache may keep it for ever. `timestamp.json` and `root.json` are
-revalidated on each request. Ranges are served, so a box resumes a download.
+revalidated on each request. Ranges are served, so a device resumes a download.
 """
 
 from __future__ import annotations

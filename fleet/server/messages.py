@@ -1,4 +1,4 @@
-"""Authenticated messages of boxes: status reports, telemetry, token requests. Many of them are one transaction.
+"""Authenticated messages of devices: status reports, telemetry, token requests. Many of them are one transaction.
 
 For each message, in the order of arrival:
 
@@ -59,7 +59,7 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     def cloned(self) -> bool:
         """Whether two machines report with this identity: a boot id returned after another one was seen.
 
-        A box that restarts has a new boot id and never the old one again; two machines report by turns.
+        A device that restarts has a new boot id and never the old one again; two machines report by turns.
         """
         return len(set(self.arrivals)) < len(self.arrivals)
 
@@ -115,7 +115,7 @@ class Messages(msgspec.Struct, frozen=True):
     Attributes:
         pace: Returns the pace of a cohort.
         clock: Unix time, s.
-        keys: The boxes' report keys.
+        keys: The devices' report keys.
     """
 
     pace: Callable[[str], CohortPace]
@@ -274,7 +274,7 @@ def _wants(device: Device) -> bool:
 
 
 def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bool:
-    """Return permission for a box that is changing already, and for one that has no other bundle to change to."""
+    """Return permission for a device that is changing already, and for one that has no other bundle to change to."""
     if device.state in CHANGING or not _wants(device):
         return True
     others = sum(site == device.site for name, site in busy.items() if name != device.id)

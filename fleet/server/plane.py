@@ -44,11 +44,11 @@ class ControlPlane:
     Attributes:
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
         fleet: `fleet.yaml` as it was read.
-        key: The key that signs the boxes' tokens.
+        key: The key that signs the devices' tokens.
         wakes: Parked polls, and each cohort's pace.
-        messages: Boxes' signed messages.
+        messages: Devices' signed messages.
         lookups: Reads devices by id, many in one transaction.
-        enrolments: Enrols boxes, many in one transaction: a flood of them holds up other writers for one.
+        enrolments: Enrols devices, many in one transaction: a flood of them holds up other writers for one.
         readiness: Reads nothing, for all that wait in one transaction.
         clock: Unix time, s.
     """
@@ -132,13 +132,13 @@ async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Devic
 
 
 def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
-    """Yield the metrics. Alert on problems and on boxes ahead; only the process that leads has values above 0."""
+    """Yield the metrics. Alert on problems and on devices ahead; only the process that leads has values above 0."""
     polls, messages = plane.wakes.polls, plane.messages
     yield Gauge("causeway_fleet_parked_polls", "Polls that wait for something new.", polls.parked)
     text = "Polls that were answered at once, as there was no room to park them."
     yield Gauge("causeway_fleet_refused_polls", text, polls.refused, is_counter=True)
     yield Gauge("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
-    text = "Signed messages of boxes that were handled."
+    text = "Signed messages of devices that were handled."
     yield Gauge("causeway_fleet_messages", text, messages.items, is_counter=True)
     text = "Transactions that they took."
     yield Gauge("causeway_fleet_message_transactions", text, messages.transactions, is_counter=True)
@@ -147,9 +147,9 @@ def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gaug
     yield Gauge("causeway_fleet_controller_leads", "1 in the process that runs the controller.", controller.leads)
     text = "Reasons for which a plan is not published."
     yield Gauge("causeway_fleet_controller_problems", text, len(controller.problems))
-    text = "Boxes with newer metadata than the control plane, as after a restored backup."
+    text = "Devices with newer metadata than the control plane, as after a restored backup."
     for cohort, count in controller.ahead.items():
-        yield Gauge("causeway_fleet_boxes_ahead", text, count, (("cohort", cohort),))
+        yield Gauge("causeway_fleet_devices_ahead", text, count, (("cohort", cohort),))
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:
@@ -172,6 +172,6 @@ def health_routes(plane: ControlPlane, controller: Controller | None = None) -> 
     ready = (Draining, StoreUnavailable)
     return [
         ApiRoute("GET", "/healthz", healthz, "The process answers.", response=dict[str, str]),
-        ApiRoute("GET", "/readyz", readyz, "Boxes can be served.", response=dict[str, str], errors=ready),
+        ApiRoute("GET", "/readyz", readyz, "Devices can be served.", response=dict[str, str], errors=ready),
         ApiRoute("GET", "/metrics", metrics, "Metrics for Prometheus.", content_type="text/plain"),
     ]

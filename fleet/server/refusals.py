@@ -1,4 +1,4 @@
-"""The reasons for which the control plane refuses a message, each with a code that the box acts on."""
+"""The reasons for which the control plane refuses a message, each with a code that the device acts on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class JoinTokenUnknown(AuthenticationFailed, code="join_token_unknown"):
 
 
 class JoinTokenUsed(PermissionDenied, code="join_token_used"):
-    """The join token has enrolled as many boxes as it may. If you did not use it, it was stolen: revoke that box."""
+    """The join token has enrolled as many devices as it may. If you did not use it, it was stolen: revoke that
+    device."""
 
 
 class JoinTokenExpired(PermissionDenied, code="join_token_expired"):
@@ -20,7 +21,7 @@ class JoinTokenExpired(PermissionDenied, code="join_token_expired"):
 
 
 class EnrolmentProofInvalid(AuthenticationFailed, code="enrolment_proof_invalid"):
-    """The box does not hold the key that it wants to enrol."""
+    """The device does not hold the key that it wants to enrol."""
 
 
 class DeviceNameTaken(PermissionDenied, status=409, code="device_name_taken"):
@@ -28,7 +29,7 @@ class DeviceNameTaken(PermissionDenied, status=409, code="device_name_taken"):
 
 
 class NoCohort(PermissionDenied, code="no_cohort"):
-    """No cohort of the fleet matches the box's labels, or the join token names one that no longer exists."""
+    """No cohort of the fleet matches the device's labels, or the join token names one that no longer exists."""
 
 
 # --- signed messages -------------------------------------------------------------------------------------------------

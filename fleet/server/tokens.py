@@ -1,7 +1,7 @@
-"""Credentials of boxes: tokens, and keys with which they authenticate reports and telemetry.
+"""Credentials of devices: tokens, and keys with which they authenticate reports and telemetry.
 
-Tokens are JWTs that the control plane and the cloud gateways accept, signed with this server's key. A box gets a report
-key with each token, as verifying an Ed25519 signature takes 68 µs, a MAC 3 µs.
+Tokens are JWTs that the control plane and the cloud gateways accept, signed with this server's key. A device gets a
+report key with each token, as verifying an Ed25519 signature takes 68 µs, a MAC 3 µs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TokenKey:
 
     Attributes:
         jwks: The public key as a JSON Web Key Set, for the gateways.
-        report_keys: The keys of the boxes' reports, derived from this one.
+        report_keys: The keys of the devices' reports, derived from this one.
 
     Args:
         key: The private key.

@@ -3,15 +3,16 @@
 Polls are parked without aiohttp, whose request, parser and task take ten kilobytes for each of them. A connection
 changes hands:
 
-    aiohttp's handler   reads a poll, checks the box's token, and finds nothing new: `Polls.park`
-    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its box leaves;
+    aiohttp's handler   reads a poll, checks the device's token, and finds nothing new: `Polls.park`
+    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its device
+    leaves;
                         each device has its share of these (`connections.py`)
     Poll, idle          answered: the next bytes go to a new handler of aiohttp, as on a new connection
 
-Requests that a client pipelines behind a poll in one packet are lost; boxes and proxies do not pipeline.
+Requests that a client pipelines behind a poll in one packet are lost; devices and proxies do not pipeline.
 
 Every process reads the generations from the database twice a second, so a change that one process commits wakes the
-boxes of all of them, and a revocation ends the polls of its box.
+devices of all of them, and a revocation ends the polls of its device.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Polls:
     def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
         """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left.
 
-        Returns only where the device has its share of the parked polls already, or its box has left meanwhile.
+        Returns only where the device has its share of the parked polls already, or its device has left meanwhile.
         """
         handler, transport = http.protocol, http.transport
         if transport is None:

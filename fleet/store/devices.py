@@ -11,17 +11,17 @@ import msgspec
 from sqlalchemy import Dialect, Insert, Select, Update, bindparam, case, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 
 from .database import among, as_list, one_of
 from .history import DeviceEvent
 from .tables import device_events, devices
 
 T = TypeVar("T")
-CHANGING = (BoxState.STAGE, BoxState.ACTIVATE, BoxState.TRIAL, BoxState.ROLLBACK)
+CHANGING = (DeviceState.STAGE, DeviceState.ACTIVATE, DeviceState.TRIAL, DeviceState.ROLLBACK)
 """States between the first effect of a change and its commit."""
 GRANT_S = 120.0
-"""How long a box with permission to change counts as changing before it reports that it does, in seconds."""
+"""How long a device with permission to change counts as changing before it reports that it does, in seconds."""
 EVENTS_KEPT = 100
 _COUNT_EVENTS_S = 30 * 86400.0
 
@@ -59,7 +59,7 @@ class Device(msgspec.Struct, frozen=True):
     boots_json: str = "{}"
     cloned: bool = False
     daemon: str = ""
-    state: str = BoxState.IDLE.value
+    state: str = DeviceState.IDLE.value
     state_since: float = 0.0
     running: str | None = None
     running_since: float = 0.0
@@ -90,7 +90,7 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """None of a row that is damaged or of a newer version: the box itself refuses those bundles."""
+        """None of a row that is damaged or of a newer version: the device itself refuses those bundles."""
         return _decoded(self.quarantined_json, tuple[str, ...]) or ()
 
 
@@ -152,7 +152,7 @@ async def write_reports(
 
 
 async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: float) -> list[tuple[str, str]]:
-    """Return (device, site) of each box of these sites that changes its bundle, or was just allowed to."""
+    """Return (device, site) of each device of these sites that changes its bundle, or was just allowed to."""
     active = or_(devices.c.state.in_([*CHANGING]), devices.c.granted > now - GRANT_S)
     chosen = select(devices.c.id, devices.c.site).where(one_of(connection, devices.c.site, sites), active)
     return [(row.id, row.site) for row in await connection.execute(chosen)]
@@ -192,7 +192,7 @@ async def page_of_devices(
     Args:
         connection: The connection of a transaction.
         cohort: "": any cohort; "" means any in the other filters too.
-        state: A `BoxState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
+        state: A `DeviceState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
         site: The site's whole name.
         query: A part of the id; case does not matter.
         after: The last id of the page before.
@@ -219,16 +219,16 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """Boxes of a cohort that run one bundle, without revoked ones. `recently_seen`: those that reported lately."""
+    """Devices of a cohort that run one bundle, without revoked ones. `recently_seen`: those that reported lately."""
 
     cohort: str
     running: str | None
-    boxes: int
+    devices: int
     recently_seen: int
 
 
 async def count_devices(connection: AsyncConnection, since: float) -> list[CohortCount]:
-    """Count the boxes of each cohort by what they run."""
+    """Count the devices of each cohort by what they run."""
     recently_seen = func.sum(case((devices.c.last_seen >= since, 1), else_=0))
     chosen = (
         select(devices.c.cohort, devices.c.running, func.count(), recently_seen)

@@ -22,9 +22,9 @@ class JoinToken(msgspec.Struct, frozen=True):
 
     Attributes:
         hash: sha256 of the token, hex.
-        cohort: "": the cohort that matches the box's labels.
-        labels: The device's labels; they win over those that the box reports.
-        uses_left: How many boxes may still enrol with it.
+        cohort: "": the cohort that matches the device's labels.
+        labels: The device's labels; they win over those that the device reports.
+        uses_left: How many devices may still enrol with it.
         expires: Unix seconds.
     """
 

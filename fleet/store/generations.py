@@ -23,13 +23,13 @@ KEPT_S = 367 * 86400.0
 
 
 class CohortPace(msgspec.Struct, frozen=True):
-    """When the boxes of a cohort may begin to change.
+    """When the devices of a cohort may begin to change.
 
     Attributes:
         windows: The maintenance windows; None: always.
-        per_site: The largest number of boxes of a site that change at once; 0: no limit.
+        per_site: The largest number of devices of a site that change at once; 0: no limit.
         reverting: The rollout is being reverted, which ignores windows and `per_site`.
-        plan: sha256 of the published plan that boxes were last woken for.
+        plan: sha256 of the published plan that devices were last woken for.
     """
 
     windows: tuple[MaintenanceWindow, ...] = ()
@@ -38,14 +38,14 @@ class CohortPace(msgspec.Struct, frozen=True):
     plan: str = ""
 
     def may_change(self, weekday: int, minute: int, busy: int) -> bool:
-        """Whether a box may begin to change.
+        """Whether a device may begin to change.
 
-        A revert waits for no window and no limit: the boxes of a site that run a bad bundle are all worse off.
+        A revert waits for no window and no limit: the devices of a site that run a bad bundle are all worse off.
 
         Args:
-            weekday: ISO weekday at the box.
-            minute: Minute of the day at the box.
-            busy: Other boxes of its site that change now; 0 for a box without a site.
+            weekday: ISO weekday at the device.
+            minute: Minute of the day at the device.
+            busy: Other devices of its site that change now; 0 for a device without a site.
         """
         if self.reverting:
             return True
@@ -67,7 +67,7 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its boxes.
+    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its devices.
 
     For a cohort the change is a published plan, or its pace; `pace` None: the pace stays.
     """
@@ -80,7 +80,7 @@ async def advance(connection: AsyncConnection, name: str, pace: CohortPace | Non
 
 
 async def set_pace(connection: AsyncConnection, cohort: str, pace: CohortPace) -> None:
-    """Change the pace of a cohort without waking its boxes. Each process reads it within a second."""
+    """Change the pace of a cohort without waking its devices. Each process reads it within a second."""
     text = msgspec.json.encode(pace).decode()
     await connection.execute(update(generations).where(generations.c.name == cohort).values(pace_json=text))
 

@@ -1,4 +1,4 @@
-"""Rollouts as rows, their looks, and the rollouts that boxes report to follow."""
+"""Rollouts as rows, their looks, and the rollouts that devices report to follow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         created: Unix seconds, like `updated`.
         allow_leaving: An approver accepts that requests leave the device that stayed on it in the records.
         without_replay: An approver accepts that there are no records to replay.
-        acknowledged: Rollout ids and codes that boxes reported, this store does not have, and an operator has accepted.
+        acknowledged: Rollout ids and codes that devices reported, this store does not have, and an operator has
+            accepted.
     """
 
     rollout: Rollout
@@ -63,12 +64,13 @@ class LookRecord(msgspec.Struct, frozen=True):
 
 
 class ReportedPlan(msgspec.Struct, frozen=True):
-    """A count of boxes by the rollout whose plan they follow. `refuses`: they refuse the published metadata as old."""
+    """A count of devices by the rollout whose plan they follow. `refuses`: they refuse the published metadata as
+    old."""
 
     cohort: str
     rollout: str
     refuses: bool
-    boxes: int
+    devices: int
 
 
 _COLUMNS = [
@@ -154,7 +156,7 @@ async def read_looks(connection: AsyncConnection, rollout: str) -> list[LookReco
 
 
 async def reported_plans(connection: AsyncConnection, since: float) -> list[ReportedPlan]:
-    """Return the plans that boxes follow, for boxes that reported since `since`."""
+    """Return the plans that devices follow, for devices that reported since `since`."""
     refuses = devices.c.code == METADATA_ROLLBACK
     chosen = (
         select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())

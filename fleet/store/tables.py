@@ -39,7 +39,7 @@ devices = Table(
     Column("revoked", Float),
     Column("held", Boolean, nullable=False),
     Column("pin", _HASH),
-    # By the box's messages.
+    # By the device's messages.
     Column("last_seen", Float, nullable=False),  # 0: never
     Column("token_sent", Float, nullable=False),  # `sent` of its newest token request: an older one is a replay
     Column("boots_json", Text, nullable=False),  # fleet.server.messages.BootHistory
@@ -55,8 +55,8 @@ devices = Table(
     Column("reason", Text, nullable=False),
     Column("quarantined_json", Text, nullable=False),
     Column("unproven", Boolean, nullable=False),
-    Column("weekday", Integer, nullable=False),  # at the box, ISO
-    Column("minute", Integer, nullable=False),  # of the box's day
+    Column("weekday", Integer, nullable=False),  # at the device, ISO
+    Column("minute", Integer, nullable=False),  # of the device's day
     Column("granted", Float, nullable=False),  # when it was last told that it may change
 )
 
@@ -79,7 +79,7 @@ join_tokens = Table(
     "join_tokens",
     metadata,
     Column("hash", _HASH, primary_key=True),
-    Column("cohort", _NAME, nullable=False),  # "": by the box's labels
+    Column("cohort", _NAME, nullable=False),  # "": by the device's labels
     Column("tenant", _NAME, nullable=False),
     Column("labels_json", Text, nullable=False),
     Column("uses_left", Integer, nullable=False),
@@ -133,7 +133,9 @@ rollouts = Table(
     Column("author", String(256), nullable=False),
     Column("allow_leaving", Boolean, nullable=False),  # requests may leave the device that stayed on it before
     Column("without_replay", Boolean, nullable=False, server_default=false()),  # there may be no records to replay
-    Column("acknowledged_json", Text, nullable=False),  # what boxes knew more than this store, after a restored backup
+    Column(
+        "acknowledged_json", Text, nullable=False
+    ),  # what devices knew more than this store, after a restored backup
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),
 )

@@ -81,5 +81,5 @@ async def forget_mark(connection: AsyncConnection, rollout: str) -> None:
 
 
 async def forget_old_counters(connection: AsyncConnection, now: float) -> None:
-    """Drop counters that have not grown for 90 days: those of bundles that no box runs any more."""
+    """Drop counters that have not grown for 90 days: those of bundles that no device runs any more."""
     await connection.execute(delete(telemetry).where(telemetry.c.last_seen < now - _FORGET_S))

@@ -166,7 +166,7 @@ class TrustDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     root: OfflineRoleDoc  # says who holds every role
     artifacts: OfflineRoleDoc  # signs bundles
-    rollout: OnlineRoleDoc  # says which boxes run which signed bundle
+    rollout: OnlineRoleDoc  # says which devices run which signed bundle
     snapshot: OnlineRoleDoc
     timestamp: OnlineRoleDoc
 

@@ -1,5 +1,5 @@
-"""The online roles, which a server holds: `rollout` moves boxes between signed bundles, snapshot and timestamp say
-what is newest. Their metadata is short-lived, so boxes notice within days when it is no longer renewed."""
+"""The online roles, which a server holds: `rollout` moves devices between signed bundles, snapshot and timestamp say
+what is newest. Their metadata is short-lived, so devices notice within days when it is no longer renewed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OnlineKeyMissing(ConfigError, code="online_key_missing"):
 
 
 class SignaturesMissing(ConfigError, code="signatures_missing"):
-    """Root or artifacts lack signatures: boxes would refuse the update."""
+    """Root or artifacts lack signatures: devices would refuse the update."""
 
 
 def publish_online(
@@ -36,7 +36,7 @@ def publish_online(
     plans: Mapping[str, RolloutPlan] | None = None,
     least_version: int = 0,
 ) -> int:
-    """Make what is signed visible to the boxes: sign rollout, snapshot and timestamp anew.
+    """Make what is signed visible to the devices: sign rollout, snapshot and timestamp anew.
 
     Args:
         trust: The roles of `trust.yaml`.
@@ -44,7 +44,7 @@ def publish_online(
         signers: At least one key of each online role.
         now: The time, with a time zone.
         plans: The plan of each cohort that has one; None: the published plans stay.
-        least_version: Versions are at least this one: after a restored backup boxes know newer ones.
+        least_version: Versions are at least this one: after a restored backup devices know newer ones.
 
     Returns:
         The version of the timestamp.

@@ -1,4 +1,4 @@
-"""The folder of static files that boxes fetch, and the metadata that still waits for signatures.
+"""The folder of static files that devices fetch, and the metadata that still waits for signatures.
 
     published/tuf/metadata/   N.root.json, N.targets.json (artifacts), N.rollout.json, N.snapshot.json, timestamp.json
     published/tuf/targets/    bundles/HASH.ID.json, rollouts/HASH.COHORT.json
@@ -80,7 +80,7 @@ class PublishedFolder:
         (self.pending / f"{role}.json").unlink(missing_ok=True)
 
     def write_metadata(self, role: str, metadata: Metadata[T]) -> None:
-        """Publish metadata under its version; the timestamp, which boxes ask for first, has none."""
+        """Publish metadata under its version; the timestamp, which devices ask for first, has none."""
         content = metadata.to_bytes(JSONSerializer())
         if role != "timestamp":
             write_atomically(self._metadata / f"{metadata.signed.version}.{role}.json", content)
@@ -96,7 +96,7 @@ class PublishedFolder:
         """Return the versions that snapshot and timestamp get when they are signed anew.
 
         No timestamp was signed without a new snapshot, whose version is in its file's name. So where the timestamp is
-        lost or damaged, the next snapshot's version is above every version of it that a box has seen.
+        lost or damaged, the next snapshot's version is above every version of it that a device has seen.
         """
         newest = self._newest("snapshot")
         snapshot = 1 if newest is None else _version(newest) + 1

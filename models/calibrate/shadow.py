@@ -1,4 +1,4 @@
-"""Shadow answers: what a box keeps of the requests that both sides answered. Agreement and features, no content.
+"""Shadow answers: what a device keeps of the requests that both sides answered. Agreement and features, no content.
 
 The daemon writes the file (`shadow-1.sqlite` in its state folder), and `causeway-models calibrate --from-shadow` reads
 it, also while the daemon runs.

@@ -84,7 +84,7 @@ def calibrate(
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
     `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on. With
-    --from-shadow nothing is asked: the answers are those that a box compared under its policy's `shadow`. With
+    --from-shadow nothing is asked: the answers are those that a device compared under its policy's `shadow`. With
     --check the report is of signals that were published before, on prompts that their fit did not see.
     """
     from ..calibrate.prompts import AnswerLog, collection_order, read_prompts, read_sources
@@ -137,7 +137,7 @@ def calibrate(
 
 
 def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: bool) -> Artifact | str:
-    """Return the large model, or its name where only an endpoint, or a box's cloud, has it."""
+    """Return the large model, or its name where only an endpoint, or a device's cloud, has it."""
     if is_remote:
         return name
     try:

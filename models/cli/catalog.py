@@ -208,7 +208,7 @@ def add_voice_command(
     force: bool,
     link: bool,
 ) -> None:
-    """Check a Piper voice, an ONNX FILE with its .onnx.json, and add it: the box speaks with it."""
+    """Check a Piper voice, an ONNX FILE with its .onnx.json, and add it: the device speaks with it."""
     added = add_voice(
         file,
         to,

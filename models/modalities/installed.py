@@ -26,8 +26,8 @@ ENCODERS: Mapping[str, Modality] = {SPEECH_MODEL: "audio", PICTURES_MODEL: "imag
 """The kind of part that each encoder reads, by the encoder's name."""
 EXTRAS: Mapping[Modality, str] = {"audio": "voice", "image": "pictures"}
 NO_SPEECH = (
-    "this box has nothing that understands speech: `pip install 'causeway-router[voice]'`, then `causeway-models pull "
-    f"{SPEECH_MODEL}`, then restart the daemon."
+    "this device has nothing that understands speech: `pip install 'causeway-router[voice]'`, then "
+    f"`causeway-models pull {SPEECH_MODEL}`, then restart the daemon."
 )
 PROGRAM = "espeak-ng"
 """It speaks; a package of the distribution."""

@@ -334,7 +334,7 @@ def add_voice(
     """
     chosen = check_name(name or model_name(file.stem), root)
     if chosen == DEFAULT:
-        raise ArtifactError(f"{chosen!r} is the box's own voice; choose another name with --name")
+        raise ArtifactError(f"{chosen!r} is the device's own voice; choose another name with --name")
     if importlib.util.find_spec("onnxruntime") is None:
         raise ArtifactError("onnxruntime is not installed, which runs voices: pip install 'causeway-router[voice]'")
     settings_file = settings_file or file.with_name(file.name + ".json")

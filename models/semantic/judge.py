@@ -4,8 +4,8 @@ A text becomes a `ComparedText` once: the encoder's vector, the probabilities of
 becomes `FEATURES` and the set of words that only one side has; a small network maps them to log-odds. `Calibration`
 turns a promised error rate into the least log-odds of a hit.
 
-`Findings` test the promised error rate again on a box's own traffic. Some answers to a question that means the same are
-made again and compared with the cached one. The judge's threshold holds until more of them differ than the promise
+`Findings` test the promised error rate again on a device's own traffic. Some answers to a question that means the same
+are made again and compared with the cached one. The judge's threshold holds until more of them differ than the promise
 explains; then only likelier matches are used. As requests without further faults come in, the threshold falls again.
 """
 

@@ -2,7 +2,7 @@
 
 Two kinds of file have the same interface. The shipped one is a static table (Tulkens and van Dongen 2024, Model2Vec):
 the mean of its tokens' rows, int8, tens of microseconds. A transformer (all-MiniLM-L6-v2, converted by
-`causeway-train convert-bert`) takes milliseconds, for a box that can afford it.
+`causeway-train convert-bert`) takes milliseconds, for a device that can afford it.
 
 Metadata keys: `causeway.pieces` (word pieces, one per line) and `causeway.around` (ids that a transformer needs before
 and after the text).

@@ -1,5 +1,5 @@
-"""Bundles: the one atomic set of policy, cases, models and settings that a fleet gives to a box, and who gets which.
+"""Bundles: the one atomic set of policy, cases, models and settings that a fleet gives to a device, and who gets which.
 
 `manifest` is the format and its ids, and the plan of a rollout, `settings` the keys that a fleet may set, `refusals`
-the reasons for which a box refuses an update. The box and the control plane both use them.
+the reasons for which a device refuses an update. The device and the control plane both use them.
 """

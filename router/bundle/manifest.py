@@ -1,4 +1,4 @@
-"""The manifest of a bundle, and the plan by which every box of a cohort finds its bundle, without a list of boxes.
+"""The manifest of a bundle, and the plan by which every device of a cohort finds its bundle, without a list of devices.
 
 A manifest is canonical JSON, and the sha256 of those bytes (hex) is the bundle's id. Canonical: msgspec's compact JSON
 with the fields in the order of the structs, map keys sorted, and every field present, except the adapters, the
@@ -46,7 +46,7 @@ class Blob(_Canonical, frozen=True):
 
 
 class GoldenPrompt(_Canonical, frozen=True, omit_defaults=True):
-    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the box.
+    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the device.
 
     `picture`: it stands after the prompt, as soft tokens of the model's projector.
     """
@@ -119,9 +119,9 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
 
 
 class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
-    """Everything that a box of one cohort runs. Nothing of it is changed alone.
+    """Everything that a device of one cohort runs. Nothing of it is changed alone.
 
-    `leaving`: what a box does whose own decisions, replayed, would leave the device under this policy.
+    `leaving`: what a device does whose own decisions, replayed, would leave the device under this policy.
     """
 
     format: Literal[1, 2]
@@ -175,7 +175,7 @@ def bundle_id(manifest: BundleManifest) -> str:
 
 
 def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> BundleManifest:
-    """Read and check a manifest on a box.
+    """Read and check a manifest on a device.
 
     Args:
         content: The bytes as they were fetched.
@@ -281,25 +281,25 @@ def _check_version(header: _Header, expected_id: str, daemon_version: str) -> No
 
 
 WHOLE = 100_000
-"""The share that includes every box; 1,000 is one percent."""
+"""The share that includes every device; 1,000 is one percent."""
 MAX_PLAN_BYTES = 1024 * 1024
 
 Device = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""A box's id; also the `sub` of its tokens, which has at most 64 characters."""
+"""A device's id; also the `sub` of its tokens, which has at most 64 characters."""
 Salt = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Moves the boxes of a cohort from one bundle to the next. Signed by the role `rollout`."""
+    """Moves the devices of a cohort from one bundle to the next. Signed by the role `rollout`."""
 
     cohort: Name
     rollout: Name
-    from_bundle: Sha256 | None  # None: the cohort's first bundle; boxes outside the share keep what they run
+    from_bundle: Sha256 | None  # None: the cohort's first bundle; devices outside the share keep what they run
     to_bundle: Sha256
     salt: Salt
     share: Annotated[int, Meta(ge=0, le=WHOLE)]
-    pins: dict[Device, Sha256]  # boxes that run a bundle of their own
-    holds: frozenset[Device]  # boxes that keep what they run
+    pins: dict[Device, Sha256]  # devices that run a bundle of their own
+    holds: frozenset[Device]  # devices that keep what they run
 
     @property
     def bundles(self) -> frozenset[str]:
@@ -309,32 +309,32 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def position(salt: str, device: str) -> int:
-    """Return the place of a box in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
+    """Return the place of a device in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
 
-    So a larger share always includes the boxes of a smaller one, boxes that appear later fall into place, and another
-    salt draws other boxes first.
+    So a larger share always includes the devices of a smaller one, devices that appear later fall into place, and
+    another salt draws other devices first.
     """
     return int.from_bytes(hashlib.sha256(f"{salt}:{device}".encode()).digest(), "big") % WHOLE
 
 
 def in_share(plan: RolloutPlan, device: str) -> bool:
-    """Whether the hash alone puts this box among those that get the new bundle."""
+    """Whether the hash alone puts this device among those that get the new bundle."""
     return position(plan.salt, device) < plan.share
 
 
 def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str | None:
-    """Return the id of the bundle that a box shall run.
+    """Return the id of the bundle that a device shall run.
 
-    1. A pin names the bundle of this box.
-    2. A held box keeps what it runs.
-    3. A box in the share gets the new bundle.
+    1. A pin names the bundle of this device.
+    2. A held device keeps what it runs.
+    3. A device in the share gets the new bundle.
     4. The others get the old bundle, which undoes the rollout when the share shrinks; without one, they keep what
        they run.
 
     Args:
-        plan: The plan of the box's cohort.
-        device: The box's id.
-        running: The id of the bundle that the box runs; None: the factory's files.
+        plan: The plan of the device's cohort.
+        device: The device's id.
+        running: The id of the bundle that the device runs; None: the factory's files.
     """
     if device in plan.pins:
         return plan.pins[device]  # (1)

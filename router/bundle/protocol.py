@@ -1,4 +1,4 @@
-"""The messages between a box and its control plane: JSON over HTTP. Times are unix seconds.
+"""The messages between a device and its control plane: JSON over HTTP. Times are unix seconds.
 
     POST /v1/enroll            EnrolmentRequest → Enrolment           a join token, once
     POST /v1/token             TokenRequest → IssuedToken             every few minutes
@@ -9,11 +9,11 @@
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
 
 The body of `POST /v1/token` is signed: the header `SIGNATURE_HEADER` holds the device key's Ed25519 signature
-(base64url) over the path, a newline and the body's exact bytes. The answer brings a report key, with which the box
+(base64url) over the path, a newline and the body's exact bytes. The answer brings a report key, with which the device
 authenticates `/v1/status` and `/v1/telemetry` while the token is valid: `MAC_HEADER` holds the key's id and the
-HMAC-SHA256 over the same bytes. Without a report key, or if it is refused, the box signs them instead. Nothing that a
-box does with its bundle rests on these messages: it obeys only signed metadata. `POST /v1/enroll` repeated with the
-same token and key gives the same identity again, because the first answer may have been lost.
+HMAC-SHA256 over the same bytes. Without a report key, or if it is refused, the device signs them instead. Nothing that
+a device does with its bundle rests on these messages: it obeys only signed metadata. `POST /v1/enroll` repeated with
+the same token and key gives the same identity again, because the first answer may have been lost.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def key_id(public: str) -> str:
     return base64url(hashlib.sha256(canonical.encode()).digest())
 
 
-class BoxState(StrEnum):
+class DeviceState(StrEnum):
     """The agent's states, in the order of an update that succeeds; then those of one that does not."""
 
     IDLE = "idle"
@@ -73,15 +73,15 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnrolmentRequest(_Message, frozen=True):
-    """A box asks for an identity.
+    """A device asks for an identity.
 
     Attributes:
         token: The one-time join token.
-        public_key: The public part of the key that the box made.
+        public_key: The public part of the key that the device made.
         proof: The key's signature (base64url) over `enrolment_proof`.
-        name: The device id that the box wants, as long as a token may name; "": the control plane chooses.
-        labels: The box's own labels, such as its role and region; a label of the join token wins.
-        site: The box's site; "": a site of its own.
+        name: The device id that the device wants, as long as a token may name; "": the control plane chooses.
+        labels: The device's own labels, such as its role and region; a label of the join token wins.
+        site: The device's site; "": a site of its own.
     """
 
     token: Annotated[str, Meta(max_length=256)]
@@ -94,11 +94,11 @@ class EnrolmentRequest(_Message, frozen=True):
 
 
 class Enrolment(_Message, frozen=True):
-    """The identity of a box.
+    """The identity of a device.
 
     Attributes:
-        root: The fleet's root metadata (JSON text), from which the box trusts updates.
-        cohort: The cohort whose plan the box follows.
+        root: The fleet's root metadata (JSON text), from which the device trusts updates.
+        cohort: The cohort whose plan the device follows.
     """
 
     device: Device
@@ -111,7 +111,7 @@ class Enrolment(_Message, frozen=True):
 class TokenRequest(_Message, frozen=True):
     """Signed by the device key. `sent` and `nonce` make each request unique.
 
-    `sent` is by the control plane's clock as the box knows it: more than five minutes off is refused as
+    `sent` is by the control plane's clock as the device knows it: more than five minutes off is refused as
     `request_stale`, and the header `Date` of that answer says the time. Each request's `sent` is later than the one
     before, else it is refused as `token_request_replayed`.
     """
@@ -123,7 +123,7 @@ class TokenRequest(_Message, frozen=True):
 
 
 class ReportKey(_Message, frozen=True):
-    """A symmetric key for reports and telemetry; `key` in hex. Only the box and the control plane know it."""
+    """A symmetric key for reports and telemetry; `key` in hex. Only the device and the control plane know it."""
 
     id: str
     key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -134,7 +134,7 @@ class IssuedToken(_Message, frozen=True):
 
     Attributes:
         now: The control plane's clock.
-        report_key: Ends with the token; None: the box signs its reports.
+        report_key: Ends with the token; None: the device signs its reports.
     """
 
     token: str
@@ -145,28 +145,29 @@ class IssuedToken(_Message, frozen=True):
 
 
 class Wake(_Message, frozen=True):
-    """Something is new for the box's cohort: the signed metadata, or the pace. The request carries the bearer token."""
+    """Something is new for the device's cohort: the signed metadata, or the pace. The request carries the bearer
+    token."""
 
     cohort: Name
     now: float
 
 
 class StatusReport(_Message, frozen=True):
-    """The box's bundle and state.
+    """The device's bundle and state.
 
     Attributes:
-        boot: The id of this run of the daemon; two boxes with one identity have two.
+        boot: The id of this run of the daemon; two devices with one identity have two.
         seq: Grows with each report of a boot; an older one is a replay.
         state: The agent's state.
         running: The bundle that serves requests now; None: the factory's files.
         wanted: The bundle that the plan assigns, if another one.
-        rollout: The rollout whose plan the box follows.
-        code: The code of the last refusal or failed trial, or `requests_leave` while a box changes to a bundle under
+        rollout: The rollout whose plan the device follows.
+        code: The code of the last refusal or failed trial, or `requests_leave` while a device changes to a bundle under
             which some of its requests would leave it; "" if there is none.
         reason: The reason for people.
-        quarantined: Bundles that the box rolled back and does not try again.
+        quarantined: Bundles that the device rolled back and does not try again.
         unproven: The running bundle was committed without enough requests to prove it.
-        local_minute: Minute of the box's day; `local_weekday`: ISO, Monday is 1.
+        local_minute: Minute of the device's day; `local_weekday`: ISO, Monday is 1.
         since: When the state was entered.
     """
 
@@ -174,7 +175,7 @@ class StatusReport(_Message, frozen=True):
     boot: Annotated[str, Meta(max_length=64)]
     seq: Count
     sent: float
-    state: BoxState
+    state: DeviceState
     running: Sha256 | None
     wanted: Sha256 | None = None
     rollout: Annotated[str, Meta(max_length=64)] = ""
@@ -189,14 +190,15 @@ class StatusReport(_Message, frozen=True):
 
 
 class StatusReply(_Message, frozen=True):
-    """The answer to a status report; a hint about pace, which no box needs to be safe.
+    """The answer to a status report; a hint about pace, which no device needs to be safe.
 
     Attributes:
-        may_change: The box may begin to change to `wanted` now: the maintenance window is open and not too many boxes
+        may_change: The device may begin to change to `wanted` now: the maintenance window is open and not too many
+            devices
             of its site change.
         retry_after_s: When to ask again, if it may not.
         now: The control plane's clock.
-        cloned: The control plane sees two boxes with this identity.
+        cloned: The control plane sees two devices with this identity.
     """
 
     may_change: bool
@@ -260,5 +262,5 @@ def mac_header(key: ReportKey, path: str, body: bytes) -> str:
 
 
 def enrolment_proof(token: str, public_key: str) -> bytes:
-    """Return the bytes that a new device key signs, which proves that the box holds it."""
+    """Return the bytes that a new device key signs, which proves that the device holds it."""
     return f"causeway-enrol\n{token}\n{public_key}".encode()

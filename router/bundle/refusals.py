@@ -1,4 +1,4 @@
-"""The reasons for which a box refuses an update. Each has a code of its own, which the box reports."""
+"""The reasons for which a device refuses an update. Each has a code of its own, which the device reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import CausewayError
 
 
 class UpdateRefused(CausewayError, code="update_refused"):
-    """An update from the fleet is refused; the box keeps what it runs."""
+    """An update from the fleet is refused; the device keeps what it runs."""
 
 
 # --- one bundle ------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class TooFewSignatures(UpdateRefused, code="too_few_signatures"):
 
 
 class MetadataRollback(UpdateRefused, code="metadata_rollback"):
-    """The metadata is older than what this box has verified before (a rollback)."""
+    """The metadata is older than what this device has verified before (a rollback)."""
 
 
 class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
@@ -71,11 +71,12 @@ class UpdateUnavailable(UpdateRefused, code="update_unavailable"):
     """The source does not answer, or does not have a file."""
 
 
-# --- this box --------------------------------------------------------------------------------------------------------
+# --- this device
+# --------------------------------------------------------------------------------------------------------
 
 
 class DiskFull(UpdateRefused, code="disk_full"):
-    """The update does not fit on the box's disk, or the disk cannot be written."""
+    """The update does not fit on the device's disk, or the disk cannot be written."""
 
 
 class PolicyUnusable(UpdateRefused, code="policy_unusable"):
@@ -83,11 +84,11 @@ class PolicyUnusable(UpdateRefused, code="policy_unusable"):
 
 
 class CasesFailed(UpdateRefused, code="cases_failed"):
-    """A case of the bundle has another result on this box."""
+    """A case of the bundle has another result on this device."""
 
 
 class RequestsLeave(UpdateRefused, code="requests_leave"):
-    """Requests that this box decided lately would leave it under the policy; the cohort's `leaving` is `refuse`."""
+    """Requests that this device decided lately would leave it under the policy; the cohort's `leaving` is `refuse`."""
 
 
 class ModelUnusable(UpdateRefused, code="model_unusable"):
@@ -95,7 +96,7 @@ class ModelUnusable(UpdateRefused, code="model_unusable"):
 
 
 class ModelTooLarge(UpdateRefused, code="model_too_large"):
-    """A model needs more memory than this box has for models."""
+    """A model needs more memory than this device has for models."""
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------

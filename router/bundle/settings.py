@@ -1,9 +1,9 @@
 """The keys of `edge.yaml` that a fleet may set: sections of the daemon's configuration, whole or in part.
 
 Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go or come
-from (`cloud.url`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a box
-undoes a bundle (`fleet.*`). The box refuses a signed bundle with such a key, so not even the holders of the signing
-keys can open a box to others. The daemon's schema adds such keys to the structs here, in structs of its own.
+from (`cloud.url`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a device
+undoes a bundle (`fleet.*`). The device refuses a signed bundle with such a key, so not even the holders of the signing
+keys can open a device to others. The daemon's schema adds such keys to the structs here, in structs of its own.
 
 The comment of each field is its meaning, for `causeway-edge config --keys` and the table in edge_node/README.md.
 """
@@ -44,7 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restrict_tool_arguments: bool = True
     # a model without requests for so long leaves memory, and the next request loads it again; 0: never
     unload_after_s: Pause = 0.0
-    enabled: bool = True  # run a model on this box; false: every request goes to the cloud
+    enabled: bool = True  # run a model on this device; false: every request goes to the cloud
 
 
 class CloudSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Positive = 5  # runs that may fail before a job is a dead letter; waiting for the cloud is no run
     device_concurrency: Positive = 2  # jobs that run on the device at the same time, beside requests
     cloud_concurrency: Positive = 16  # jobs that are in the cloud at the same time
-    # jobs per second that this box is expected to send to the cloud; it never sends more than three times as many
+    # jobs per second that this device is expected to send to the cloud; it never sends more than three times as many
     steady_per_s: Seconds = 5.0
     jitter_s: Pause = 30.0  # longest random pause before waiting jobs are sent when the cloud comes back
     max_revise_s: Seconds = 120.0  # longest time in which late parts may revise a job's answer (`revise_within_ms`)
@@ -114,7 +114,7 @@ class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # messages that may wait here for the outbox; the others wait at the broker
     receive_maximum: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_message_bytes: Positive = 256 * 1024  # maximum size of a message; a larger one is answered with an error
-    # how long the broker keeps messages for this box while it is away
+    # how long the broker keeps messages for this device while it is away
     session_expiry_s: Annotated[float, Meta(ge=0, le=4294967295)] = 86400.0
     # time without a word of the broker after which a ping asks for one
     keepalive_s: Annotated[float, Meta(ge=1, le=65535)] = 30.0
@@ -134,8 +134,8 @@ class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image_timeout_s: Seconds = 10.0  # the same for a picture or a file
     decoder_memory_bytes: Positive = 512 * 1024 * 1024  # maximum memory of each process that decodes files
     remembered: Count = 256  # facts kept in memory by the hash of their sound or picture; 0: none
-    # what is spoken at this box, ISO 639-1; `en`: short sounds are heard as commands, in a fraction of the time; empty:
-    # it is detected, which a short command can defeat
+    # what is spoken at this device, ISO 639-1; `en`: short sounds are heard as commands, in a fraction of the time;
+    # empty: it is detected, which a short command can defeat
     language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
     # voice of requests for `auto`, and of live sessions that name none: one that was added by `causeway-models
     # add-voice`, or a language of espeak-ng

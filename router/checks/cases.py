@@ -1,4 +1,4 @@
-"""Test cases of a policy: a request, the box's signals, and the expected decision. Strictly parsed, run without I/O.
+"""Test cases of a policy: a request, the device's signals, and the expected decision. Strictly parsed, run without I/O.
 
 A case states only what matters to it: what `expect` leaves out is not compared.
 """
@@ -101,7 +101,7 @@ class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The signals of the box. One that is left out is absent."""
+    """The signals of the device. One that is left out is absent."""
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()

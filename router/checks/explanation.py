@@ -31,14 +31,14 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     cached_age_s: float | None = None
     similarity: float | None = None  # of the cached answer's question; None: an exact hit, or none
-    draft: bool = False  # without a box: signals are those that were given
+    draft: bool = False  # without a device: signals are those that were given
 
 
 # Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
 _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "rule_held": ("✓", "green", "held"),
     "rule_not_held": ("·", "dim", "did not hold"),
-    "signal_absent": ("?", "yellow", "{detail} cannot be read on this box, so it does not hold"),
+    "signal_absent": ("?", "yellow", "{detail} cannot be read on this device, so it does not hold"),
     "rule_failed": ("!", "red", "evaluation failed: {detail}"),
     "constraint_held": ("✓", "green", "constraint holds {detail}"),
     "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
@@ -47,7 +47,7 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "model_named": ("✓", "green", "the request names {target} {detail}"),
     "continued": ("✓", "green", "continues an answer of {target} {detail}"),
     "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
-    "target_absent": ("✗", "red", "{target} is not on this box: {detail}"),
+    "target_absent": ("✗", "red", "{target} is not on this device: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
     "calibration_set_aside": ("!", "yellow", "the calibration of {target} has drifted and is set aside {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
@@ -184,7 +184,7 @@ def _format(value: object) -> str:
     return str(value)
 
 
-CHARACTERS_PER_TOKEN: Final = 4  # of English text; the box counts with its model's tokenizer
+CHARACTERS_PER_TOKEN: Final = 4  # of English text; the device counts with its model's tokenizer
 _OTHERS: Mapping[str, SignalType] = {
     # What a case can say beyond the signals.
     "request.model": "string",
@@ -202,7 +202,7 @@ _SETTABLE: Mapping[str, SignalType] = {
 
 
 def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignals) -> RouteExplanation:
-    """Decide a request of this text under `policy`, without a box, by the signals that the author gives.
+    """Decide a request of this text under `policy`, without a device, by the signals that the author gives.
 
     Args:
         text: the prompt; without `request.prompt_tokens` its length gives an estimate of the token count.

@@ -1,7 +1,7 @@
 """Decide a recorded request anew, and tell from the record which target answers then.
 
 Where a rule names a signal that was not recorded, every possible decision is returned. A signal that was not recorded
-is not absent: the box would have computed it for a policy that names it. So a rule whose condition hangs on such a
+is not absent: the device would have computed it for a policy that names it. So a rule whose condition hangs on such a
 signal may hold or not, and each case is decided by `decide` itself, under the policy with that rule's condition
 replaced by a constant:
 
@@ -39,9 +39,9 @@ from ..types import (
     AUTO,
     AttemptPlan,
     AttemptRecord,
-    BoxSetup,
     Decision,
     DecisionRecord,
+    DeviceSetup,
     Handoff,
     Location,
     Request,
@@ -188,7 +188,7 @@ def _may_leave(plans: tuple[AttemptPlan, ...]) -> bool:
 
 _R = TypeVar("_R", bound=Rule)
 _NONE: frozenset[str] = frozenset()
-_ALL_PRESENT: Final = BoxSetup(engine=True, cloud=True)
+_ALL_PRESENT: Final = DeviceSetup(engine=True, cloud=True)
 
 
 class Possible(msgspec.Struct, frozen=True):
@@ -201,7 +201,8 @@ class Possible(msgspec.Struct, frozen=True):
 
 
 class PolicyReplay:
-    """Replays records under one policy. Policies with replaced rules, and those of other boxes, are made once each."""
+    """Replays records under one policy. Policies with replaced rules, and those of other devices, are made once
+    each."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -211,7 +212,7 @@ class PolicyReplay:
 
     def possible(self, record: DecisionRecord, request: Request) -> Possible:
         """Return the possible decisions of the recorded request. `request`: rebuilt from its features."""
-        policy, unrecorded = self._for_box(record, request)
+        policy, unrecorded = self._for_device(record, request)
         snapshot = self._snapshot(record.snapshot)
         cached: bool | None = False
         if record.outcome.cache == "hit":
@@ -239,8 +240,8 @@ class PolicyReplay:
             return Possible(tuple(found), tuple(sorted(of_cache)), cached=cached)
         return Possible(tuple(found), tuple(sorted(unknown | of_cache)), ", ".join(undecided), cached)
 
-    def _for_box(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
-        """Return the policy as the record's box compiles it, and the signals that are not known there."""
+    def _for_device(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
+        """Return the policy as the record's device compiles it, and the signals that are not known there."""
         policy, unrecorded = self._policy, frozenset(record.unrecorded)
         models = policy.model_temperatures
         if not models:

@@ -32,7 +32,7 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
     """Return what changes under `new_policy`.
 
     Args:
-        records: of one box or of many, each once.
+        records: of one device or of many, each once.
         new_policy: the policy to try.
         old_policy: the policy to compare with; None: what was recorded.
     """

@@ -1,7 +1,7 @@
 """What targets can do with a request: in which form its parts reach each one, and the error when none may answer.
 
 Sounds, pictures and files reach a target as they are, as text, or as soft tokens. A target that cannot take a kind of
-part, or may not have it, gets what this box's encoders found in it.
+part, or may not have it, gets what this device's encoders found in it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ import msgspec
 from ..errors import CausewayError, NoRoute, UnsupportedFeature
 from ..policy.compiled import Policy, Route
 from ..policy.signals import required_abilities
-from ..types import AUTO, Ability, AttemptPlan, BoxSetup, Decision, Fusion, Modality, Request, Snapshot, Target, WaitFor
+from ..types import (
+    AUTO,
+    Ability,
+    AttemptPlan,
+    Decision,
+    DeviceSetup,
+    Fusion,
+    Modality,
+    Request,
+    Snapshot,
+    Target,
+    WaitFor,
+)
 
 
 class PartForms(msgspec.Struct, frozen=True):
-    """How this box encodes the parts of one request.
+    """How this device encodes the parts of one request.
 
     `found`: their kinds; () if it encodes none. `kept`: a constraint keeps the parts on the device.
     """
 
     found: tuple[Modality, ...]
-    setup: BoxSetup
+    setup: DeviceSetup
     fusion: Fusion
     kept: bool = False
 
@@ -58,11 +70,11 @@ class PartForms(msgspec.Struct, frozen=True):
         return tuple(formed)
 
 
-_NOT_ENCODED = PartForms((), BoxSetup(engine=False, cloud=False), "late")
+_NOT_ENCODED = PartForms((), DeviceSetup(engine=False, cloud=False), "late")
 
 
 def part_forms(kinds: list[Modality], snapshot: Snapshot, fusion: Fusion, *, kept: bool = False) -> PartForms:
-    """Return how this box encodes the parts of a request with these kinds of content.
+    """Return how this device encodes the parts of a request with these kinds of content.
 
     Args:
         kept: the parts may not leave the device.
@@ -121,9 +133,9 @@ def no_route(decision: Decision) -> CausewayError:
 
 
 def _reading(missing: tuple[Ability, ...]) -> str:
-    """How the box itself could make text of such parts, for models that take text only."""
+    """How the device itself could make text of such parts, for models that take text only."""
     extras = [f"`{extra}`" for ability, extra in (("audio", "voice"), ("image", "pictures")) if ability in missing]
-    return f", let the box read it (extra {' and '.join(extras)}, `fusion: late`)" if extras else ""
+    return f", let the device read it (extra {' and '.join(extras)}, `fusion: late`)" if extras else ""
 
 
 def unmet_abilities(

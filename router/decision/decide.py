@@ -6,7 +6,7 @@
    evaluated binds too (fail closed).
 2. Route: the target of the answer that the client continues, the targets that the client named, or the first route
    that holds.
-3. Exclusion: by constraint, by the client's preference, because the box has no cloud or no engine, by the abilities
+3. Exclusion: by constraint, by the client's preference, because the device has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
@@ -59,7 +59,7 @@ from .features import without_question
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
-_ABSENT: Final[dict[Location, str]] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
+_ABSENT: Final[dict[Location, str]] = {"edge": "this device runs no engine", "cloud": "no cloud is configured"}
 _R = TypeVar("_R", bound=Rule)
 _QUALITY: Final = "edge.quality"
 _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")

@@ -332,7 +332,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
 
 _ADVICE: Final = {
     "input": "Send a text of 1 to 4096 characters.",
-    "voice": "Send a voice of the box, `auto` for its default, or the code of a language, such as `en-us`.",
+    "voice": "Send a voice of the device, `auto` for its default, or the code of a language, such as `en-us`.",
     "speed": "Send a number from 0.25 to 4.",
 }
 

@@ -160,7 +160,7 @@ def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperatur
 
 
 def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature) -> Policy:
-    """Return the policy as a box compiles it whose models have these temperatures."""
+    """Return the policy as a device compiles it whose models have these temperatures."""
     targets = {
         target.name: msgspec.structs.replace(target, temperature=model_temperature(target.model))
         if target.name in policy.own_temperature
@@ -188,7 +188,7 @@ def check_policy(
     Args:
         file: its name in messages.
         model_temperature: of an edge target that declares no `temperature`.
-        readable: signals that the policy's boxes can read; None: not known.
+        readable: signals that the policy's devices can read; None: not known.
     """
     doc, locations, problems = read_struct(text, file, PolicyDoc)
     if doc is None:
@@ -310,12 +310,12 @@ ModelAdapters = Callable[[str], Sequence[str] | None]
 def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
     """Return the policy with a target for each LoRA adapter of its edge targets' models.
 
-    Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Which adapters there are is known on the box alone, from
+    Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Which adapters there are is known on the device alone, from
     its models.
 
     Args:
         policy: As it is written.
-        model_adapters: Those of the box, or of the bundle that it will run.
+        model_adapters: Those of the device, or of the bundle that it will run.
 
     Raises:
         PolicyError: an edge target names an adapter that its model does not have.

@@ -85,8 +85,8 @@ class ConstraintDoc(_Doc, frozen=True):
         Literal["on_device", "parts_on_device"],
         Meta(
             description="on_device: only edge targets may answer, and the content is neither logged nor stored on "
-            "disk. parts_on_device: sound, pictures and files do not leave the box; cloud targets get the text that "
-            "the box's encoders find in them, or do not answer."
+            "disk. parts_on_device: sound, pictures and files do not leave the device; cloud targets get the text that "
+            "the device's encoders find in them, or do not answer."
         ),
     ]
     when: Annotated[Condition | UnsetType, Meta(description="When the constraint applies. Without `when`: always.")] = (

@@ -29,7 +29,7 @@ Conditions = Mapping[str, Expression]
 def check_meaning(
     doc: PolicyDoc, locations: KeyLocations, conditions: Conditions, readable: frozenset[str] | None = None
 ) -> list[Problem]:
-    """Return all errors and warnings of a policy. `readable`: signals that its boxes can read; None: not known."""
+    """Return all errors and warnings of a policy. `readable`: signals that its devices can read; None: not known."""
     checks = _Checks(doc, locations, conditions)
     return [
         *checks.targets(),
@@ -215,7 +215,7 @@ class _Checks:
                 yield self.warning(path, f"tags are compared in lower case: {written} means {compared}, write that")
 
     def unreadable(self, readable: frozenset[str] | None) -> Iterator[Problem]:
-        """Find signals of the box that no box can read, of a known set of boxes."""
+        """Find signals of the device that no device can read, of a known set of devices."""
         for path, expression in self.conditions.items() if readable is not None else ():
             for name in sorted(expression.signals - (readable or frozenset())):
                 if name.partition(".")[0] not in ("device", "edge", "cloud"):
@@ -223,7 +223,7 @@ class _Checks:
                 effect = ""
                 if name in expression.needed:
                     effect = ": it always binds" if path.startswith("constraints") else ": the rule never holds"
-                yield self.warning(path, f"no box can read {name}{effect}")
+                yield self.warning(path, f"no device can read {name}{effect}")
 
     def absent_signals(self, readable: frozenset[str] | None) -> Iterator[Problem]:
         """Find rules that do not hold where a signal is absent. A constraint applies then; `has()` shows intent."""

@@ -1,7 +1,7 @@
 """The signals that a policy can name (`SIGNALS`), reading them for a request, and evaluating conditions.
 
 The table is also the source for the checks of expressions and for the documentation. A signal is `group.name`. A reader
-returns None if this box, or this request, has no such value: the signal is then absent.
+returns None if this device, or this request, has no such value: the signal is then absent.
 
 Conditions are compiled by `expression.py`. Only the signals that a policy names are read. `TargetAvailability` tells
 from the signals which targets cannot answer.
@@ -21,8 +21,8 @@ import msgspec
 from ..types import (
     MODALITIES,
     Ability,
-    BoxSetup,
     CloudSignals,
+    DeviceSetup,
     EdgeSignals,
     Estimates,
     FilePart,
@@ -58,7 +58,7 @@ class SignalSpec(msgspec.Struct, frozen=True):
     absent: str  # when the signal is absent; "" for never
     read: Reader
     values: tuple[str, ...] = ()  # all possible values of a text (or of a list's elements), where they are known
-    optional: bool = False  # many boxes or requests lack it, with nothing broken
+    optional: bool = False  # many devices or requests lack it, with nothing broken
 
     @property
     def variable(self) -> str:
@@ -150,13 +150,13 @@ _SPECS: tuple[SignalSpec, ...] = (
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
     _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures (`image_url`) together, as their files "
-       "declare it; 0 without pictures", "this box has no encoder for pictures",
+       "declare it; 0 without pictures", "this device has no encoder for pictures",
        lambda r, s, e: _of_parts("image", e.image_pixels, 0, r), optional=True),
     _S(AUDIO_S, "double", "s", "length of the request's sounds together; 0.0 without sound",
-       "this box has no encoder for sound, or it was not ready in time",
+       "this device has no encoder for sound, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", _double(e.audio_s), 0.0, r), optional=True),
     _S(LANGUAGE, "string", "", "language that is spoken in the request's sounds, ISO 639-1",
-       "no sound has speech, or this box has no encoder for sound", lambda r, s, e: e.language, optional=True),
+       "no sound has speech, or this device has no encoder for sound", lambda r, s, e: e.language, optional=True),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
@@ -189,10 +189,10 @@ _SPECS: tuple[SignalSpec, ...] = (
     _S("edge.loaded", "bool", "", "the edge model is in memory, or the next request loads it", "no engine",
        lambda r, s, e: s.edge.loaded),
     _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures (`image_url`); false without",
-       "this box has no encoder for pictures, or it was not ready in time",
+       "this device has no encoder for pictures, or it was not ready in time",
        lambda r, s, e: _of_parts("image", e.pictures_text, without=False, request=r), optional=True),
     _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's sounds; false without sound",
-       "this box has no encoder for sound, or it was not ready in time",
+       "this device has no encoder for sound, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", e.audio_speech, without=False, request=r), optional=True),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
@@ -266,7 +266,7 @@ PART_SIGNALS: Mapping[str, Modality] = {
     LANGUAGE: "audio",
     AUDIO_SPEECH: "audio",
 }
-"""The costly signals about parts of a kind: the box's decoders and encoders compute them."""
+"""The costly signals about parts of a kind: the device's decoders and encoders compute them."""
 ESTIMATED: Mapping[str, str] = {
     "request.prompt_tokens": "prompt_tokens",
     "edge.quality": "quality",
@@ -311,7 +311,7 @@ class RequiredSignals:
         )
         self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
 
-        # Whether the request alone decides: not the box, an estimate or the time.
+        # Whether the request alone decides: not the device, an estimate or the time.
         self.request_only = all(name.startswith("request.") and name not in COSTLY for name in self.signals | presences)
 
     def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> SignalValues:
@@ -332,9 +332,9 @@ _NONE: frozenset[str] = frozenset()
 
 
 class TargetAvailability:
-    """Which targets of one policy cannot answer now (`down`), or never can on this box (`absent`)."""
+    """Which targets of one policy cannot answer now (`down`), or never can on this device (`absent`)."""
 
-    def __init__(self, targets: Iterable[Target], setup: BoxSetup) -> None:
+    def __init__(self, targets: Iterable[Target], setup: DeviceSetup) -> None:
         targets = tuple(targets)
         self._edge = frozenset(target.name for target in targets if target.at == "edge")
         self._cloud = frozenset(target.name for target in targets if target.at == "cloud")

@@ -82,7 +82,7 @@ _SESSION_ONLY = ("type", "model", "truncation", "audio")
 NO_SOUND = "sessions here take and give text, no sound."
 NO_TURNS = (
     "`session.audio.input.turn_detection`: turns cannot be detected here. Send null, and `input_audio_buffer.commit` "
-    "where a turn ends; a box or gateway detects them with `pip install 'causeway-router[voice]'`."
+    "where a turn ends; a device or gateway detects them with `pip install 'causeway-router[voice]'`."
 )
 
 
@@ -492,6 +492,6 @@ def _unknown(kind: object) -> InvalidRequest:
 
 def _not_spoken(param: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        f'`{param}`: answers here are text. Send `output_modalities`: ["text"]; only a box with espeak-ng speaks.',
+        f'`{param}`: answers here are text. Send `output_modalities`: ["text"]; only a device with espeak-ng speaks.',
         param=param,
     )

@@ -94,7 +94,7 @@ class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`voice`: one of the box, or a language that it speaks; `speed`: 1.0 is the voice's own."""
+    """`voice`: one of the device, or a language that it speaks; `speed`: 1.0 is the voice's own."""
 
     format: PCMFormat = PCMFormat()
     voice: Annotated[str, Meta(min_length=1, max_length=64)] = "en-us"

@@ -22,7 +22,7 @@ from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.http.config import ServerConfig as GatewayServer
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from tests.cloud_pool.unreachable import unreachable_tier
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 
 from .conftest import REBOUND
 
@@ -96,10 +96,10 @@ async def other_port() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def daemon(tmp_path: Path, *origins: str) -> AsyncIterator[Box]:
+async def daemon(tmp_path: Path, *origins: str) -> AsyncIterator[Device]:
     server = ServerConfig(port=0, drain_s=1.0, origins=origins)
-    async with running(tmp_path, server=server, files=DeviceFilesConfig(accept=True)) as box:
-        yield box
+    async with running(tmp_path, server=server, files=DeviceFilesConfig(accept=True)) as device:
+        yield device
 
 
 @asynccontextmanager
@@ -134,36 +134,43 @@ async def open_at(chromium: Browser, where: str) -> AsyncIterator[Page]:
         await context.close()
 
 
-async def state_of(box: Box) -> tuple[Any, ...]:
+async def state_of(device: Device) -> tuple[Any, ...]:
     """What a page could have changed."""
-    jobs, files, secret = [(await box.get(path)).json for path in ("/v1/jobs", "/v1/files", "/v1/webhooks/secret")]
-    stats = box.parts.sessions.stats
-    return jobs["data"], files["data"], secret, box.parts.decisions.newest, stats.opened, box.parts.admission.draining
+    jobs, files, secret = [(await device.get(path)).json for path in ("/v1/jobs", "/v1/files", "/v1/webhooks/secret")]
+    stats = device.parts.sessions.stats
+    return (
+        jobs["data"],
+        files["data"],
+        secret,
+        device.parts.decisions.newest,
+        stats.opened,
+        device.parts.admission.draining,
+    )
 
 
 @pytest.mark.parametrize("where", ["another port", "another site"])
 async def test_a_page_of_another_origin_reads_and_changes_nothing(
     tmp_path: Path, chromium: Browser, where: str
 ) -> None:
-    async with daemon(tmp_path) as box, other_port() as elsewhere:
-        before = await state_of(box)
+    async with daemon(tmp_path) as device, other_port() as elsewhere:
+        before = await state_of(device)
         async with open_at(chromium, elsewhere if where == "another port" else f"data:text/html,{PAGE}") as page:
             for host in ("127.0.0.1", "localhost"):
-                tried = await page.evaluate(ASK, f"http://{host}:{box.app.port}")
+                tried = await page.evaluate(ASK, f"http://{host}:{device.app.port}")
                 assert {name: got for name, got in tried.items() if got not in HARMLESS} == {}
-        assert await state_of(box) == before
+        assert await state_of(device) == before
 
 
 async def test_a_page_under_a_rebound_name_reads_and_changes_nothing(tmp_path: Path, chromium: Browser) -> None:
     """The browser lets it read all answers, and each is a refusal."""
-    async with daemon(tmp_path) as box:
-        before = await state_of(box)
-        url = f"http://{REBOUND}:{box.app.port}"
+    async with daemon(tmp_path) as device:
+        before = await state_of(device)
+        url = f"http://{REBOUND}:{device.app.port}"
         async with open_at(chromium, url) as page:
             tried = await page.evaluate(ASK, url)
         assert tried.pop("session") == "failed"
         assert {name: got for name, got in tried.items() if "misdirected_request" not in got} == {}
-        assert await state_of(box) == before
+        assert await state_of(device) == before
 
 
 async def test_a_page_drains_no_gateway_and_reads_nothing_of_it(tmp_path: Path, chromium: Browser) -> None:
@@ -185,9 +192,9 @@ async def test_a_page_drains_no_gateway_and_reads_nothing_of_it(tmp_path: Path, 
 
 
 async def test_a_page_of_an_allowed_origin_uses_the_daemon(tmp_path: Path, chromium: Browser) -> None:
-    async with other_port() as elsewhere, daemon(tmp_path, elsewhere) as box:
+    async with other_port() as elsewhere, daemon(tmp_path, elsewhere) as device:
         async with open_at(chromium, elsewhere) as page:
-            tried = await page.evaluate(ASK, f"http://127.0.0.1:{box.app.port}")
+            tried = await page.evaluate(ASK, f"http://127.0.0.1:{device.app.port}")
         for name in ("read /v1/jobs", "read /v1/webhooks/secret", "chat application/json", "file read", "rotate read"):
             assert tried[name].startswith("200 "), (name, tried[name])
         assert tried["job json"].startswith("202 ")
@@ -201,7 +208,7 @@ async def test_a_page_of_an_allowed_origin_uses_the_daemon(tmp_path: Path, chrom
                     body: JSON.stringify({model: "auto", stream: true, messages: [{role: "user", content: "hello"}]})});
                   return [answer.headers.get("x-causeway-route"), await answer.text()];
                 }""",
-                f"http://127.0.0.1:{box.app.port}",
+                f"http://127.0.0.1:{device.app.port}",
             )
         assert seen[0] == "edge"
         assert seen[1].endswith("data: [DONE]\n\n")
@@ -210,9 +217,9 @@ async def test_a_page_of_an_allowed_origin_uses_the_daemon(tmp_path: Path, chrom
 async def test_an_embedded_page_is_allowed_by_name(tmp_path: Path, chromium: Browser) -> None:
     """The origin of a page of `file:` or `data:` is `null`."""
     (tmp_path / "page.html").write_text(PAGE)
-    async with daemon(tmp_path / "box", "null") as box:
+    async with daemon(tmp_path / "device", "null") as device:
         for where in (f"file://{tmp_path}/page.html", f"data:text/html,{PAGE}"):
             async with open_at(chromium, where) as page:
-                tried = await page.evaluate(ASK, f"http://127.0.0.1:{box.app.port}")
+                tried = await page.evaluate(ASK, f"http://127.0.0.1:{device.app.port}")
             assert tried["chat application/json"].startswith("200 ")
             assert tried["session"] == "open"

@@ -23,7 +23,7 @@ from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig
 from causeway_server.edge_node.config.schema import ServerConfig as EdgeServer
 from causeway_server.router.bundle.settings import RealtimeConfig
 from tests.cloud_pool.accounts.identity.token_issuer import Issuer
-from tests.edge_node.box import running
+from tests.edge_node.device import running
 from tests.redis_server import RedisServer
 
 from .whole import CHAT, serving
@@ -137,8 +137,8 @@ async def edge(issuer: Issuer, redis: RedisServer, tmp_path: Path, pool: Pool) -
     server = msgspec.structs.replace(server, max_connections=max(48, 2 * pool.size)) if pool.needs_job else server
     async with running(
         tmp_path, server=server, realtime=RealtimeConfig(max_sessions=12), files=DeviceFilesConfig(accept=True)
-    ) as box:
-        yield [Caller(box.app.port, key.name, pool) for key in keys]
+    ) as device:
+        yield [Caller(device.app.port, key.name, pool) for key in keys]
 
 
 TABLE = [

@@ -17,14 +17,14 @@ folder:
     python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
     python -m tests.bed.equal       equal requests at two gateways with a shared cache
     python -m tests.bed.scale       1, 2 and 4 endpoints, and back
-    python -m tests.bed.outbox      a box that accepts jobs offline and is killed; then its cloud comes back
+    python -m tests.bed.outbox      a device that accepts jobs offline and is killed; then its cloud comes back
     python -m tests.bed.job_queues  one of two tenants has 20,000 jobs queued, over its budget and within it
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
 
     python -m tests.bed.clients     five agent frameworks against one edge daemon
     python -m tests.bed.fleet_polls one control plane, 15,000 parked polls
-    python -m tests.bed.fleet       rollouts over thousands of simulated boxes and one control plane
+    python -m tests.bed.fleet       rollouts over thousands of simulated devices and one control plane
 
 `python -m tests.bed.virtual` plays overload, tenants, fan-out and a slow replica in virtual time, without processes.
 `python -m tests.bed.ablation` says what each mechanism is worth.

@@ -1,8 +1,8 @@
 """`python -m tests.bed.fleet_polls`: one control plane, 15,000 parked polls, a change that wakes 5,000 of them.
 
-Every box has its identity and its token; a third of them are of the cohort that changes. The change is committed by
+Every device has its identity and its token; a third of them are of the cohort that changes. The change is committed by
 another process, as an operator's command would. Prints the server's memory before and after, and how long after the
-commit each box had its answer; exits 1 beyond the limits.
+commit each device had its answer; exits 1 beyond the limits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.generations import advance
 from causeway_server.router.serving.listener import raise_file_limit
 from tests.bench.fleet import plane
-from tests.bench.fleet.boxes import box_name
+from tests.bench.fleet.devices import device_name
 from tests.tool import run_tool
 
-COHORT = "others"  # every third box: see tests.bench.fleet.server
+COHORT = "others"  # every third device: see tests.bench.fleet.server
 MOST_MB, MOST_S = 250.0, 3.0
 AT_ONCE = 200  # connections that are being made
 
@@ -70,9 +70,10 @@ async def measure(folder: Path, count: int) -> int:
         told = await _tell(database, polls[::3])
     p50, p99 = told[len(told) // 2], told[int(len(told) * 0.99)]
     print(
-        f"memory: {empty_mb:.0f} MB without boxes, {parked_mb:.0f} MB with {count} parked polls, at most {MOST_MB:.0f}"
+        f"memory: {empty_mb:.0f} MB without devices, {parked_mb:.0f} MB with {count} parked polls, "
+        f"at most {MOST_MB:.0f}"
     )
-    print(f"told {len(told)} boxes: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {MOST_S:.0f}; all {told[-1]:.2f} s")
+    print(f"told {len(told)} devices: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {MOST_S:.0f}; all {told[-1]:.2f} s")
     return int(parked_mb > MOST_MB or p99 > MOST_S)
 
 
@@ -82,7 +83,7 @@ async def _parked(port: int, key: TokenKey, count: int) -> list[_Poll]:
 
     async def connect(number: int) -> _Poll:
         async with turns:
-            token = key.issue(box_name(number), "acme", time.time())
+            token = key.issue(device_name(number), "acme", time.time())
             _, poll = await loop.create_connection(lambda: _Poll(token), f"127.0.0.{1 + number % 4}", port)
             poll.park(await poll.first)
             return poll
@@ -103,11 +104,11 @@ async def _tell(database: str, polls: list[_Poll]) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--boxes", type=int, default=15_000)
-    boxes = parser.parse_args().boxes
+    parser.add_argument("--devices", type=int, default=15_000)
+    devices = parser.parse_args().devices
     raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
-        return uvloop.run(measure(Path(folder), boxes))
+        return uvloop.run(measure(Path(folder), devices))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import psutil
 from causeway_server.models.modalities.installed import ENCODERS
 from tests.cloud_pool.conftest import ROOT, Command
 from tests.cloud_pool.dispatch.replica import Replica
-from tests.edge_node.box import running
+from tests.edge_node.device import running
 from tests.edge_node.modalities.test_fusion import ask, picture, sound, text
 from tests.models.modalities.compressed import COMPRESSED, compressed
 from tests.models.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
@@ -116,17 +116,17 @@ async def through_edge(chance: random.Random, files: int) -> bool:
     unread = 0
     watched = Watched(psutil.Process())
     with tempfile.TemporaryDirectory() as folder:
-        async with running(Path(folder), encoders=ALL) as box:
+        async with running(Path(folder), encoders=ALL) as device:
             for at, (name, part) in enumerate(hostile_parts(chance, files)):
                 with watched.request(half=at == files // 2):
-                    answer = await ask(box, text("hello"), part)
+                    answer = await ask(device, text("hello"), part)
                 check(answer.status, answer.message if answer.status == 400 else "", "messages[0].content[1]")
                 said = answer.headers.get("x-causeway-modalities", "refused").partition("=")[2] or "refused"
                 counts[f"{name} {said}"] += 1
                 unread += said in _UNREAD
             children = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
-            last = await ask(box, sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello"))
-            box.assert_nothing_leaks()
+            last = await ask(device, sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello"))
+            device.assert_nothing_leaks()
     print(f"edge: {files} files: {dict(sorted(counts.items()))}; children {[round(n / 1e6) for n in children]} MB")
     return watched.report(last.status) and not unread
 

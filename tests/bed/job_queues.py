@@ -133,7 +133,7 @@ async def parked(bed: Bed, stores: JobStores, client: redis.asyncio.Redis, jobs:
     idle = await measure_costs(bed, client, seconds)
     day = time.strftime("%Y-%m-%d", time.gmtime())
     await client.hset(tenant_key(BROKE, f"usage:{day}"), "micro_usd", str(10**9))
-    await fill(stores, f"{BROKE}/box", jobs)
+    await fill(stores, f"{BROKE}/device", jobs)
 
     async def all_parked() -> bool:
         depths = await stores.jobs.depths()
@@ -147,7 +147,7 @@ async def parked(bed: Bed, stores: JobStores, client: redis.asyncio.Redis, jobs:
     print(table(heads, [[name, *_cores(each), f"{each.commands:.1f}"] for name, each in rows]))
     audit = bed.folder / "audit.jsonl"  # exists from the first record on
     audited = audit.read_text().count(f'"tenant":"{BROKE}"') if audit.exists() else 0
-    first = await client.xlen(stores.database.key("events", f"job_{BROKE}_box_0"))
+    first = await client.xlen(stores.database.key("events", f"job_{BROKE}_device_0"))
     print(f"audit records of these jobs: {audited}; events of the first: {first}")
     core, commands = costs.cores - idle.cores, costs.commands - idle.commands
     print(f"parked jobs cost {core:+.2%} of a core and {commands:+.1f} commands/s")
@@ -192,7 +192,7 @@ async def delays(bed: Bed, stores: JobStores, jobs: int, rounds: int) -> list[st
     """(2)"""
     async with aiohttp.ClientSession() as session:
         alone = [await ten(bed, session, stores) for _ in range(rounds)]
-        await fill(stores, f"{FLOOD}/box", jobs)
+        await fill(stores, f"{FLOOD}/device", jobs)
         beside = [await ten(bed, session, stores) for _ in range(rounds)]
     longest = max(service_s(records) for records in beside)
     undisturbed = sum(map(last_end_s, alone)) / rounds

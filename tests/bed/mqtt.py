@@ -1,4 +1,4 @@
-"""Machines that ask a box by MQTT while its daemon is killed again and again.
+"""Machines that ask a device by MQTT while its daemon is killed again and again.
 
 The broker is mosquitto, the daemon is the command that operators start, and the cloud is the gateway's `/v1/jobs` in
 memory, which does each key once and counts. Every second message has correlation data; the others are told apart by
@@ -44,7 +44,7 @@ engine: {{enabled: false}}
 jobs: {{jitter_s: 0, steady_per_s: 1000, cloud_concurrency: 32}}
 mqtt:
   url: mqtt://127.0.0.1:{broker.port}
-  client_id: box
+  client_id: device
   response_topics: [plant/+/answers]
   topics: [{{filter: plant/+/ask}}]
 """

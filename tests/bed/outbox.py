@@ -1,4 +1,4 @@
-"""A box that accepts jobs while it is offline, and is killed again and again; then its cloud comes back.
+"""A device that accepts jobs while it is offline, and is killed again and again; then its cloud comes back.
 
 The daemon is the command that operators start, on a real disk; the cloud is the gateway's `/v1/jobs` in memory, which
 does each key once and counts. Every job has an `Idempotency-Key`, and clients send it until it is acknowledged.

@@ -1,4 +1,4 @@
-"""The bed of a box's jobs in small: a real daemon, killed while it is offline and while it catches up."""
+"""The bed of a device's jobs in small: a real daemon, killed while it is offline and while it catches up."""
 
 from __future__ import annotations
 

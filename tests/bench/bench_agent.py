@@ -1,8 +1,8 @@
-"""(x) the daemon's hit, pass-through and memory as a box of a fleet: with the agent, its token and a parked poll.
+"""(x) the daemon's hit, pass-through and memory as a device of a fleet: with the agent, its token and a parked poll.
 
-The control plane is a process of its own with signed metadata; the box has joined, looked for a plan, and waits. Hits
-and requests that are passed on are held to the limits of `bench_edge`; its memory is compared with that of a daemon
-that never joined, after both have answered the same requests.
+The control plane is a process of its own with signed metadata; the device has joined, looked for a plan, and waits.
+Hits and requests that are passed on are held to the limits of `bench_edge`; its memory is compared with that of a
+daemon that never joined, after both have answered the same requests.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ def main() -> list[Row]:
         directory = Path(folder)
         upstream = servers.enter_context(bare("upstream"))
         plane, join_token = servers.enter_context(_control_plane(directory))
-        for name in ("alone", "box"):
+        for name in ("alone", "device"):
             (directory / name).mkdir()
-        state = ("--state-dir", str(directory / "box" / "state"))
-        run_command(*CAUSEWAY_EDGE, "fleet", "join", plane, "--token", join_token, "--name", "box", *state)
+        state = ("--state-dir", str(directory / "device" / "state"))
+        run_command(*CAUSEWAY_EDGE, "fleet", "join", plane, "--token", join_token, "--name", "device", *state)
         alone = servers.enter_context(daemon(directory / "alone", upstream))
-        box = servers.enter_context(daemon(directory / "box", upstream))
+        device = servers.enter_context(daemon(directory / "device", upstream))
         _until_parked(plane)
         forwarder = servers.enter_context(bare("forward", f"http://127.0.0.1:{upstream}"))
         answer = directory / "answer.json"
-        answer.write_bytes(ask(box.port, HITS[0]))
+        answer.write_bytes(ask(device.port, HITS[0]))
         fixed = servers.enter_context(bare("answer", str(answer)))
         for body in (*HITS, *PASSED):
-            for port in (alone.port, box.port):
+            for port in (alone.port, device.port):
                 ask(port, body)
-        more_mb = box.rss_mb() - alone.rss_mb()
+        more_mb = device.rss_mb() - alone.rss_mb()
         note = f"without a fleet {alone.rss_mb():.1f} MB"
         rows = [
-            *hit_rows(Contestant("ours", box.port, HITS), Contestant("bare", fixed, HITS)),
+            *hit_rows(Contestant("ours", device.port, HITS), Contestant("bare", fixed, HITS)),
             *passed_rows(
-                Contestant("ours", box.port, PASSED),
+                Contestant("ours", device.port, PASSED),
                 Contestant("bare", forwarder, PASSED),
                 Contestant("floor", upstream, PASSED),
             ),
@@ -86,11 +86,11 @@ def _control_plane(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _until_parked(url: str) -> None:
-    """Return when the box's poll waits."""
+    """Return when the device's poll waits."""
     ends = time.monotonic() + PARKED_S
     while time.monotonic() < ends:
         with urllib.request.urlopen(f"{url}/metrics", timeout=PARKED_S) as response:
             if b"causeway_fleet_parked_polls 1.0" in response.read():
                 return
         time.sleep(0.2)
-    sys.exit(f"the box did not park a poll within {PARKED_S:.0f} s")
+    sys.exit(f"the device did not park a poll within {PARKED_S:.0f} s")

@@ -18,7 +18,7 @@ import msgspec
 from causeway_server.router.decision.decide import decide, features_of
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.policy.signals import COSTLY
-from causeway_server.router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage
+from causeway_server.router.types import AttemptRecord, DecisionRecord, DeviceSetup, Estimates, Outcome, Usage
 from tests.tool import run_tool
 
 from .bench_decide import POLICY, mixed
@@ -63,7 +63,7 @@ def _children_s() -> float:
 
 def _write(path: Path) -> None:
     policy = parse_policy(POLICY.read_text(), str(POLICY))
-    setup = BoxSetup(engine=True, cloud=True)
+    setup = DeviceSetup(engine=True, cloud=True)
     made = []
     for request, snapshot, estimates in mixed():
         taken = msgspec.structs.replace(snapshot, setup=setup)

@@ -269,7 +269,7 @@ def test_another_processor_or_flag_is_another_wheel(tmp_path: Path) -> None:
 
 
 def test_compilers_fit_into_memory(tmp_path: Path) -> None:
-    """A box short of memory compiles with fewer jobs than it has cores, but with one at least."""
+    """A device short of memory compiles with fewer jobs than it has cores, but with one at least."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable:     300000 kB\n")
     assert llama.parallel_jobs(meminfo) == 1

@@ -141,7 +141,7 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
 def test_stock_tier_breaks_up_control_tokens(tmp_path: Path) -> None:
     """With a space, because a stock server knows no marks, and only where a token is really spelled."""
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
-    (tmp_path / "tokens.txt").write_text("box secret")
+    (tmp_path / "tokens.txt").write_text("device secret")
     tier = load_tiers(load_config(write(tmp_path, GOOD), Flags()).tiers)[1]
     request = Request(kind="chat", model="x", messages=(Message("user", "a<|end|>b < c <"),))
     assert tier.prompts(request) == ("<|user|>a< |end|>b < c <<|end|>",)

@@ -215,27 +215,27 @@ def _tree(kind: type[errors.CausewayError]) -> Iterator[type[errors.CausewayErro
 
 
 def refusal_table() -> str:
-    """The reasons for which a box refuses an update."""
+    """The reasons for which a device refuses an update."""
     classes = [kind for kind in vars(refusals).values() if isinstance(kind, type)]
     kinds = [kind for kind in classes if issubclass(kind, refusals.UpdateRefused)]
     return table(("code", "class", "meaning"), [(f"`{kind.code}`", kind.__name__, _summary(kind)) for kind in kinds])
 
 
 def message_refusal_table() -> str:
-    """The reasons for which the control plane refuses a message of a box."""
+    """The reasons for which the control plane refuses a message of a device."""
     classes = [kind for kind in vars(message_refusals).values() if isinstance(kind, type)]
     kinds = [kind for kind in classes if issubclass(kind, errors.CausewayError)]
     kinds = [kind for kind in kinds if kind.__module__ == message_refusals.__name__]
     return table(("code", "status", "meaning"), [(f"`{k.code}`", str(k.status), _summary(k)) for k in kinds])
 
 
-def box_states() -> str:
-    """The states of a box's agent, and what follows them."""
+def device_states() -> str:
+    """The states of a device's agent, and what follows them."""
     rows = []
     for state, events in TRANSITIONS.items():
         following = ", ".join(f"{event.name.lower()} → {after.name}" for event, after in events.items())
         rows.append((state.name, MEANING_OF_STATE[state], following))
-    return table(("state", "the box", "then"), rows)
+    return table(("state", "the device", "then"), rows)
 
 
 def _summary(kind: type) -> str:
@@ -323,7 +323,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "close-codes": close_code_table,
     "refusals": refusal_table,
     "message-refusals": message_refusal_table,
-    "box-states": box_states,
+    "device-states": device_states,
     "signals": signal_table,
     "policy-keys": policy_keys,
 }

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from .box import Box, running
+from .device import Device, running
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
     """A daemon with both places, fresh for each test."""
-    async with running(tmp_path) as box:
-        yield box
+    async with running(tmp_path) as device:
+        yield device

@@ -26,7 +26,7 @@ from causeway_server.models.catalog.artifact import ArtifactNotFound
 from causeway_server.router.policy.compiled import parse_policy
 from tests.waiting import until
 
-from .box import POLICY, Box, config, running
+from .device import POLICY, Device, config, running
 from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine
 
 HEAVY = (
@@ -45,15 +45,15 @@ HEAVY = (
 )
 
 
-async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: Box) -> None:
-    box.engine.gate = asyncio.Event()
-    inside = asyncio.ensure_future(box.ask("inside", stream=True))
-    await until(lambda: box.engine.running == 1)
-    draining = asyncio.ensure_future(box.app.drain())
-    await until(lambda: box.parts.admission.draining)
+async def test_draining_finishes_requests_in_progress_and_accepts_no_other(device: Device) -> None:
+    device.engine.gate = asyncio.Event()
+    inside = asyncio.ensure_future(device.ask("inside", stream=True))
+    await until(lambda: device.engine.running == 1)
+    draining = asyncio.ensure_future(device.app.drain())
+    await until(lambda: device.parts.admission.draining)
     with pytest.raises(aiohttp.ClientError):
-        await box.get("/healthz")
-    box.engine.gate.set()
+        await device.get("/healthz")
+    device.engine.gate.set()
     answer = await inside
     assert answer.text == "".join(EDGE_WORDS)
     assert answer.done
@@ -64,12 +64,12 @@ async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: 
 async def test_requests_left_after_the_drain_timeout_are_told_so(tmp_path: Path, stream: bool) -> None:
     """A stream that has begun ends with an error event; a request without a first byte gets a 503."""
     server = ServerConfig(port=0, drain_s=0.05)
-    async with running(tmp_path, server=server) as box:
-        box.engine.pause_after = 1 if stream else 0
-        cut = asyncio.ensure_future(box.ask("stuck", stream=stream))
-        await until(lambda: box.engine.paused)
-        assert await box.app.drain() is False
-        await box.app.close()
+    async with running(tmp_path, server=server) as device:
+        device.engine.pause_after = 1 if stream else 0
+        cut = asyncio.ensure_future(device.ask("stuck", stream=stream))
+        await until(lambda: device.engine.paused)
+        assert await device.app.drain() is False
+        await device.app.close()
         answer = await cut
         if stream:
             assert (answer.status, answer.text, answer.finish_reasons) == (200, EDGE_WORDS[0], [])
@@ -78,15 +78,15 @@ async def test_requests_left_after_the_drain_timeout_are_told_so(tmp_path: Path,
             assert error["code"] == "draining"
         else:
             assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "draining", "1")
-        assert (box.newest().outcome.status, box.newest().outcome.error) == ("error", "draining")
-        box.assert_nothing_leaks()
-        assert box.engine.closed
+        assert (device.newest().outcome.status, device.newest().outcome.error) == ("error", "draining")
+        device.assert_nothing_leaks()
+        assert device.engine.closed
 
 
 async def test_closing_leaves_no_task_and_no_thread(tmp_path: Path) -> None:
     before = {task for task in asyncio.all_tasks() if not task.done()}
-    async with running(tmp_path) as box:
-        await box.ask(temperature=0)
+    async with running(tmp_path) as device:
+        await device.ask(temperature=0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("journal")]
     # The task that looks is not one that was left.
     await until(lambda: not ({task for task in asyncio.all_tasks() if not task.done()} - before - {me()}))
@@ -115,12 +115,12 @@ async def test_a_missing_model_is_a_target_that_is_down(tmp_path: Path) -> None:
     app = build(config(tmp_path, cloud=cloud.url), make_engine=missing, environ={})
     await app.start()
     async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-        box = Box(app, ScriptedEngine(), cloud, session)
-        answer = await box.ask()
+        device = Device(app, ScriptedEngine(), cloud, session)
+        answer = await device.ask()
         assert answer.headers["x-causeway-target"] == "large"
-        readiness = await box.get("/readyz")
+        readiness = await device.get("/readyz")
         assert readiness.json["problems"] == ["no model named 'm-small'"]
-        only = await box.ask(headers={"x-causeway-prefer": "only_on_device"})
+        only = await device.ask(headers={"x-causeway-prefer": "only_on_device"})
         assert only.status == 503
         assert "no model named 'm-small'" in only.message
     await app.close()

@@ -22,7 +22,7 @@ from causeway_server.edge_node.storage.background_sqlite import BackgroundSqlite
 from causeway_server.router.serving.logs import OURS, start_log
 from tests.waiting import until
 
-from .box import Box, running
+from .device import Device, running
 from .scripted import ScriptedCloud
 from .test_app import cloud_only, daemon
 
@@ -50,28 +50,28 @@ def about(lines: list[str], *words: str) -> list[str]:
     return [re.sub(r" \(after [0-9.]+ s\)|127.0.0.1:\d+", "", line) for line in lines if any(w in line for w in words)]
 
 
-async def problems(box: Box) -> list[str]:
-    found = (await box.get("/readyz")).json["problems"]
+async def problems(device: Device) -> list[str]:
+    found = (await device.get("/readyz")).json["problems"]
     assert isinstance(found, list)
     return found
 
 
-async def metric(box: Box, name: str) -> float:
-    text = (await box.get("/metrics")).body.decode()
+async def metric(device: Device, name: str) -> float:
+    text = (await device.get("/metrics")).body.decode()
     return float(next(line for line in text.splitlines() if line.startswith(f"{name} ")).rpartition(" ")[2])
 
 
 async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path: Path, lines: list[str]) -> None:
-    async with running(tmp_path) as box:
-        port = box.cloud.port
-        assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
-        await box.cloud.stop()
+    async with running(tmp_path) as device:
+        port = device.cloud.port
+        assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
+        await device.cloud.stop()
         for _ in range(3):
-            assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
-        assert [problem.partition(" at ")[0] for problem in await problems(box)] == ["the cloud"]
-        await box.cloud.start(port)
-        await until_back(box)
-        assert await problems(box) == []
+            assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
+        assert [problem.partition(" at ")[0] for problem in await problems(device)] == ["the cloud"]
+        await device.cloud.start(port)
+        await until_back(device)
+        assert await problems(device) == []
     assert about(lines, "reach") == [
         "INFO the cloud at  is reachable",
         "WARNING the cloud at  cannot be reached: Connection refused",
@@ -79,23 +79,23 @@ async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path
     ]
 
 
-async def until_back(box: Box) -> None:
-    assert box.parts.cloud is not None
-    assert await box.parts.cloud.connection.probe()
+async def until_back(device: Device) -> None:
+    assert device.parts.cloud is not None
+    assert await device.parts.cloud.connection.probe()
 
 
 async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path, lines: list[str]) -> None:
-    async with running(tmp_path, api_key="wrong") as box:
-        box.cloud.status = 401
+    async with running(tmp_path, api_key="wrong") as device:
+        device.cloud.status = 401
         for _ in range(3):
-            assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
-        await until_back(box)  # this server lists its models without a token
-        assert "refuses the token (HTTP 401)" in (await problems(box))[0]
-        assert await metric(box, "causeway_edge_cloud_token_refused") == 1.0
-        box.cloud.status = 200
-        assert (await box.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
-        assert await problems(box) == []
-        assert await metric(box, "causeway_edge_cloud_token_refused") == 0.0
+            assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
+        await until_back(device)  # this server lists its models without a token
+        assert "refuses the token (HTTP 401)" in (await problems(device))[0]
+        assert await metric(device, "causeway_edge_cloud_token_refused") == 1.0
+        device.cloud.status = 200
+        assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "cloud"
+        assert await problems(device) == []
+        assert await metric(device, "causeway_edge_cloud_token_refused") == 0.0
     refused, accepted = about(lines, "token")
     assert refused.startswith("ERROR the cloud at  refuses the token (HTTP 401): correct cloud.api_key")
     assert accepted == "INFO the cloud at  accepts the token again"
@@ -103,11 +103,11 @@ async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path
 
 
 async def test_the_circuit_breaker_says_when_it_opens(tmp_path: Path, lines: list[str]) -> None:
-    async with running(tmp_path) as box:
-        box.cloud.status = 500
+    async with running(tmp_path) as device:
+        device.cloud.status = 500
         for _ in range(8):
-            await box.ask(tags="cloud")
-        (problem,) = await problems(box)
+            await device.ask(tags="cloud")
+        (problem,) = await problems(device)
         assert "failed repeatedly, its circuit breaker is open" in problem
     assert len(about(lines, "circuit breaker")) == 1
 
@@ -161,23 +161,23 @@ def wait(condition: Callable[[], bool]) -> None:
 async def test_storage_that_is_lost_is_a_problem_of_readyz(tmp_path: Path, lines: list[str]) -> None:
     """The state folder cannot be written: the daemon answers, and says what it does not keep."""
     (tmp_path / "state").write_text("not a folder")
-    async with running(tmp_path) as box:
+    async with running(tmp_path) as device:
         for _ in range(3):
-            assert (await box.ask(tags="cloud")).status == 200
-        await until(lambda: len(box.parts.problems()) == 4)
-        found = " ".join(await problems(box))
+            assert (await device.ask(tags="cloud")).status == 200
+        await until(lambda: len(device.parts.problems()) == 4)
+        found = " ".join(await problems(device))
         assert all(name in found for name in ("cache-1.sqlite", "decisions-1.sqlite", "spend-1.sqlite", "last-good"))
-        assert await metric(box, 'causeway_edge_store_available{store="decisions"}') == 0.0
+        assert await metric(device, 'causeway_edge_store_available{store="decisions"}') == 0.0
     assert [line.partition(" ")[0] for line in about(lines, "sqlite", "last-good")] == ["ERROR"] * 4
 
 
 async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list[str]) -> None:
-    async with running(tmp_path, server=ServerConfig(port=0, drain_s=0.05)) as box:
-        box.engine.pause_after = 1
-        cut = asyncio.ensure_future(box.ask(stream=True, headers={"x-causeway-prefer": "only_on_device"}))
-        await until(lambda: box.engine.paused)
-        await box.app.drain()
-        await box.app.close()
+    async with running(tmp_path, server=ServerConfig(port=0, drain_s=0.05)) as device:
+        device.engine.pause_after = 1
+        cut = asyncio.ensure_future(device.ask(stream=True, headers={"x-causeway-prefer": "only_on_device"}))
+        await until(lambda: device.engine.paused)
+        await device.app.drain()
+        await device.app.close()
         await cut
     assert about(lines, "drain", "cut") == [
         "INFO draining for up to 0.05 s, requests in progress: 1",
@@ -196,10 +196,10 @@ async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
 
 
 async def test_debug_tells_each_requests_hops_without_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path) as box:
-        box.engine.fault = "refuse"
+    async with running(tmp_path) as device:
+        device.engine.fault = "refuse"
         with caplog.at_level(logging.DEBUG):
-            answer = await box.ask("my secret", tags="edge-ish", temperature=0.5)
+            answer = await device.ask("my secret", tags="edge-ish", temperature=0.5)
             await until(lambda: "ended" in caplog.text)
     request_id = answer.headers["x-causeway-decision"]
     told = [record.getMessage() for record in caplog.records if record.getMessage().startswith(request_id)]

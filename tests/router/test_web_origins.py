@@ -30,24 +30,24 @@ def admit(rules: WebOrigins, method: str = "POST", **headers: str) -> dict[str, 
             "127.0.0.1",
             "127.8.9.1:80",
         ),
-        *("[::1]", "[::1]:8080", "[::ffff:127.0.0.1]", "box.local", "Box.Local:8080", "192.168.1.5:8080"),
+        *("[::1]", "[::1]:8080", "[::ffff:127.0.0.1]", "device.local", "Device.Local:8080", "192.168.1.5:8080"),
     ],
 )
 def test_loopback_names_the_bound_address_and_configured_names_are_taken(host: str) -> None:
-    admit(WebOrigins(hosts=("192.168.1.5", "box.local")), Host=host)
+    admit(WebOrigins(hosts=("192.168.1.5", "device.local")), Host=host)
 
 
 @pytest.mark.parametrize(
     "host",
     [
         *("evil.example", "evil.example:8080", "localhost.evil.example", "evil-localhost", "127.0.0.1.evil.example"),
-        *("", "[", "[::1", "[::2]:8080", "::1", "0.0.0.0", "10.0.0.1", "2130706433", "box.local.evil.example"),
+        *("", "[", "[::1", "[::2]:8080", "::1", "0.0.0.0", "10.0.0.1", "2130706433", "device.local.evil.example"),
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_any_other_name_is_a_421_for_every_method(host: str, method: str) -> None:
     with pytest.raises(MisdirectedRequest, match=r"`server\.hosts`"):
-        admit(WebOrigins(hosts=("box.local",)), method, Host=host)
+        admit(WebOrigins(hosts=("device.local",)), method, Host=host)
 
 
 def test_a_request_without_host_is_no_browsers() -> None:
@@ -60,7 +60,7 @@ def test_names_are_checked_on_loopback_without_keys_only(bound: str) -> None:
     assert listener_hosts(bound, ("a",), needs_key=True) is None
 
 
-@pytest.mark.parametrize("bound", ["0.0.0.0", "::", "192.168.1.5", "box.local"])
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::", "192.168.1.5", "device.local"])
 def test_beyond_loopback_a_listener_is_reached_by_any_name(bound: str) -> None:
     assert not is_loopback(bound)
     assert listener_hosts(bound, (), needs_key=False) is None
@@ -180,7 +180,7 @@ def test_an_origin_is_configured_as_browsers_send_it(text: str, valid: bool) -> 
         assert valid
 
 
-@pytest.mark.parametrize(("text", "valid"), [("box.local", True), ("::1", True), ("box:80", False), ("*", False)])
+@pytest.mark.parametrize(("text", "valid"), [("device.local", True), ("::1", True), ("device:80", False), ("*", False)])
 def test_a_host_is_configured_without_a_port(text: str, valid: bool) -> None:
     try:
         msgspec.convert(text, HostName)

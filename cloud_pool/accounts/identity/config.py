@@ -19,9 +19,9 @@ WhenRevocationsStale = Literal["allow", "deny"]
 
 
 class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `identity.fleet`: the control plane that issues the boxes' tokens."""
+    """Section `identity.fleet`: the control plane that issues the devices' tokens."""
 
-    url: str = ""  # of a control plane (`causeway-fleet serve`), whose boxes' tokens are accepted too; "": none
+    url: str = ""  # of a control plane (`causeway-fleet serve`), whose devices' tokens are accepted too; "": none
     # tenants whose budgets and data the fleet's devices may use, required with `url`; a device of another is refused
     tenants: tuple[ClaimName, ...] = ()
     ca_file: str = ""  # PEM certificates of the authorities that are trusted for `url`; "": the system's
@@ -29,7 +29,8 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
 
     def check(self) -> None:
-        """Raises ConfigError for a URL that cannot be trusted: its server decides which boxes may call this gateway."""
+        """Raises ConfigError for a URL that cannot be trusted: its server decides which devices may call this
+        gateway."""
         if not self.url:
             return
         parts = urlsplit(self.url)

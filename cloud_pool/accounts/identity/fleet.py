@@ -1,8 +1,8 @@
-"""Keys and revocations of a fleet's control plane, so that the token of a box opens this gateway too.
+"""Keys and revocations of a fleet's control plane, so that the token of a device opens this gateway too.
 
 Both documents are read every `refresh_s` with their ETag:
 
-    GET URL/.well-known/jwks.json   the keys that sign the boxes' tokens
+    GET URL/.well-known/jwks.json   the keys that sign the devices' tokens
     GET URL/v1/revocations          tokens and devices that are refused before they expire
 
 The keys are those of the last answer, so that a key which was removed there is refused here. Revocations are never

@@ -1,12 +1,12 @@
-"""The box's connection to its control plane, in the daemon: token, wakes, status and telemetry.
+"""The device's connection to its control plane, in the daemon: token, wakes, status and telemetry.
 
     tokens      renewed by themselves, see `tokens.py`
     wakes       a long poll of uniform(150, 300) s; after a lost connection the next one begins uniform(0, 60) s later
     status      after each change of the agent's state, and with each wake
     telemetry   each minute
 
-Nothing here decides what the box runs. Without its control plane the box goes on with what it has. `link.json` tells
-people how the connection is.
+Nothing here decides what the device runs. Without its control plane the device goes on with what it has. `link.json`
+tells people how the connection is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from causeway_server.router.bundle.protocol import BoxState, StatusReply, StatusReport
+from causeway_server.router.bundle.protocol import DeviceState, StatusReply, StatusReport
 from causeway_server.router.serving.logs import redacted
 
 from ... import daemon_version
@@ -52,7 +52,7 @@ _REVOKED = ("device_revoked", "device_unknown")
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's part of a `StatusReport`, whose attributes are explained there."""
 
-    state: BoxState = BoxState.IDLE
+    state: DeviceState = DeviceState.IDLE
     running: str | None = None
     wanted: str | None = None
     rollout: str = ""
@@ -83,11 +83,11 @@ def read_record(folder: Path) -> LinkRecord | None:
 
 @dataclass(eq=False, repr=False)
 class FleetConnection:
-    """One box's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
+    """One device's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
 
     Args:
         folder: STATE_DIR/fleet.
-        identity: The identity of this box.
+        identity: The identity of this device.
         key: Signs its messages.
         clock: Wall and monotonic time.
         read_traffic: The daemon's sums of requests.
@@ -132,7 +132,9 @@ class FleetConnection:
         self._written: LinkRecord | None = None
         self._away = Fault(log, logging.WARNING, self.clock.monotonic)
         self._clone = Fault(log, logging.ERROR, self.clock.monotonic)
-        self._agent_report: Callable[[], AgentReport] = AgentReport  # a box without an agent runs the factory's files
+        self._agent_report: Callable[[], AgentReport] = (
+            AgentReport  # a device without an agent runs the factory's files
+        )
         self._wake_agent: Callable[[], None] = lambda: None
 
     def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
@@ -157,7 +159,7 @@ class FleetConnection:
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
-        """Ask whether the box may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds.
+        """Ask whether the device may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds.
 
         An imported bundle needs no permission of the control plane: the person with the medium chose the time.
         """
@@ -242,13 +244,18 @@ class FleetConnection:
             self._keep_record()
 
     async def look_at_import(self) -> None:
-        """Wake the agent for a new import, and remove one that the box runs."""
+        """Wake the agent for a new import, and remove one that the device runs."""
         if (stamp := self.source.stamp) != self._seen_import:
             self._seen_import = stamp
             self._wake_agent()
             return
         report = self._agent_report()
-        if stamp and report.state is BoxState.IDLE and report.wanted is None and report.running == self.source.wanted:
+        if (
+            stamp
+            and report.state is DeviceState.IDLE
+            and report.wanted is None
+            and report.running == self.source.wanted
+        ):
             await to_thread.run_sync(self.source.remove)
             self._seen_import = 0
 
@@ -265,17 +272,17 @@ class FleetConnection:
                 raise
         if reply.cloned:
             self._clone.begin(
-                f"two boxes report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned; on "
+                f"two devices report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned; on "
                 "the copy run `causeway-edge fleet leave` and `fleet join`"
             )
         else:
-            self._clone.end(f"only one box reports as {self.identity.device} now")
+            self._clone.end(f"only one device reports as {self.identity.device} now")
         self._follow(reply.cohort)
         self._found()
         return reply
 
     def _note_revoked(self, error: FleetRefused) -> bool:
-        """Note a refusal that says that this box is not in the fleet; return whether it does."""
+        """Note a refusal that says that this device is not in the fleet; return whether it does."""
         if error.code not in _REVOKED:
             return False
         self.tokens.refused(error)
@@ -284,7 +291,7 @@ class FleetConnection:
     def _follow(self, cohort: str) -> None:
         if cohort == self.identity.cohort:
             return
-        log.info("this box belongs to the cohort %s now, before to %s", cohort, self.identity.cohort)
+        log.info("this device belongs to the cohort %s now, before to %s", cohort, self.identity.cohort)
         self.identity = msgspec.structs.replace(self.identity, cohort=cohort)
         try:
             write_identity(self.folder, self.identity)
@@ -301,7 +308,7 @@ class FleetConnection:
     def _lost(self, error: FleetError) -> None:
         self._failures += 1
         if self._failures >= _SURELY_AWAY:
-            self._away.begin(f"{error}; the box goes on with what it runs")
+            self._away.begin(f"{error}; the device goes on with what it runs")
         self._keep_record()
 
     def _status(self, report: AgentReport) -> StatusReport:

@@ -1,6 +1,7 @@
 """The control plane over HTTP: one method for each message of `router.bundle.protocol`, and the published files.
 
-Redirects are not followed, and proxies of the environment are ignored: a box speaks to the host that it joined alone.
+Redirects are not followed, and proxies of the environment are ignored: a device speaks to the host that it joined
+alone.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ class ControlPlane:
         return await self._post("/v1/token", request, IssuedToken, self._signature)
 
     async def status(self, report: StatusReport) -> StatusReply:
-        """Report the box's state. Raises FleetError."""
+        """Report the device's state. Raises FleetError."""
         return await self._report("/v1/status", report, StatusReply)
 
     async def telemetry(self, telemetry: Telemetry) -> None:
-        """Send counts of the box's requests. Raises FleetError."""
+        """Send counts of the device's requests. Raises FleetError."""
         await self._report("/v1/telemetry", telemetry, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
@@ -179,7 +180,7 @@ class ControlPlane:
         return {MAC_HEADER: mac_header(self.report_key, path, body)}
 
     def _signature(self, path: str, body: bytes) -> dict[str, str]:
-        assert self._sign is not None, "enrolled boxes have a key"
+        assert self._sign is not None, "enrolled devices have a key"
         return {SIGNATURE_HEADER: self._sign(signed_bytes(path, body))}
 
     async def _post(

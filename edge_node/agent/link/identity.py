@@ -1,4 +1,4 @@
-"""The box's identity in its fleet, on disk, with the device key, which never leaves the box; joining and leaving.
+"""The device's identity in its fleet, on disk, with the device key, which never leaves the device; joining and leaving.
 
     STATE_DIR/fleet/identity.json   device, tenant, cohort, control plane, root metadata
     STATE_DIR/fleet/device.key      Ed25519, PEM, mode 0600
@@ -107,7 +107,7 @@ class DeviceKey:
 
 
 def open_key(folder: Path) -> DeviceKey:
-    """Return the box's key, from the fleet's folder. Raises FileNotFoundError or ConfigError."""
+    """Return the device's key, from the fleet's folder. Raises FileNotFoundError or ConfigError."""
     return DeviceKey.load(folder / KEY)
 
 
@@ -125,7 +125,7 @@ def new_key(folder: Path) -> DeviceKey:
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """Return the identity in the fleet's folder, None if the box never joined. Raises ConfigError."""
+    """Return the identity in the fleet's folder, None if the device never joined. Raises ConfigError."""
     path = folder / IDENTITY
     try:
         return msgspec.json.decode(path.read_bytes(), type=Identity)
@@ -171,14 +171,14 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
         now: Unix seconds.
 
     Raises:
-        ConfigError: The box has joined before, or a file cannot be written.
+        ConfigError: The device has joined before, or a file cannot be written.
         FleetError: The control plane refuses, or cannot be reached.
     """
     folder = state_dir / FOLDER
     joined = read_identity(folder)
     if joined is not None:
         raise ConfigError(
-            f"this box is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave)",
+            f"this device is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave)",
             where=str(folder),
         )
     plane = ControlPlane(request.url, request.ca_file)

@@ -1,7 +1,7 @@
-"""Updates from a medium, for a box without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
+"""Updates from a medium, for a device without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
 
-    STATE_DIR/fleet/import/    tuf/…, and those blobs of this box's bundle that it does not have yet
-                 .../wanted    the bundle that the plan on the medium assigns to this box
+    STATE_DIR/fleet/import/    tuf/…, and those blobs of this device's bundle that it does not have yet
+                 .../wanted    the bundle that the plan on the medium assigns to this device
 
 The medium is verified like the network before anything of it is kept, and the agent verifies it again. Blobs are copied
 only as far as signed metadata names them, with the size that was signed.
@@ -45,7 +45,7 @@ Open = Callable[[], IO[bytes]]
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """An import's result. `wanted` None: the fleet has no plan for this box's cohort, or it keeps its own files."""
+    """An import's result. `wanted` None: the fleet has no plan for this device's cohort, or it keeps its own files."""
 
     wanted: str | None
     serial: int = 0
@@ -57,18 +57,18 @@ class ImportFailed(Exception):
 
 
 def import_medium(folder: Path, medium: Path, identity: Identity, running: str | None) -> Imported:
-    """Verify a medium, and copy the files that this box needs for its agent.
+    """Verify a medium, and copy the files that this device needs for its agent.
 
     Args:
         folder: STATE_DIR/fleet.
         medium: A folder or an archive.
-        identity: The identity of this box.
-        running: The bundle that the box runs; None: its own files.
+        identity: The identity of this device.
+        running: The bundle that the device runs; None: its own files.
 
     Raises:
         ImportFailed: It is no folder and no archive with `tuf/metadata`.
         UpdateRefused: The verification failed; a subclass says why.
-        OSError: It cannot be read, or the box's disk cannot be written.
+        OSError: It cannot be read, or the device's disk cannot be written.
     """
     place = folder / f"{IMPORT}.partial"
     shutil.rmtree(place, ignore_errors=True)
@@ -121,7 +121,7 @@ def _look(folder: Path, place: Path, identity: Identity, running: str | None) ->
 def _copy_blob(files: Mapping[str, Open], blob: Blob, place: Path) -> None:
     name = f"blobs/{blob.sha256}"
     if name not in files:
-        raise UpdateUnavailable(f"the medium has no {name}, which this box needs")
+        raise UpdateUnavailable(f"the medium has no {name}, which this device needs")
     if _copy(files[name], place / name, blob.size_bytes) != blob.sha256:
         raise BundleAltered(f"{name} on the medium does not have the content that was signed")
 

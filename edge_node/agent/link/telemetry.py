@@ -1,4 +1,4 @@
-"""Sums of the box's requests for its control plane, each minute.
+"""Sums of the device's requests for its control plane, each minute.
 
 Telemetry waits while the control plane is away, for at most a day; then the oldest is dropped, and counted. A message
 is repeated unchanged until it is answered, also by the next run of the daemon, so that it is counted once.
@@ -40,7 +40,7 @@ class TelemetryLog:
     Messages that could not be sent are kept in `telemetry.json` for the next run.
 
     Args:
-        device: The box's id.
+        device: The device's id.
         boot: The id of this run of the daemon.
         read: Returns the current sums.
         clock: Wall and monotonic time.
@@ -105,7 +105,7 @@ class TelemetryLog:
 
         Args:
             post: Sends a message. Raises FleetError.
-            is_revoked: Whether a refusal says that the box is not in the fleet; then what waits stays.
+            is_revoked: Whether a refusal says that the device is not in the fleet; then what waits stays.
         """
         while (message := self.next()) is not None:
             try:

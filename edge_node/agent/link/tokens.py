@@ -1,7 +1,7 @@
-"""The box's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed by itself.
+"""The device's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed by itself.
 
-The box's own clock matters little: a token's life is measured in monotonic time from its arrival, and a control plane
-that calls a request stale tells its time.
+The device's own clock matters little: a token's life is measured in monotonic time from its arrival, and a control
+plane that calls a request stale tells its time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Uniform = Callable[[float, float], float]
 Sleep = Callable[[float], Awaitable[None]]
 RETRY_S = (0.0, 60.0)
-"""The wait before another try is uniform in this, so that the boxes of a fleet do not come back together."""
+"""The wait before another try is uniform in this, so that the devices of a fleet do not come back together."""
 REFUSED_S = (300.0, 900.0)
 """The same after a refusal, such as that of a revoked device."""
 _RENEW_AT = (0.5, 0.7)  # of the token's life
@@ -43,7 +43,7 @@ class TokenKeeper:
     `token` is "" while there is none.
 
     Args:
-        identity: The identity of this box.
+        identity: The identity of this device.
         plane: The control plane.
         boot: The id of this run of the daemon.
         clock: Wall and monotonic time.
@@ -120,10 +120,10 @@ class TokenKeeper:
         return bool(self.token) and self.token != refused
 
     def refused(self, error: FleetRefused) -> None:
-        """Note that the control plane does not know this box (any more)."""
+        """Note that the control plane does not know this device (any more)."""
         self._refused.begin(
-            f"the fleet {self.identity.fleet} refuses this box: {error}; it goes on with what it runs, without fleet "
-            "and without the fleet's token for the cloud"
+            f"the fleet {self.identity.fleet} refuses this device: {error}; it goes on with what it runs, without "
+            "fleet and without the fleet's token for the cloud"
         )
         self._use("")
 
@@ -163,7 +163,7 @@ class TokenKeeper:
         self._ahead_s = issued.now - self.clock.unix()
         self._check_clock()
         self._expired.end("the fleet's token is renewed")
-        self._refused.end(f"the fleet {self.identity.fleet} accepts this box again")
+        self._refused.end(f"the fleet {self.identity.fleet} accepts this device again")
         self._use(issued.token)
         self.plane.report_key = issued.report_key
 
@@ -178,7 +178,7 @@ class TokenKeeper:
             self.refused(error)
         elif self.clock.monotonic() >= self._expires:
             self._expired.begin(
-                f"the fleet's token cannot be renewed and has expired: {error}; requests stay on this box, as the "
+                f"the fleet's token cannot be renewed and has expired: {error}; requests stay on this device, as the "
                 "cloud refuses them"
             )
             self._use("")
@@ -196,8 +196,8 @@ class TokenKeeper:
         if abs(self._ahead_s) > _SKEW_S:
             side = "behind" if self._ahead_s > 0 else "ahead of"
             self._wrong_clock.begin(
-                f"this box's clock is {abs(self._ahead_s):.0f} s {side} the control plane's: set it, as updates that "
-                "are signed for a time depend on it"
+                f"this device's clock is {abs(self._ahead_s):.0f} s {side} the control plane's: set it, as updates "
+                "that are signed for a time depend on it"
             )
         else:
-            self._wrong_clock.end("this box's clock is right again")
+            self._wrong_clock.end("this device's clock is right again")

@@ -4,7 +4,7 @@ back: the stream of an answer.
 A request is sent again only where a pooled connection ended before anything of an answer came: the server closed it
 for idleness just as it was reused. A new connection that is closed without an answer may have delivered the request.
 
-Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this box only for the
+Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this device only for the
 configured URL.
 """
 

@@ -1,4 +1,5 @@
-"""Check ports, the Unix socket, the cloud, this box's clock against the cloud's Date header, collector and broker."""
+"""Check ports, the Unix socket, the cloud, this device's clock against the cloud's Date header, collector and
+broker."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from . import Finding, fail, ok, warn
 _PROBE_TIMEOUT_S = 2.0
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches what listens on all addresses
 _TRITON = "http://127.0.0.1:8000"  # where a Triton with its own defaults has its HTTP
-_SKEW_WARN_S = 30.0  # above, records of the box and the cloud cannot be compared by time
+_SKEW_WARN_S = 30.0  # above, records of the device and the cloud cannot be compared by time
 _SKEW_FAIL_S = 300.0  # above, certificates and signatures begin to fail
 
 
@@ -127,14 +128,14 @@ def check_triton(url: str = _TRITON) -> Iterator[Finding]:
 
 
 def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Check that the cloud answers and accepts the token, and compare its clock with this box's.
+    """Check that the cloud answers and accepts the token, and compare its clock with this device's.
 
     Args:
         cloud: The cloud's address and token.
-        unix_time: This box's clock, Unix seconds.
+        unix_time: This device's clock, Unix seconds.
     """
     if not cloud.url:
-        yield ok("cloud", "none: this box answers on its own")
+        yield ok("cloud", "none: this device answers on its own")
         return
     try:
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=cloud.ca_file) if cloud.ca_file else True
@@ -229,8 +230,8 @@ async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
         await connection.open()
     except BrokerError as error:
         if error.lasting:
-            return fail("mqtt", error.message, "correct the keys of mqtt, or what the broker allows this box")
+            return fail("mqtt", error.message, "correct the keys of mqtt, or what the broker allows this device")
         return warn("mqtt", error.message, "messages are taken once it answers; check mqtt.url and the firewall")
     finally:
         await connection.close()
-    return ok("mqtt", f"the broker {broker} accepts this box")
+    return ok("mqtt", f"the broker {broker} accepts this device")

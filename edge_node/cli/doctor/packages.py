@@ -157,10 +157,10 @@ def _conflict(name: str, others: list[str]) -> Finding:
 
 
 def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Finding:
-    """Name the GPUs that llama.cpp finds, or say why the CPU decodes on a box that has one.
+    """Name the GPUs that llama.cpp finds, or say why the CPU decodes on a device that has one.
 
     Args:
-        has_gpu: the box has an NVIDIA GPU, as its driver or JetPack says.
+        has_gpu: the device has an NVIDIA GPU, as its driver or JetPack says.
     """
     compiled_for = [name for name in report.backends if name not in _CPU_BACKENDS]
     if report.gpus:
@@ -172,7 +172,7 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
         found = f"llama.cpp is compiled for {', '.join(compiled_for)}, and finds no GPU: the CPU decodes"
         return warn("gpu", found, "check the driver (`nvidia-smi`), and that this user may open the GPU's device nodes")
     if has_gpu or engine.gpu_layers != "auto":
-        reason = "this box has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
+        reason = "this device has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
         found = f"{reason}, and llama.cpp is compiled for the CPU alone: the CPU decodes"
         return warn("gpu", found, "compile llama.cpp for the GPU with `make setup CUDA=1`")
     return ok("gpu", "llama.cpp finds no GPU: the CPU decodes")

@@ -1,6 +1,6 @@
 """Check the policy, the models of its device targets, the learned signals that it uses, and the encoders.
 
-The encoders turn sound and pictures into text or soft tokens. That a box has none is no finding.
+The encoders turn sound and pictures into text or soft tokens. That a device has none is no finding.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def check_unloading(engine: EngineConfig) -> Iterator[Finding]:
 def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: DeviceSignals) -> Iterator[Finding]:
     """Check that each model with the smallest useful context fits into the free memory."""
     if device.memory_free_mb is None:
-        yield warn("memory", "free memory cannot be read", "rules on device.memory_free_mb will not hold on this box")
+        yield warn(
+            "memory", "free memory cannot be read", "rules on device.memory_free_mb will not hold on this device"
+        )
         return
     for artifact in artifacts:
         context = min(engine.context_tokens or _MIN_CONTEXT_TOKENS, artifact.manifest.context_length)
@@ -169,7 +171,7 @@ def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | No
 
 
 def _check_quality(model: str, folders: list[Path]) -> Finding:
-    advice = f"rules on {QUALITY} do not hold on this box; "
+    advice = f"rules on {QUALITY} do not hold on this device; "
     try:
         verify_artifact(find_signal("edge.quality", find_artifact(model, folders), folders))
         load_quality_estimator(model, folders)("are you there")

@@ -1,4 +1,4 @@
-"""Run all checks and report the findings, as they come or as JSON. The checks of the box itself are here, too."""
+"""Run all checks and report the findings, as they come or as JSON. The checks of the device itself are here, too."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:
 
 
 def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Finding]:
-    """Warn of device signals that the policy names and this box cannot read."""
+    """Warn of device signals that the policy names and this device cannot read."""
     needed = policy.needs if policy else frozenset()
     signals = msgspec.to_builtins(device)
     readable = [f"{name} {_format(value)}" for name, value in signals.items() if value is not None]
@@ -139,7 +139,7 @@ def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Find
     absent = [name for name, value in signals.items() if value is None and name != "cpu" and f"device.{name}" in needed]
     for name in absent:
         found = f"device.{name} cannot be read, and the policy names it"
-        yield warn("sensors", found, "rules that need it do not hold on this box; `causeway-edge route` shows which")
+        yield warn("sensors", found, "rules that need it do not hold on this device; `causeway-edge route` shows which")
     if not absent:
         yield ok("sensors", ", ".join(readable) or "no sensor can be read, and the policy names none")
 

@@ -33,7 +33,7 @@ from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded
 from .models import KNOWLEDGE, Row, StartedModels, ask, render_table
 
-READY_TIMEOUT_S = 120.0  # a slow box loads a large model from a slow disk
+READY_TIMEOUT_S = 120.0  # a slow device loads a large model from a slow disk
 _FILE_WIDTH = 140  # of the table, if stdout is not a terminal
 _DEVICE = "this-device"
 _TRITON_GRACE_S = 20.0

@@ -32,7 +32,7 @@ let asking = null;
 function askForKey(again) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("key-dialog");
-    if (again) byId("key-why").textContent = "This box does not know that key. Try another one.";
+    if (again) byId("key-why").textContent = "This device does not know that key. Try another one.";
     byId("key").value = "";
     dialog.showModal();
     dialog.addEventListener(

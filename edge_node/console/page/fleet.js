@@ -1,4 +1,4 @@
-// The box in its fleet: what its agent does now, what runs, how a trial goes, and the journal of what it did before.
+// The device in its fleet: what its agent does now, what runs, how a trial goes, and the journal of what it did before.
 
 import { byId, facts, make, pill, say, show } from "./elements.js";
 import { count, dayAndTime, percent, span } from "./format.js";
@@ -25,7 +25,7 @@ function bundleName(bundle, serials) {
   return make("span", {}, bundle in serials ? `serial ${count(serials[bundle])}, ` : null, id);
 }
 
-/** Show the box in its fleet; `fleet` is null for one that joined none. */
+/** Show the device in its fleet; `fleet` is null for one that joined none. */
 export function showFleet(fleet) {
   byId("fleet").hidden = fleet === null;
   if (fleet === null) return;
@@ -83,7 +83,7 @@ function trial({ elapsed_s: elapsed, settings, now, before }) {
       ["Failed", compared("errors")],
       ["By a fallback", compared("degraded")],
     ]),
-    idle ? make("p", { class: "quiet" }, `With too few requests the box keeps the bundle after ${span(settings.longest_s)}, as unproven.`) : null,
+    idle ? make("p", { class: "quiet" }, `With too few requests the device keeps the bundle after ${span(settings.longest_s)}, as unproven.`) : null,
   ];
 }
 

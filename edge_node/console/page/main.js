@@ -1,4 +1,4 @@
-// The page: asks the box once a second while it is visible, and otherwise not at all.
+// The page: asks the device once a second while it is visible, and otherwise not at all.
 
 import { ask, Refused } from "./api.js";
 import { showOverview, showRecord } from "./detail.js";
@@ -26,11 +26,11 @@ async function poll() {
   if (paused || document.hidden) return;
   try {
     const [state, found] = await Promise.all([ask("console/state"), ask(`v1/decisions?limit=${FIRST_PAGE}&since=${newest}`)]);
-    showBox(state);
+    showDevice(state);
     showDecisions(found.data, state.now);
     byId("lost").hidden = true;
   } catch (error) {
-    say(byId("lost"), error instanceof Refused ? error.message : "The box does not answer. Trying again every second.");
+    say(byId("lost"), error instanceof Refused ? error.message : "The device does not answer. Trying again every second.");
     byId("lost").hidden = false;
   }
   // One timer, however many polls were begun by a click or a tab that came back.
@@ -38,10 +38,10 @@ async function poll() {
   timer = setTimeout(poll, EVERY_MS);
 }
 
-function showBox(state) {
+function showDevice(state) {
   const { readiness } = state;
-  document.title = `${state.box} · Causeway`;
-  say(byId("box"), state.box);
+  document.title = `${state.device} · Causeway`;
+  say(byId("device"), state.device);
   const word = readiness.ready ? "ready" : "not ready";
   if (byId("ready").textContent !== word) show(byId("ready"), pill(word, readiness.ready ? "good" : "bad"));
   say(byId("policy"), `policy ${readiness.policy.name}@${readiness.policy.revision}`);
@@ -85,7 +85,7 @@ async function openFromAddress() {
     if (byKeyboard) byId("detail-title").focus();
     byKeyboard = false;
   } catch (error) {
-    show(byId("detail"), make("h2", { id: "detail-title" }, error instanceof Refused ? error.message : "The box does not answer."));
+    show(byId("detail"), make("h2", { id: "detail-title" }, error instanceof Refused ? error.message : "The device does not answer."));
   }
 }
 

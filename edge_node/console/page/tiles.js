@@ -1,4 +1,4 @@
-// The tiles at the top: a figure of the box, a note, and the last five minutes as a line.
+// The tiles at the top: a figure of the device, a note, and the last five minutes as a line.
 
 import { draw, make, show } from "./elements.js";
 import { count, figure, megabytes, money, percent } from "./format.js";
@@ -82,7 +82,7 @@ export const READINGS = {
   speed: (snapshot) => snapshot.edge.tokens_per_s,
 };
 
-/** Show the box's state. */
+/** Show the device's state. */
 export function showTiles(node, state, history) {
   const { device, edge, cloud, spend } = state.snapshot;
   const now = state.now;

@@ -45,7 +45,7 @@ export class WhatIfEditor {
       this.#show(answer);
     } catch (error) {
       if (turn !== this.#asked) return;
-      const text = error instanceof Refused ? error.message : "The box does not answer.";
+      const text = error instanceof Refused ? error.message : "The device does not answer.";
       show(this.#outcomes, make("p", { class: "pill bad" }, text));
     }
   }
@@ -130,26 +130,26 @@ function choice(signal, id, placeholder, change) {
 
 function number(signal, id, placeholder, change) {
   const range = RANGES[signal.name] ?? RANGES[signal.unit];
-  const box = make("input", { id, type: "number", step: "any", autocomplete: "off", placeholder });
-  box.value = signal.value === null ? "" : String(signal.type === "double" ? Number(signal.value.toPrecision(4)) : signal.value);
-  const recorded = box.value;
-  const value = () => (box.value === "" ? null : box.value === recorded ? signal.value : Number(box.value));
+  const field = make("input", { id, type: "number", step: "any", autocomplete: "off", placeholder });
+  field.value = signal.value === null ? "" : String(signal.type === "double" ? Number(signal.value.toPrecision(4)) : signal.value);
+  const recorded = field.value;
+  const value = () => (field.value === "" ? null : field.value === recorded ? signal.value : Number(field.value));
   if (range === undefined) {
-    box.addEventListener("input", () => change(value()));
-    return box;
+    field.addEventListener("input", () => change(value()));
+    return field;
   }
   const [min, max, step] = range;
   const slider = make("input", { type: "range", min, max, step, "aria-label": `${signal.name}, slider` });
   slider.value = signal.value ?? min;
   slider.addEventListener("input", () => {
-    box.value = slider.value;
+    field.value = slider.value;
     change(Number(slider.value));
   });
-  box.addEventListener("input", () => {
-    slider.value = box.value || min;
+  field.addEventListener("input", () => {
+    slider.value = field.value || min;
     change(value());
   });
-  return [slider, box];
+  return [slider, field];
 }
 
 function outcome(title, redecided) {

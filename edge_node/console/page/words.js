@@ -6,7 +6,7 @@ import { duration } from "./format.js";
 export const REASONS = {
   rule_held: ["✓", "held", "held"],
   rule_not_held: ["·", "", "did not hold"],
-  signal_absent: ["?", "", "{detail} cannot be read on this box, so it does not hold"],
+  signal_absent: ["?", "", "{detail} cannot be read on this device, so it does not hold"],
   rule_failed: ["!", "", "evaluation failed: {detail}"],
   constraint_held: ["✓", "held", "constraint holds {detail}"],
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
@@ -15,7 +15,7 @@ export const REASONS = {
   model_named: ["✓", "held", "the request names {target} {detail}"],
   continued: ["✓", "held", "continues an answer of {target} {detail}"],
   target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
-  target_absent: ["✗", "", "{target} is not on this box: {detail}"],
+  target_absent: ["✗", "", "{target} is not on this device: {detail}"],
   target_down: ["↓", "", "{target} is down, tried last {detail}"],
   calibration_set_aside: ["!", "", "the calibration of {target} has drifted and is set aside {detail}"],
   no_route: ["✗", "", "no target is left {detail}"],

@@ -131,7 +131,7 @@ def _home(places: Places, environ: Mapping[str, str]) -> Path:
 
 
 def _tools(places: Places, folder: Path, progress: Progress) -> Path:
-    """CMake, Ninja and the build backend in an environment of their own, so a box without CMake can build."""
+    """CMake, Ninja and the build backend in an environment of their own, so a device without CMake can build."""
     progress.show("fetching CMake and Ninja")
     python = folder / "bin" / "python"
     run(

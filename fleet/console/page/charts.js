@@ -19,7 +19,7 @@ export const hasInterval = (metric) => metric.low !== null && metric.high !== nu
 /** Return the intervals of one metric over the looks; positive is worse than the control. `looks` has [at, metric]. */
 export function intervals(name, looks) {
   const known = looks.filter(([, metric]) => hasInterval(metric));
-  if (known.length === 0) return make("p", { class: "quiet" }, "No interval yet: too few boxes with requests.");
+  if (known.length === 0) return make("p", { class: "quiet" }, "No interval yet: too few devices with requests.");
   const margin = known.at(-1)[1].margin ?? null;
   const ends = known.flatMap(([, metric]) => [metric.low, metric.high]);
   const [low, high] = [Math.min(0, ...ends), Math.max(0, margin ?? 0, ...ends)];

@@ -1,4 +1,4 @@
-// One box: what it is, what it runs and why, its history, and what an operator may do with it.
+// One device: what it is, what it runs and why, its history, and what an operator may do with it.
 
 import { ask, post } from "./api.js";
 import { confirm } from "./confirm.js";
@@ -66,9 +66,9 @@ function actions(device, context) {
   if (device.revoked) return [];
   const path = `v1/devices/${encodeURIComponent(device.id)}`;
   const all = [
-    device.held || device.pin ? { name: "release", label: "Release", text: "The box follows its cohort's rollouts again: a hold or a pin ends." } : null,
-    device.held ? null : { name: "hold", label: "Hold", text: "The box keeps what it runs, whatever a rollout says, until it is released." },
-    { name: "pin", label: "Pin", text: "The box runs this signed bundle, whatever a rollout says, until it is released.", input: "Bundle id", key: "bundle", value: device.running ?? "" },
+    device.held || device.pin ? { name: "release", label: "Release", text: "The device follows its cohort's rollouts again: a hold or a pin ends." } : null,
+    device.held ? null : { name: "hold", label: "Hold", text: "The device keeps what it runs, whatever a rollout says, until it is released." },
+    { name: "pin", label: "Pin", text: "The device runs this signed bundle, whatever a rollout says, until it is released.", input: "Bundle id", key: "bundle", value: device.running ?? "" },
     { name: "revoke", label: "Revoke", text: "For good: its key and its tokens stop working here, and at the cloud gateways within a minute.", danger: true },
   ].filter(Boolean);
   return all.map(({ name, label, text, danger, input = "Reason", key = "reason", value = "" }) =>

@@ -1,4 +1,4 @@
-// The boxes: a virtual list with a search and filters, which the control plane applies.
+// The devices: a virtual list with a search and filters, which the control plane applies.
 
 import { ask, withQuery } from "./api.js";
 import { make, pill, say } from "./elements.js";

@@ -1,4 +1,4 @@
-// One rollout: its stages, the verdict of each look, its boxes, what happened, and what an operator may do.
+// One rollout: its stages, the verdict of each look, its devices, what happened, and what an operator may do.
 
 import { ask, post, withQuery } from "./api.js";
 import { hasInterval, intervals, points, stack } from "./charts.js";
@@ -15,7 +15,7 @@ const ACTIONS = [
     label: "Pause",
     states: RUNNING,
     role: "operator",
-    text: "No further box changes. Boxes that run the new bundle keep it and are still judged.",
+    text: "No further device changes. Devices that run the new bundle keep it and are still judged.",
   },
   { name: "resume", label: "Resume", states: ["paused"], role: "operator", text: "The stage goes on; its time counts from now. A replay that had no records is tried again." },
   {
@@ -31,7 +31,7 @@ const ACTIONS = [
     states: ["draft", "lint", "replay", "stage", "soak", "paused", "done"],
     role: "operator",
     danger: true,
-    text: "Every box returns to the bundle before, at once and outside of maintenance windows.",
+    text: "Every device returns to the bundle before, at once and outside of maintenance windows.",
   },
 ];
 const KINDS = { commit: "shade-good", waiting: "shade-1", trial: "shade-2", silent: "shade-warn", held: "shade-4", pinned: "shade-4", rollback: "shade-bad", quarantine: "shade-bad" };
@@ -134,14 +134,14 @@ function lookTable(looks) {
 
 function members(rollout) {
   const parts = Object.entries(rollout.members).sort(([, one], [, other]) => other - one);
-  const total = parts.reduce((sum, [, boxes]) => sum + boxes, 0);
+  const total = parts.reduce((sum, [, devices]) => sum + devices, 0);
   return make(
     "section",
     { class: "panel block", "aria-labelledby": "members-title" },
-    make("h3", { id: "members-title" }, "Boxes of this rollout"),
+    make("h3", { id: "members-title" }, "Devices of this rollout"),
     make("p", { class: "big" }, count(total), make("small", {}, ` at ${shareText(rollout.share)}`)),
-    total ? stack(parts.map(([state, boxes]) => [inPlainWords(state), boxes, KINDS[state] ?? "shade-3"]), "Members by state") : null,
-    make("ul", { class: "legend" }, parts.map(([state, boxes]) => make("li", {}, make("span", { class: `swatch ${KINDS[state] ?? "shade-3"}` }), inPlainWords(state), ` ${count(boxes)}`))),
+    total ? stack(parts.map(([state, devices]) => [inPlainWords(state), devices, KINDS[state] ?? "shade-3"]), "Members by state") : null,
+    make("ul", { class: "legend" }, parts.map(([state, devices]) => make("li", {}, make("span", { class: `swatch ${KINDS[state] ?? "shade-3"}` }), inPlainWords(state), ` ${count(devices)}`))),
     make("p", {}, make("a", { href: withQuery("#/devices", { cohort: rollout.cohort }) }, "Devices of the cohort")),
   );
 }

@@ -1,4 +1,4 @@
-// The first view: the cohorts with what their boxes run, and the rollouts.
+// The first view: the cohorts with what their devices run, and the rollouts.
 
 import { ask, post, withQuery } from "./api.js";
 import { stack } from "./charts.js";
@@ -34,7 +34,7 @@ export async function rolloutsView(context) {
 
 function cohortCard(cohort, context) {
   const running = Object.entries(cohort.running).sort(([, one], [, other]) => other - one);
-  const parts = running.map(([bundle, boxes], index) => [bundle.slice(0, 12) || "factory's files", boxes, SHADES[Math.min(index, 3)]]);
+  const parts = running.map(([bundle, devices], index) => [bundle.slice(0, 12) || "factory's files", devices, SHADES[Math.min(index, 3)]]);
   const start = () =>
     confirm(
       {
@@ -53,10 +53,10 @@ function cohortCard(cohort, context) {
     "li",
     { class: "panel card" },
     make("div", { class: "card-head" }, make("h4", {}, cohort.name), cohort.rollout ? make("a", { href: `#/rollouts/${cohort.rollout}` }, "rollout") : null),
-    make("p", { class: "big" }, count(cohort.boxes), make("small", {}, cohort.boxes === 1 ? " box" : " boxes")),
+    make("p", { class: "big" }, count(cohort.devices), make("small", {}, cohort.devices === 1 ? " device" : " devices")),
     make("p", { class: "quiet" }, seenText(cohort), cohort.ahead ? [" ", pill(`${count(cohort.ahead)} ahead of this server`, "warn")] : null),
-    stack(parts, `What the boxes of ${cohort.name} run`),
-    make("ul", { class: "legend" }, running.slice(0, 3).map(([bundle, boxes], index) => make("li", {}, make("span", { class: `swatch ${SHADES[index]}` }), bundleName(bundle), ` ${count(boxes)}`))),
+    stack(parts, `What the devices of ${cohort.name} run`),
+    make("ul", { class: "legend" }, running.slice(0, 3).map(([bundle, devices], index) => make("li", {}, make("span", { class: `swatch ${SHADES[index]}` }), bundleName(bundle), ` ${count(devices)}`))),
     make(
       "div",
       { class: "card-foot" },
@@ -65,7 +65,7 @@ function cohortCard(cohort, context) {
         ? make(
             "span",
             { class: "push" },
-            make("button", { type: "button", onclick: () => addBoxes(cohort.name) }, "Add boxes"),
+            make("button", { type: "button", onclick: () => addDevices(cohort.name) }, "Add devices"),
             " ",
             cohort.rollout ? null : make("button", { type: "button", onclick: start }, "New rollout"),
           )
@@ -75,14 +75,14 @@ function cohortCard(cohort, context) {
 }
 
 /** Make a join token and show it, once. */
-async function addBoxes(cohort) {
+async function addDevices(cohort) {
   let token = "";
   const made = await confirm(
     {
-      title: `Add boxes to ${cohort}`,
-      text: "A join token for so many boxes, valid for a day. Give it to `causeway-edge fleet join` on each of them.",
+      title: `Add devices to ${cohort}`,
+      text: "A join token for so many devices, valid for a day. Give it to `causeway-edge fleet join` on each of them.",
       button: "Make a token",
-      input: "Boxes",
+      input: "Devices",
       required: true,
       value: "1",
     },
@@ -92,8 +92,8 @@ async function addBoxes(cohort) {
 }
 
 function seenText(cohort) {
-  if (!cohort.boxes) return "none has enrolled yet";
-  return cohort.recently_seen === cohort.boxes ? "all seen lately" : `${count(cohort.recently_seen)} seen lately, ${percent(cohort.recently_seen / cohort.boxes)}`;
+  if (!cohort.devices) return "none has enrolled yet";
+  return cohort.recently_seen === cohort.devices ? "all seen lately" : `${count(cohort.recently_seen)} seen lately, ${percent(cohort.recently_seen / cohort.devices)}`;
 }
 
 function rolloutRow(rollout, context) {

@@ -1,12 +1,12 @@
-"""Rollouts over thousands of simulated boxes and a real control plane, in real time.
+"""Rollouts over thousands of simulated devices and a real control plane, in real time.
 
-python -m tests.bed.fleet --boxes 5000
+python -m tests.bed.fleet --devices 5000
 
-1. A first bundle, to all boxes at once.
+1. A first bundle, to all devices at once.
 2. A bundle under which 5 % more answers fail: it has to stop at its first stage and undo itself.
-3. A good bundle, to all boxes at once; then an operator aborts it: every box returns. What this costs the control
+3. A good bundle, to all devices at once; then an operator aborts it: every device returns. What this costs the control
    plane calibrates `tests.bench.simulation.polls`, whose own figure is printed beside it.
-4. The control plane is killed and started again: all boxes reconnect.
+4. The control plane is killed and started again: all devices reconnect.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from tests.bed.figures import quantile, table
 from tests.ports import free_port
 from tests.tool import run_tool
 
-from .boxes import Behaviour, SimulatedBox
 from .calibration import calibrated, calibration_rows, storm_rows, work
+from .devices import Behaviour, SimulatedDevice
 
 ENROLLING = 64
 TIMEOUT_S = 900.0
@@ -57,13 +57,13 @@ _ENDED = ("done", "reverted", "draft")
 
 
 class FleetBed:
-    """A control plane, its fleet's folder, and simulated boxes."""
+    """A control plane, its fleet's folder, and simulated devices."""
 
-    def __init__(self, folder: Path, boxes: int) -> None:
+    def __init__(self, folder: Path, devices: int) -> None:
         self._fleet = folder / "stores"
         self._folder = folder
-        self._count = boxes
-        self.boxes: list[SimulatedBox] = []
+        self._count = devices
+        self.devices: list[SimulatedDevice] = []
         self._http: aiohttp.ClientSession
         self._listen = f"127.0.0.1:{free_port()}"
         self._url = f"http://{self._listen}"
@@ -103,22 +103,22 @@ class FleetBed:
         return bundle_id(signed_manifests(PublishedFolder(self._fleet))[COHORT])
 
     async def enrol(self, http: aiohttp.ClientSession, behaviour: Behaviour) -> float:
-        """Enrol all boxes; return how many a second."""
+        """Enrol all devices; return how many a second."""
         self._http = http
         asked = {"uses": self._count, "expires_s": 3600.0}
         token = (await self.api("POST", "/v1/join-tokens", asked))["token"]
-        self.boxes = [
-            SimulatedBox(http, self._url, f"box-{number:05}", f"seed-{number}", behaviour)
+        self.devices = [
+            SimulatedDevice(http, self._url, f"device-{number:05}", f"seed-{number}", behaviour)
             for number in range(self._count)
         ]
         slots = asyncio.Semaphore(ENROLLING)
 
-        async def one(box: SimulatedBox) -> None:
+        async def one(device: SimulatedDevice) -> None:
             async with slots:
-                await box.enrol(token)
+                await device.enrol(token)
 
         began = time.monotonic()
-        await asyncio.gather(*map(one, self.boxes))
+        await asyncio.gather(*map(one, self.devices))
         return self._count / (time.monotonic() - began)
 
     async def roll_out(self, bundle: str) -> dict[str, Any]:
@@ -147,16 +147,16 @@ class FleetBed:
         await self.api("POST", f"/v1/rollouts/{rollout}/abort", {"reason": "emergency"})
         return began
 
-    async def until(self, what: str, holds: Callable[[SimulatedBox], bool]) -> None:
-        """Wait until something holds for every box."""
+    async def until(self, what: str, holds: Callable[[SimulatedDevice], bool]) -> None:
+        """Wait until something holds for every device."""
         ends = time.monotonic() + TIMEOUT_S
-        while late := sum(not holds(box) for box in self.boxes):
+        while late := sum(not holds(device) for device in self.devices):
             if time.monotonic() > ends:
-                raise TimeoutError(f"{late} boxes: not {what}")
+                raise TimeoutError(f"{late} devices: not {what}")
             await asyncio.sleep(0.2)
 
     async def until_running(self, bundle: str) -> None:
-        await self.until(f"running {bundle}", lambda box: box.running == bundle)
+        await self.until(f"running {bundle}", lambda device: device.running == bundle)
 
     async def round_trip_s(self, tries: int = 200) -> float:
         """Return the median time of a request for a small file."""
@@ -191,50 +191,50 @@ async def run(folder: Path, count: int) -> None:
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         try:
             rows.append(["enrolments a second", await bed.enrol(http, behaviour)])
-            gc.freeze()  # a full collection over all boxes stops their clocks for 0.7 s
-            lives = asyncio.gather(*(box.live() for box in bed.boxes))
+            gc.freeze()  # a full collection over all devices stops their clocks for 0.7 s
+            lives = asyncio.gather(*(device.live() for device in bed.devices))
             await asyncio.sleep(2 * TELEMETRY_S)
             rows.append(["control plane with all polls parked, MB", _memory_mb(bed.program.pid)])
             round_trip_s = await bed.round_trip_s()
             print("first bundle, to all at once", flush=True)
             done = await bed.roll_out(first)
-            changed = [box.changed - done["began"] for box in bed.boxes]
-            rows.append(["from `apply` to running on all boxes, p50 s", quantile(changed, 0.5)])
+            changed = [device.changed - done["began"] for device in bed.devices]
+            rows.append(["from `apply` to running on all devices, p50 s", quantile(changed, 0.5)])
             rows.append(["the same, p99 s", quantile(changed, 0.99)])
             print("a bundle under which 5 % more answers fail", flush=True)
             await asyncio.to_thread(bed.sign, "bad", STAGES)
             verdict = await bed.roll_out(bad)
-            reached = [box for box in bed.boxes if bad in box.ran]
+            reached = [device for device in bed.devices if bad in device.ran]
             await bed.until_running(first)
-            back = [box.changed - verdict["aborted"] for box in reached]
-            rows.append(["boxes that the bad bundle reached", len(reached)])
+            back = [device.changed - verdict["aborted"] for device in reached]
+            rows.append(["devices that the bad bundle reached", len(reached)])
             rows.append(["stage reached (1 is the first)", verdict["stage"] + 1])
             rows.append(["verdict of fail after, s", verdict["aborted"] - verdict["began"]])
             rows.append(["from the verdict to reverted, p99 s", quantile(back, 0.99)])
             print("a good bundle, to all at once, and an operator's abort", flush=True)
             good = await asyncio.to_thread(bed.sign, "second", AT_ONCE)
             done = await bed.roll_out(good)
-            before = work(bed.boxes, bed.program.pid)
+            before = work(bed.devices, bed.program.pid)
             began = await bed.abort(done["id"])
             await bed.until_running(first)
-            back = [box.changed - began for box in bed.boxes]
-            publish_s = min(box.woken for box in bed.boxes if box.woken > began) - began
-            after = work(bed.boxes, bed.program.pid)
+            back = [device.changed - began for device in bed.devices]
+            publish_s = min(device.woken for device in bed.devices if device.woken > began) - began
+            after = work(bed.devices, bed.program.pid)
             model = calibrated(before, after, publish_s, round_trip_s, behaviour.activation_s)
-            rows.append([f"from an abort to reverted, {count} boxes, p50 s", quantile(back, 0.5)])
+            rows.append([f"from an abort to reverted, {count} devices, p50 s", quantile(back, 0.5)])
             rows.append(["the same, p99 s", quantile(back, 0.99)])
             rows += calibration_rows(model, back)
             rows.append(["control plane at the end, MB", _memory_mb(bed.program.pid)])
-            failures = [failure for box in bed.boxes for failure in box.failures]
-            rows.append(["requests of the boxes", sum(box.requests for box in bed.boxes)])
+            failures = [failure for device in bed.devices for failure in device.failures]
+            rows.append(["requests of the devices", sum(device.requests for device in bed.devices)])
             rows.append(["failed requests", len(failures)])
             print("the control plane is killed and started again", flush=True)
-            await asyncio.sleep(behaviour.trial_s + 30.0)  # until most boxes wait in their next poll
-            cut, killed = {box for box in bed.boxes if box.is_parked}, time.monotonic()
+            await asyncio.sleep(behaviour.trial_s + 30.0)  # until most devices wait in their next poll
+            cut, killed = {device for device in bed.devices if device.is_parked}, time.monotonic()
             returned = await bed.kill_and_start()
-            await bed.until("connected", lambda box: box.connected > killed or box not in cut)
-            rows.append(["boxes that waited in a poll at the kill", len(cut)])
-            rows += storm_rows(returned, [box.connected for box in cut])
+            await bed.until("connected", lambda device: device.connected > killed or device not in cut)
+            rows.append(["devices that waited in a poll at the kill", len(cut)])
+            rows += storm_rows(returned, [device.connected for device in cut])
             print(table(["figure", "value"], rows))
             print("\n".join(sorted(set(failures))[:10]))
         finally:
@@ -252,10 +252,10 @@ def _memory_mb(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--boxes", type=int, default=5000)
+    parser.add_argument("--devices", type=int, default=5000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fleet-bed-") as folder:
-        asyncio.run(run(Path(folder), options.boxes))
+        asyncio.run(run(Path(folder), options.devices))
 
 
 if __name__ == "__main__":

@@ -13,30 +13,30 @@ import psutil
 from tests.bench.simulation.polls import PollModel, revert_times
 
 from ..figures import quantile
-from .boxes import SimulatedBox
+from .devices import SimulatedDevice
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Requests of the boxes until now, and the CPU time that the control plane has used for them, seconds."""
+    """Requests of the devices until now, and the CPU time that the control plane has used for them, seconds."""
 
     requests: int
     cpu_s: float
 
 
-def work(boxes: Iterable[SimulatedBox], pid: int) -> Work:
+def work(devices: Iterable[SimulatedDevice], pid: int) -> Work:
     used = psutil.Process(pid).cpu_times()
-    return Work(sum(box.requests for box in boxes), used.user + used.system)
+    return Work(sum(device.requests for device in devices), used.user + used.system)
 
 
 def calibrated(before: Work, after: Work, publish_s: float, round_trip_s: float, activation_s: float) -> PollModel:
     """Return the model of this control plane, for a core of its own.
 
     Args:
-        before: When all boxes were told to revert.
+        before: When all devices were told to revert.
         after: When all of them had.
-        publish_s: From the decision to the first woken box.
+        publish_s: From the decision to the first woken device.
         round_trip_s: Of one request to an idle control plane.
-        activation_s: Of the simulated boxes.
+        activation_s: Of the simulated devices.
     """
     rate = (after.requests - before.requests) / max(after.cpu_s - before.cpu_s, 1e-9)
     return PollModel(
@@ -44,17 +44,17 @@ def calibrated(before: Work, after: Work, publish_s: float, round_trip_s: float,
         publish_s=publish_s,
         round_trip_s=round_trip_s,
         activation_s=activation_s,
-        boxes_per_process=1_000_000,
+        devices_per_process=1_000_000,
     )
 
 
 def calibration_rows(model: PollModel, reverted_s: Sequence[float]) -> list[list[object]]:
-    """Return the constants, and the simulated revert of as many boxes beside the measured one."""
+    """Return the constants, and the simulated revert of as many devices beside the measured one."""
     count = len(reverted_s)
     simulated = revert_times(np.random.default_rng(0), count, count, model).tolist()
     return [
         ["requests of a CPU second of the control plane", model.requests_per_s],
-        ["from an abort to the first woken box, s", model.publish_s],
+        ["from an abort to the first woken device, s", model.publish_s],
         ["round trip of an idle control plane, s", model.round_trip_s],
         *(
             [f"abort to reverted, simulated with these (measured {quantile(reverted_s, share):.3g}), {name} s",
@@ -65,11 +65,11 @@ def calibration_rows(model: PollModel, reverted_s: Sequence[float]) -> list[list
 
 
 def storm_rows(returned: float, reconnected: Sequence[float]) -> list[list[object]]:
-    """Return how evenly boxes came back to a control plane that was killed.
+    """Return how evenly devices came back to a control plane that was killed.
 
     Args:
         returned: When it answered again, monotonic seconds.
-        reconnected: When each box had its first answer.
+        reconnected: When each device had its first answer.
     """
     ordered = sorted(reconnected)[: max(1, int(0.99 * len(reconnected)))]
     seconds = Counter(math.floor(at - returned) for at in ordered)
@@ -78,5 +78,5 @@ def storm_rows(returned: float, reconnected: Sequence[float]) -> list[list[objec
     return [
         ["reconnects of the busiest second", max(seconds.values())],
         ["reconnects, peak over mean", max(seconds.values()) / mean],
-        ["99 % of the boxes are back after, s", settled_s],
+        ["99 % of the devices are back after, s", settled_s],
     ]

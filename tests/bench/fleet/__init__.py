@@ -1,4 +1,4 @@
-"""The control plane with many boxes: servers, and boxes whose keys the load generator knows."""
+"""The control plane with many devices: servers, and devices whose keys the load generator knows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def bare() -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def plane(folder: Path, database: str, boxes: int) -> Iterator[tuple[int, int]]:
-    """A control plane with so many boxes, which another process has made; yields its port and its process."""
-    subprocess.run([sys.executable, "-m", _SERVER, "boxes", str(folder), database, str(boxes)], cwd=_ROOT, check=True)
+def plane(folder: Path, database: str, devices: int) -> Iterator[tuple[int, int]]:
+    """A control plane with so many devices, which another process has made; yields its port and its process."""
+    subprocess.run(
+        [sys.executable, "-m", _SERVER, "devices", str(folder), database, str(devices)], cwd=_ROOT, check=True
+    )
     with process("-m", _SERVER, "plane", str(folder), database) as (port, pid):
         yield int(port), pid

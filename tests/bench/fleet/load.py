@@ -12,20 +12,20 @@ import msgspec
 import psutil
 import uvloop
 
-from .boxes import status_request
+from .devices import status_request
 
 CONNECTIONS = 300
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`servers`: name → port and the ids of the processes whose time counts. Box and connection have one number."""
+    """`servers`: name → port and the ids of the processes whose time counts. Device and connection have one number."""
 
     servers: dict[str, tuple[int, list[int]]]
     rounds: int
     reports: int  # of each connection in a round
 
 
-class _Box(asyncio.Protocol):
+class _Device(asyncio.Protocol):
     """Sends one request after the other; the answer has arrived when its head and its length are there."""
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Figures(msgspec.Struct, frozen=True):
 async def play(plan: Plan) -> list[dict[str, Figures]]:
     """Return the figures of each server in each round."""
     loop = asyncio.get_running_loop()
-    boxes = {
-        name: [(await loop.create_connection(_Box, "127.0.0.1", port))[1] for _ in range(CONNECTIONS)]
+    devices = {
+        name: [(await loop.create_connection(_Device, "127.0.0.1", port))[1] for _ in range(CONNECTIONS)]
         for name, (port, _) in plan.servers.items()
     }
     rounds = []
@@ -83,10 +83,10 @@ async def play(plan: Plan) -> list[dict[str, Figures]]:
         seqs = range(1 + turn * plan.reports, 1 + (turn + 1) * plan.reports)
         requests = [[status_request(number, seq) for seq in seqs] for number in range(CONNECTIONS)]
         figures = {}
-        for name, connections in boxes.items():
+        for name, connections in devices.items():
             pids = plan.servers[name][1]
             cpu_s, began = _cpu_s(pids), time.perf_counter()
-            await asyncio.gather(*(box.play(mine) for box, mine in zip(connections, requests, strict=True)))
+            await asyncio.gather(*(device.play(mine) for device, mine in zip(connections, requests, strict=True)))
             took_s, used_s = time.perf_counter() - began, _cpu_s(pids) - cpu_s
             count = CONNECTIONS * plan.reports
             figures[name] = Figures(count / took_s, count / used_s)

@@ -1,7 +1,7 @@
-"""`python -m tests.bench.fleet.server bare | plane FOLDER DATABASE BOXES`: prints its port and serves until killed.
+"""`python -m tests.bench.fleet.server bare | plane FOLDER DATABASE DEVICES`: prints its port and serves until killed.
 
 bare    aiohttp's least on uvloop: a handler that reads a status report's body and returns fixed bytes
-plane   the control plane with so many boxes of the cohort `everyone`
+plane   the control plane with so many devices of the cohort `everyone`
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from causeway_server.fleet.app import ServeSettings, running
 from causeway_server.fleet.repository.folder import new_fleet
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.devices import Device
-from causeway_server.fleet.store.tables import devices
+from causeway_server.fleet.store.tables import devices as device_table
 from causeway_server.router.bundle.protocol import StatusReply
 from causeway_server.router.serving.listener import raise_file_limit
 
-from .boxes import SERVER_KEY, STATUS, box_name, public_key
+from .devices import SERVER_KEY, STATUS, device_name, public_key
 
 FLEET = "version: 1\nname: bench\ncohorts:\n  everyone: {policy: policies/default.yaml}\n"
 
@@ -48,8 +48,8 @@ async def bare() -> None:
     await asyncio.Event().wait()
 
 
-async def make_boxes(folder: Path, database: str, boxes: int) -> None:
-    """Make a fleet and its boxes; every third one is of the cohort `others`."""
+async def make_devices(folder: Path, database: str, count: int) -> None:
+    """Make a fleet and its devices; every third one is of the cohort `others`."""
     new_fleet(folder)
     (folder / "fleet.yaml").write_text(FLEET)
     (folder / "data").mkdir(mode=0o700)
@@ -57,12 +57,14 @@ async def make_boxes(folder: Path, database: str, boxes: int) -> None:
     key.write_text(json.dumps(OKPAlgorithm.to_jwk(SERVER_KEY, as_dict=True)))
     key.chmod(0o600)
     store = await Store.open(database)
-    kinds = [(box_name(number), "everyone" if number % 3 else "others", public_key(number)) for number in range(boxes)]
+    kinds = [
+        (device_name(number), "everyone" if number % 3 else "others", public_key(number)) for number in range(count)
+    ]
     rows = [
         msgspec.structs.asdict(Device(name, "acme", cohort, key, enrolled=time.time())) for name, cohort, key in kinds
     ]
     async with store.write() as connection:
-        await connection.execute(insert(devices), rows)
+        await connection.execute(insert(device_table), rows)
     await store.close()
 
 
@@ -78,8 +80,8 @@ def main() -> None:
     raise_file_limit()
     if sys.argv[1] == "bare":
         uvloop.run(bare())
-    elif sys.argv[1] == "boxes":
-        uvloop.run(make_boxes(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    elif sys.argv[1] == "devices":
+        uvloop.run(make_devices(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
     else:
         uvloop.run(plane(Path(sys.argv[2]), sys.argv[3]))
 

@@ -21,7 +21,7 @@ import psutil
 from causeway_server.router.bundle.settings import ModalitiesConfig
 from tests.edge_node.modalities.test_fusion import picture, sound, text
 
-from .box import Bench, Reply, benched
+from .device import Bench, Reply, benched
 from .files import LINES, distorted, invoice, speech
 
 STALL_S = 5.0

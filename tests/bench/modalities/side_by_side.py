@@ -19,7 +19,7 @@ from causeway_server.router.types import Modality
 from tests.edge_node.modalities.test_fusion import picture, sound, text
 from tests.models.modalities.files import png, tone, wav
 
-from .box import Reply, benched
+from .device import Reply, benched
 from .files import invoice, speech
 
 LIMIT = 1.15

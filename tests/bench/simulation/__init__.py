@@ -1,1 +1,1 @@
-"""A seeded simulation of a fleet: polls, reconnects, stages, verdicts and reverts of up to a million boxes."""
+"""A seeded simulation of a fleet: polls, reconnects, stages, verdicts and reverts of up to a million devices."""

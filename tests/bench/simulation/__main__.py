@@ -12,7 +12,7 @@ import numpy as np
 from causeway_server.fleet.rollout.settings import RolloutState
 from tests.tool import run_tool
 
-from .boxes import Effect
+from .devices import Effect
 from .polls import PollModel, polls_after_wake, reconnect_storm, revert_times
 from .rollouts import RolloutRun, simulate_rollout
 
@@ -20,36 +20,36 @@ CASES = (
     ("the same bundle on both sides", Effect(), True),
     ("5 % of answers fail", Effect(errors=0.05), False),
     ("latency is 1.5 times as long", Effect(slower=1.5), False),
-    ("a tenth of the boxes goes silent", Effect(silenced=0.1), False),
-    ("a tenth of the boxes rolls back", Effect(rolled_back=0.1), False),
+    ("a tenth of the devices goes silent", Effect(silenced=0.1), False),
+    ("a tenth of the devices rolls back", Effect(rolled_back=0.1), False),
 )
 OUTAGES_S = (0.0, 5.0, 20.0, 40.0, 60.0, 300.0, 1800.0)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--boxes", default=5_000, show_default=True, type=click.IntRange(2), help="Boxes of the cohort.")
+@click.option("--devices", default=5_000, show_default=True, type=click.IntRange(2), help="Devices of the cohort.")
 @click.option("--rollouts", default=100, show_default=True, type=click.IntRange(1), help="Rollouts of each case.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same figures.")
-def main(boxes: int, rollouts: int, seed: int) -> None:
+def main(devices: int, rollouts: int, seed: int) -> None:
     """Simulate rollouts, reverts, polls and reconnects of a fleet."""
     for title, effect, accepts in CASES:
-        runs = [simulate_rollout(seed + number, boxes, effect, accepts=accepts) for number in range(rollouts)]
-        click.echo(f"{title}: {outcome_line(runs, boxes)}")
+        runs = [simulate_rollout(seed + number, devices, effect, accepts=accepts) for number in range(rollouts)]
+        click.echo(f"{title}: {outcome_line(runs, devices)}")
     rng, model = np.random.default_rng(seed), PollModel()
-    p50, p99 = np.percentile(revert_times(rng, boxes, boxes, model), (50, 99))
-    click.echo(f"revert of all {boxes} boxes after a fail: p50 {p50:.1f} s, p99 {p99:.1f} s")
-    storms = [reconnect_storm(rng, boxes, outage_s, model) for outage_s in OUTAGES_S]
+    p50, p99 = np.percentile(revert_times(rng, devices, devices, model), (50, 99))
+    click.echo(f"revert of all {devices} devices after a fail: p50 {p50:.1f} s, p99 {p99:.1f} s")
+    storms = [reconnect_storm(rng, devices, outage_s, model) for outage_s in OUTAGES_S]
     worst = max(storms, key=lambda storm: storm.peak_over_mean)
     settled_s = max(storm.settled_s for storm in storms)
     click.echo(
         f"reconnects after outages of {OUTAGES_S[0]:.0f} to {OUTAGES_S[-1]:.0f} s: peak over mean at most "
         f"{worst.peak_over_mean:.2f} ({worst.peak_per_s:.0f}/s), settled within {settled_s:.0f} s"
     )
-    polls = polls_after_wake(rng, boxes, 3600.0, model)
+    polls = polls_after_wake(rng, devices, 3600.0, model)
     click.echo(f"polls in the hour after a wake: peak over mean {polls.peak_over_mean:.2f} ({polls.mean_per_s:.1f}/s)")
 
 
-def outcome_line(runs: Sequence[RolloutRun], boxes: int) -> str:
+def outcome_line(runs: Sequence[RolloutRun], devices: int) -> str:
     """Say how many runs ended how, how far they got, and how long the reverts took."""
     ended = Counter(run.state for run in runs)
     text = ", ".join(f"{count} {state}" for state, count in sorted(ended.items()))
@@ -59,7 +59,7 @@ def outcome_line(runs: Sequence[RolloutRun], boxes: int) -> str:
         stages = Counter(run.stage + 1 for run in aborted)
         text += "; aborted in stage " + ", ".join(f"{stage} ({count})" for stage, count in sorted(stages.items()))
         exposed = max(run.exposed for run in aborted)
-        text += f", at most {exposed} boxes ({exposed / boxes:.1%}), {max(run.took_s for run in aborted):.0f} s"
+        text += f", at most {exposed} devices ({exposed / devices:.1%}), {max(run.took_s for run in aborted):.0f} s"
         times = np.concatenate([run.reverted_s for run in aborted])
         text += f"; reverted p99 {np.percentile(times, 99):.1f} s" if times.size else ""
     return text

@@ -1,4 +1,4 @@
-"""One simulated rollout: the real life, looks and verdict of `fleet.rollout`, on simulated boxes."""
+"""One simulated rollout: the real life, looks and verdict of `fleet.rollout`, on simulated devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from causeway_server.fleet.rollout.settings import RolloutEvent, RolloutSettings
 from causeway_server.fleet.rollout.verdict import Observations
 from causeway_server.router.bundle.manifest import WHOLE
 
-from .boxes import Effect, SimulatedBoxes, draw_boxes, draw_weather, observe
+from .devices import Effect, SimulatedDevices, draw_devices, draw_weather, observe
 from .polls import PollModel, revert_times, told_times
 
 S, E = RolloutState, RolloutEvent
@@ -29,9 +29,9 @@ class RolloutRun:
         stage: Index of the stage that was reached; the number of stages is the soak.
         pauses: Inconclusive stages.
         took_s: Until DONE, the verdict of fail, or the pause.
-        exposed: Boxes that ran the new bundle, or had begun to.
+        exposed: Devices that ran the new bundle, or had begun to.
         reverted_s: float64 [exposed], from the verdict of fail until each reported that it runs the bundle before;
-            boxes that are off do so when they come back and are not in it.
+            devices that are off do so when they come back and are not in it.
         reason: Of the abort.
     """
 
@@ -46,7 +46,7 @@ class RolloutRun:
 
 def simulate_rollout(
     seed: int,
-    boxes: int,
+    devices: int,
     effect: Effect,
     *,
     accepts: bool = False,
@@ -55,27 +55,27 @@ def simulate_rollout(
 
     Args:
         seed: Of all chance; the same seed gives the same run.
-        boxes: How many.
+        devices: How many.
         effect: Of the new bundle.
         accepts: An approver accepts each inconclusive stage at once, so that the rollout goes on.
     """
     rng = np.random.default_rng(seed)
-    fleet = draw_boxes(rng, boxes, f"salt-{seed}")
+    fleet = draw_devices(rng, devices, f"salt-{seed}")
     run = _Run(rng, fleet, effect)
     return run.to_the_end(seed, accepts)
 
 
 class _Run:
-    def __init__(self, rng: np.random.Generator, boxes: SimulatedBoxes, effect: Effect) -> None:
+    def __init__(self, rng: np.random.Generator, devices: SimulatedDevices, effect: Effect) -> None:
         self.rng, self.effect, self.model = rng, effect, PollModel()
-        size = boxes.size
-        self.adopted = np.full(size, np.inf)  # when a box runs the new bundle
+        size = devices.size
+        self.adopted = np.full(size, np.inf)  # when a device runs the new bundle
         self.rolls_back = rng.random(size) < effect.rolled_back
         self.silenced = rng.random(size) < effect.silenced
-        self.boxes = boxes
+        self.devices = devices
 
     def to_the_end(self, seed: int, accepts: bool) -> RolloutRun:
-        least = stage_share(0, self.boxes.positions[self.boxes.off_at > 0].tolist())
+        least = stage_share(0, self.devices.positions[self.devices.off_at > 0].tolist())
         rollout = Rollout(f"r{seed}", "simulated", "new", "old", f"salt-{seed}", _SETTINGS)
         for event in (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED):
             rollout = apply(rollout, event, 0.0, least_share=least)
@@ -98,27 +98,27 @@ class _Run:
         return self._ended(rollout, stage, pauses, now)
 
     def _tell_members(self, share: int, now: float) -> None:
-        fresh = (self.boxes.positions < share) & (self.boxes.off_at > now) & np.isinf(self.adopted)
+        fresh = (self.devices.positions < share) & (self.devices.off_at > now) & np.isinf(self.adopted)
         count = int(fresh.sum())
-        told = told_times(self.rng, count, self.boxes.size, self.model)
-        # Download, checks on the box, and the swap.
+        told = told_times(self.rng, count, self.devices.size, self.model)
+        # Download, checks on the device, and the swap.
         self.adopted[fresh] = now + told + self.rng.lognormal(np.log(40.0), 0.6, count)
         lost = fresh & self.silenced
-        self.boxes.off_at[lost] = np.minimum(self.boxes.off_at[lost], self.adopted[lost])
+        self.devices.off_at[lost] = np.minimum(self.devices.off_at[lost], self.adopted[lost])
 
     def _observe(self, share: int, began: float, watched_from: float, now: float) -> tuple[Observations, Observations]:
-        boxes = self.boxes
-        reachable = (boxes.off_at > began - _SETTINGS.silence_s) & ~boxes.cloned
-        members = reachable & (boxes.positions < share)
+        devices = self.devices
+        reachable = (devices.off_at > began - _SETTINGS.silence_s) & ~devices.cloned
+        members = reachable & (devices.positions < share)
         tried = members & (self.adopted <= watched_from)
         undone = tried & self.rolls_back
-        weather = draw_weather(self.rng, boxes.size)
+        weather = draw_weather(self.rng, devices.size)
         window, silence_s = (watched_from, now), _SETTINGS.silence_s
         canary, control = (
-            observe(self.rng, boxes, np.flatnonzero(chosen), window, weather, silence_s, effect)
+            observe(self.rng, devices, np.flatnonzero(chosen), window, weather, silence_s, effect)
             for chosen, effect in (
                 (tried & ~undone, self.effect),
-                (reachable & (boxes.positions >= share), None),
+                (reachable & (devices.positions >= share), None),
             )
         )
         waiting = int((members & (self.adopted > now)).sum())
@@ -128,8 +128,8 @@ class _Run:
         exposed = ~np.isinf(self.adopted)
         reverted = np.empty(0)
         if rollout.state is S.ABORTED:
-            back = exposed & (self.boxes.off_at > now)
-            reverted = revert_times(self.rng, int(back.sum()), self.boxes.size, self.model)
+            back = exposed & (self.devices.off_at > now)
+            reverted = revert_times(self.rng, int(back.sum()), self.devices.size, self.model)
             for event in (E.REVERT, E.ALL_REVERTED):
                 rollout = apply(rollout, event, now, reason=rollout.reason)
         return RolloutRun(rollout.state, stage, pauses, now, int(exposed.sum()), reverted, rollout.reason)

@@ -27,7 +27,9 @@ def test_the_critical_header_is_true_or_false_only() -> None:
 
 
 def job_run() -> JobRun:
-    return JobRun(record=running_record("j", "acme/box"), request=CHAT, body_bytes=40, deadline=time.monotonic() + 60)
+    return JobRun(
+        record=running_record("j", "acme/device"), request=CHAT, body_bytes=40, deadline=time.monotonic() + 60
+    )
 
 
 async def test_a_job_never_leaves_its_tier() -> None:

@@ -13,7 +13,7 @@ from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
-from tests.edge_node.box import running
+from tests.edge_node.device import running
 from tests.edge_node.jobs.support import PROMPT, accepted, ended, request, text_of
 from tests.edge_node.scripted import ScriptedCloud
 
@@ -48,10 +48,10 @@ async def test_a_job_that_a_device_cancels_is_cancelled_at_the_gateway(
 
     async with serving(api.handler) as url:
         start = partial(running, tmp_path, cloud=Gateway(url), jobs=PROMPT, api_key="kiosk", probe_interval_s=0.02)
-        async with start() as box:
-            job = await accepted(box, tags="cloud", priority="bulk", deadline_ms=3_600_000)
+        async with start() as device:
+            job = await accepted(device, tags="cloud", priority="bulk", deadline_ms=3_600_000)
             await until(partial(is_in, "queued"))
-            assert (await request(box, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
+            assert (await request(device, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
             await until(partial(is_in, "cancelled"))
         async with RunningWorker(stores.jobs, runner, config):
             assert (await stores.jobs.claim("w", "large", ["bulk"])).records == ()
@@ -71,11 +71,11 @@ async def test_a_job_of_a_device_is_done_once(config: JobsConfig, stores: JobSto
 
     async with serving(api.handler) as url:
         start = partial(running, tmp_path, cloud=Gateway(url), jobs=PROMPT, api_key="kiosk", probe_interval_s=0.02)
-        async with start() as box:
-            job = await accepted(box, tags="cloud", priority="bulk", deadline_ms=3_600_000)
+        async with start() as device:
+            job = await accepted(device, tags="cloud", priority="bulk", deadline_ms=3_600_000)
             await until(is_queued)
-        async with start() as box, RunningWorker(stores.jobs, runner, config):
-            found = await ended(box, job)
+        async with start() as device, RunningWorker(stores.jobs, runner, config):
+            found = await ended(device, job)
     assert (found["status"], found["route"], text_of(found)) == ("succeeded", "cloud", "an answer")
     assert len(runner.runs) == 1
     assert len(await stores.jobs.list_owned("kiosk/1", after="", limit=2)) == 1

@@ -123,7 +123,9 @@ async def test_a_delivery_may_be_a_cloud_event(bed: WebhookBed, receiver: Receiv
     """In the format of its tenant, else in the configured one; always signed, and the same facts in each."""
     formats: dict[str, WebhookFormat] = {"plain": "standard", "headers": "cloudevents-binary"}
     sender = bed.sender(msgspec.structs.replace(LOOPBACK, format="cloudevents", tenant_formats=formats))
-    jobs = {await bed.ended_job(url(receiver), owner): owner for owner in ("plain/box", "headers/box", "other/box")}
+    jobs = {
+        await bed.ended_job(url(receiver), owner): owner for owner in ("plain/device", "headers/device", "other/device")
+    }
     assert await sender.deliver_due() == 3
     seen: dict[str, tuple[str, ...]] = {}
     for sent, body in receiver.arrived:
@@ -144,13 +146,13 @@ async def test_a_delivery_may_be_a_cloud_event(bed: WebhookBed, receiver: Receiv
             assert event["id"] == headers["webhook-id"]
             assert event["subject"] == data["id"]
         seen[owner] = (kind, event.get("specversion", ""), event.get("source", ""), event.get("type", ""))
-        if owner == "other/box":
+        if owner == "other/device":
             assert parse_event(body, event_format(kind)).id == event["id"]  # as our own streams read it
     facts = ("1.0", "/causeway/jobs", "causeway.job.succeeded")
     assert seen == {
-        "plain/box": ("application/json", "", "", ""),
-        "headers/box": ("application/json", *facts),
-        "other/box": ("application/cloudevents+json", *facts),
+        "plain/device": ("application/json", "", "", ""),
+        "headers/device": ("application/json", *facts),
+        "other/device": ("application/cloudevents+json", *facts),
     }
 
 

@@ -66,17 +66,17 @@ async def test_a_lost_delivery_holds_back_no_other(
 ) -> None:
     """Neither other tenants nor the receiver of its own, which gets its slot back; the log and the job say so."""
     sender = bed.sender(NARROW)
-    job = await bed.ended_job(url(receiver), "acme/box")
+    job = await bed.ended_job(url(receiver), "acme/device")
     (lost,) = await bed.outbox.claim(10)
     await database.command("DEL", database.key("webhook", lost.id))
-    own, other = await bed.ended_job(url(receiver), "acme/box"), await bed.ended_job(url(receiver), "other/box")
+    own, other = await bed.ended_job(url(receiver), "acme/device"), await bed.ended_job(url(receiver), "other/device")
     bed.clock.now += LEASE_S
     assert await sender.deliver_due() == 2
-    assert [await bed.status(each, owner) for each, owner in ((own, "acme/box"), (other, "other/box"))] == [
+    assert [await bed.status(each, owner) for each, owner in ((own, "acme/device"), (other, "other/device"))] == [
         "delivered",
         "delivered",
     ]
-    assert await bed.status(job, "acme/box") == "failed"
+    assert await bed.status(job, "acme/device") == "failed"
     assert bed.unreadable == 1
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
         f"{lost.id} has failed: its record is lost"
@@ -89,10 +89,10 @@ async def test_a_lost_delivery_of_an_older_worker_is_dropped(
 ) -> None:
     """It left no note of the receiver."""
     sender = bed.sender()
-    await bed.ended_job(url(receiver), "acme/box")
+    await bed.ended_job(url(receiver), "acme/device")
     (lost,) = await bed.outbox.claim(10)
     await database.command("DEL", database.key("webhook", lost.id), database.key("webhook_sending", "acme"))
-    await bed.ended_job(url(receiver), "other/box")
+    await bed.ended_job(url(receiver), "other/device")
     bed.clock.now += LEASE_S
     assert await sender.deliver_due() == 1
     assert bed.unreadable == 1
@@ -102,12 +102,12 @@ async def test_a_tenant_whose_data_is_damaged_is_set_aside(
     bed: WebhookBed, receiver: Receiver, database: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = bed.sender()
-    await bed.ended_job(url(receiver), "acme/box")
+    await bed.ended_job(url(receiver), "acme/device")
     leases = database.key("webhook_leases", "acme")
     await database.command("SET", leases, "not a sorted set")
-    other = await bed.ended_job(url(receiver), "other/box")
+    other = await bed.ended_job(url(receiver), "other/device")
     assert await sender.deliver_due() == 1
-    assert await bed.status(other, "other/box") == "delivered"
+    assert await bed.status(other, "other/device") == "delivered"
     assert "webhooks of tenant acme wait for a minute" in caplog.text
     await database.command("DEL", leases)
     assert await sender.deliver_due() == 0
@@ -131,14 +131,14 @@ async def test_an_unexpected_fault_of_one_delivery_leaves_the_others(
 ) -> None:
     """It is retried, and the sender goes on."""
     sender = bed.sender(names=FaultyResolver("127.0.0.1"))
-    job = await bed.ended_job(url(receiver, "faulty.example.com"), "acme/box")
+    job = await bed.ended_job(url(receiver, "faulty.example.com"), "acme/device")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sender.run)
         await until(lambda: f"{job}.1: not delivered, by an unexpected fault" in caplog.text)
-        await bed.ended_job(url(receiver), "other/box")
+        await bed.ended_job(url(receiver), "other/device")
         await until(lambda: len(receiver.arrived) == 1)
         tasks.cancel_scope.cancel()
-    assert await bed.status(job, "acme/box") == "pending"
+    assert await bed.status(job, "acme/device") == "pending"
     assert "secret" not in caplog.text
 
 

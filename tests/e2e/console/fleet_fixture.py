@@ -84,7 +84,7 @@ class FleetFixture:
             ("bootstrap", "session.begin", {}),
             ("anna@example.org", "rollout.begin", {"cohort": "kiosk", "to_bundle": bundle("b4")[:12]}),
             ("controller", "rollout.stage", {"rollout": "r-0107", "share": 1000}),
-            ("ben@example.org", "device.hold", {"device": "box-00012", "reason": "is being moved"}),
+            ("ben@example.org", "device.hold", {"device": "device-00012", "reason": "is being moved"}),
             ("controller", "rollout.stage", {"rollout": "r-0107", "share": 5000}),
         ):
             self.record(actor, action, what)
@@ -154,14 +154,14 @@ class FleetFixture:
         self._check(http)
         cohorts = []
         for name in COHORTS:
-            boxes = [device for device in self.devices.values() if device["cohort"] == name]
+            devices = [device for device in self.devices.values() if device["cohort"] == name]
             live = [each["id"] for each in self.rollouts.values() if each["cohort"] == name and _is_live(each)]
-            recently_seen = sum(1 for device in boxes if device["last_seen"] > NOW - 900)
-            running = Counter(device["running"] or "" for device in boxes)
+            recently_seen = sum(1 for device in devices if device["last_seen"] > NOW - 900)
+            running = Counter(device["running"] or "" for device in devices)
             cohorts.append(
                 {
                     "name": name,
-                    "boxes": len(boxes),
+                    "devices": len(devices),
                     "recently_seen": recently_seen,
                     "running": running,
                     "ahead": 0,
@@ -311,7 +311,7 @@ def _devices(random_: random.Random, count: int) -> dict[str, dict[str, Any]]:
         bad = random_.random() < 0.01
         state = "quarantine" if bad else random_.choices(["idle", "trial", "fetch"], [96, 3, 1])[0]
         device = {
-            "id": f"box-{index:05}",
+            "id": f"device-{index:05}",
             "tenant": "stores",
             "cohort": cohort,
             "site": f"store-{index // 12:03}",
@@ -386,7 +386,7 @@ def _rollouts(random_: random.Random) -> dict[str, dict[str, Any]]:
     ]
     live["members"] = {"commit": 171, "trial": 22, "fetch": 9, "waiting": 5, "rollback": 3}
     paused = _rollout("r-0108", "warehouse", "paused", to=bundle("b4"), stage=2)
-    paused["reason"] = "no verdict in 24 h: too few boxes with requests"
+    paused["reason"] = "no verdict in 24 h: too few devices with requests"
     paused["looks"] = [_look(random_, index, drift=0.004, stage=2) for index in range(3)]
     paused["members"] = {"commit": 190, "silent": 4}
     bad = _rollout("r-0104", "kiosk", "reverted", to=bundle("b2"), stage=0)
@@ -411,7 +411,7 @@ def _look(random_: random.Random, index: int, *, drift: float, stage: int = 0) -
         )
     for name in ("rolled_back", "silent"):
         missing = {"canary": None, "control": None, "low": None, "high": None, "margin": 0.02}
-        metrics += [{"name": name, "outcome": "pass", "reason": "3 of 210 boxes", "p": 0.4, **missing}]
+        metrics += [{"name": name, "outcome": "pass", "reason": "3 of 210 devices", "p": 0.4, **missing}]
     outcomes = {metric["outcome"] for metric in metrics}
     outcome = next((each for each in ("fail", "inconclusive") if each in outcomes), "pass")
     return {"at": NOW - 5400 + 150 * 2**index, "stage": stage, "outcome": outcome, "metrics": metrics}

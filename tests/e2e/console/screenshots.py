@@ -1,6 +1,6 @@
 """Take the pictures of the pages that the READMEs show.
 
-python -m tests.e2e.console.screenshots                                 of stand-ins and scripted boxes
+python -m tests.e2e.console.screenshots                                 of stand-ins and scripted devices
 python -m tests.e2e.console.screenshots --demo URL --token-file FILE    of a `make demo-fleet` whose rollouts have ended
 """
 
@@ -19,7 +19,7 @@ from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from tests.check.sources import ROOT
 from tests.edge_node.agent.fleet import FACTORY, Publisher, member
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 
 from .browser import browser, open_page, press
 from .fleet_fixture import FleetFixture, serving
@@ -40,22 +40,22 @@ async def fleet_pages(chromium: Browser) -> None:
             await page.screenshot(path=FLEET / "devices.png")
 
 
-async def box_in_a_fleet(chromium: Browser, folder: Path) -> None:
-    """A box that gave one bundle up and tries the next."""
+async def device_in_a_fleet(chromium: Browser, folder: Path) -> None:
+    """A device that gave one bundle up and tries the next."""
     publisher = Publisher(folder / "fleet")
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(poll_s=0.05)),
     )
-    async with running(folder / "box", policy=FACTORY, fleet=link) as box:
+    async with running(folder / "device", policy=FACTORY, fleet=link) as device:
         publisher.release()
-        async with open_page(chromium, _url(box), size=(1440, 1080)) as (page, _), asyncio.TaskGroup() as tasks:
-            user = tasks.create_task(_use(box))
+        async with open_page(chromium, _url(device), size=(1440, 1080)) as (page, _), asyncio.TaskGroup() as tasks:
+            user = tasks.create_task(_use(device))
             await _step(page, "trial")
-            box.engine.fault = "refuse"
+            device.engine.fault = "refuse"
             await expect(page.locator("#fleet-quarantine")).to_be_visible()
-            box.engine.fault = "none"
+            device.engine.fault = "none"
             await asyncio.sleep(3.0)  # requests that go well are the time before the next trial
             publisher.release()
             await _step(page, "trial")
@@ -66,9 +66,9 @@ async def box_in_a_fleet(chromium: Browser, folder: Path) -> None:
             user.cancel()
 
 
-async def _use(box: Box) -> None:
+async def _use(device: Device) -> None:
     while True:
-        await box.ask("hello")
+        await device.ask("hello")
         await asyncio.sleep(0.05)
 
 
@@ -88,8 +88,8 @@ async def _step(page: Page, name: str) -> None:
     await expect(page.locator("#fleet [aria-current=step]")).to_have_text(name)
 
 
-def _url(box: Box) -> str:
-    return f"http://127.0.0.1:{box.app.port}/console"
+def _url(device: Device) -> str:
+    return f"http://127.0.0.1:{device.app.port}/console"
 
 
 async def take(demo: str, token: str) -> None:
@@ -99,7 +99,7 @@ async def take(demo: str, token: str) -> None:
             return
         with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
             await fleet_pages(chromium)
-            await box_in_a_fleet(chromium, Path(folder))
+            await device_in_a_fleet(chromium, Path(folder))
 
 
 def main() -> None:

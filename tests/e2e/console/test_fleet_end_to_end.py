@@ -1,4 +1,5 @@
-"""The operators' page before a real control plane: sign-in, a rollout from its start to its abort, a box, the log."""
+"""The operators' page before a real control plane: sign-in, a rollout from its start to its abort, a device, the
+log."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.router.bundle.manifest import bundle_id
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from tests.fleet.operators.conftest import operated_fleet, serving
-from tests.fleet.server.box import sample
+from tests.fleet.server.device import sample
 
 from .browser import accessibility_faults, open_page, press
 from .test_fleet_page import REFRESH_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
-BOXES = 16  # of fewer the first stage could draw all, and leave no control to compare with
+DEVICES = 16  # of fewer the first stage could draw all, and leave no control to compare with
 
 
 async def shown(page: Page, wanted: Locator) -> None:
@@ -40,10 +41,10 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
     signed = operated_fleet(tmp_path)
     bundle = bundle_id(signed_manifests(signed.published)["kiosk"])
     async with serving(signed) as server:
-        boxes = await server.enrolled(BOXES)
-        for box in boxes:
-            await box.report()
-            await box.count(sample(None))
+        devices = await server.enrolled(DEVICES)
+        for device in devices:
+            await device.report()
+            await device.count(sample(None))
         async with open_page(chromium, f"{server.url}/", allowed="401|404") as (page, _):
             await page.clock.install()
             await page.reload()
@@ -51,7 +52,7 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await press(page, ["Enter"])
             await expect(page.locator("#actor")).to_contain_text("bootstrap (approver)")
             kiosk = page.locator(".card", has_text="kiosk")
-            await expect(kiosk).to_contain_text(f"{BOXES} boxes")
+            await expect(kiosk).to_contain_text(f"{DEVICES} devices")
             await kiosk.get_by_role("button", name="New rollout").click()
             await page.get_by_label("Bundle id").fill(bundle)
             await press(page, ["Enter"])
@@ -72,12 +73,12 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await expect(page.locator(".events")).to_contain_text("rollout abort by bootstrap: found a bug")
 
             await page.get_by_role("link", name="Devices", exact=True).click()
-            await page.get_by_label("Search").fill("box-9")
+            await page.get_by_label("Search").fill("device-9")
             await expect(page.get_by_role("status")).to_have_text("1 found")
             await page.locator(".grid-body .grid-row").click()
             await confirm(page, "Hold", "Reason", "is being moved")
             await expect(page.get_by_role("button", name="Release")).to_be_visible()
-            await boxes[9].report(state=BoxState.QUARANTINE, code="trial_errors", reason="7 % of answers failed")
+            await devices[9].report(state=DeviceState.QUARANTINE, code="trial_errors", reason="7 % of answers failed")
             await page.reload()
             await expect(page.locator(".events").first).to_contain_text("trial_errors: 7 % of answers failed")
 
@@ -85,7 +86,7 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await expect(page.get_by_role("status")).to_have_text("The policies are the same.")
             await page.get_by_role("link", name="Audit").click()
             await expect(page.locator("main")).to_contain_text("chain unbroken")
-            await expect(page.locator("tbody")).to_contain_text("device box-9, reason is being moved")
+            await expect(page.locator("tbody")).to_contain_text("device device-9, reason is being moved")
             assert await accessibility_faults(page) == []
             await page.get_by_role("button", name="Sign out").click()
             await expect(page.get_by_label("Token")).to_be_visible()

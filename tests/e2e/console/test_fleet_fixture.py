@@ -22,7 +22,7 @@ from .fleet_fixture import FleetFixture, bundle, serving
         ("/v1/rollouts", list[answers.RolloutAnswer]),
         ("/v1/rollouts/r-0107", answers.RolloutDetail),
         ("/v1/devices", answers.DevicePage),
-        ("/v1/devices/box-00001", answers.DeviceAnswer),
+        ("/v1/devices/device-00001", answers.DeviceAnswer),
         ("/v1/audit", answers.AuditPage),
         (f"/v1/policies/diff?from={bundle('b3')}&to={bundle('b4')}", answers.PolicyPair),
     ],

@@ -95,7 +95,7 @@ def longest_common(one: list[str], other: list[str]) -> int:
 async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -> None:
     async with open_page(chromium, f"{origin}/console") as (page, _):
         await expect(page.locator(".card")).to_have_count(3)
-        await expect(page.locator(".card").first).to_contain_text("4,200 boxes")
+        await expect(page.locator(".card").first).to_contain_text("4,200 devices")
         await expect(page.locator(".row")).to_have_count(4)
         await expect(page.locator(".row", has_text="paused").locator("[aria-current]")).to_contain_text("25 %")
 
@@ -176,11 +176,11 @@ async def test_a_rollout_is_started(origin: str, fleet: FleetFixture, chromium: 
 
 async def test_a_join_token_is_shown_once(origin: str, chromium: Browser) -> None:
     async with open_page(chromium, f"{origin}/console", allowed="400") as (page, _):
-        await page.locator(".card", has_text="lab").get_by_role("button", name="Add boxes").click()
-        await page.get_by_label("Boxes", exact=True).fill("none")
+        await page.locator(".card", has_text="lab").get_by_role("button", name="Add devices").click()
+        await page.get_by_label("Devices", exact=True).fill("none")
         await press(page, ["Enter"])
         await expect(page.get_by_role("dialog")).to_contain_text("Expected `int`")
-        await page.get_by_label("Boxes", exact=True).fill("12")
+        await page.get_by_label("Devices", exact=True).fill("12")
         await press(page, ["Enter"])
         await expect(page.get_by_role("textbox", name="Token")).to_have_value("cwjoin_0123")
         assert await accessibility_faults(page) == []
@@ -194,10 +194,10 @@ async def test_five_thousand_devices_scroll_in_a_bounded_document(
 ) -> None:
     """Pages are loaded as they come near; the document holds only the rows in view."""
     async with open_page(chromium, f"{origin}/console#/devices") as (page, watched):
-        await expect(page.locator(ROWS).first).to_contain_text("box-00000")
+        await expect(page.locator(ROWS).first).to_contain_text("device-00000")
         assert watched.requests.count("/v1/devices") == 1
         most = 0
-        last = page.locator(ROWS, has_text="box-04999")
+        last = page.locator(ROWS, has_text="device-04999")
         for _ in range(400):
             await page.locator(".grid").evaluate("grid => grid.scrollTop = grid.scrollHeight")
             most = max(most, await page.locator(ROWS).count())
@@ -222,7 +222,7 @@ async def test_devices_are_searched_and_filtered_by_the_control_plane(
         await page.reload()
         await expect(page.get_by_role("status")).to_have_text(f"{len(wanted)} found")
         await page.get_by_label("State").select_option("")
-        await page.get_by_label("Search").fill("box-00123")
+        await page.get_by_label("Search").fill("device-00123")
         await expect(page.locator(ROWS)).to_have_count(1)
 
 
@@ -294,14 +294,14 @@ async def test_everything_can_be_done_from_the_keyboard(origin: str, fleet: Flee
         await press(page, ["Enter"])
         await tab_to(page, ".grid")
         await press(page, ["PageDown", "PageDown", "ArrowUp", "Home", "ArrowDown", "ArrowDown", "Enter"])
-        await expect(page.get_by_role("heading", name="box-00002")).to_be_visible()
+        await expect(page.get_by_role("heading", name="device-00002")).to_be_visible()
         await _press_button(page, "Hold", lambda: page.keyboard.type("is being moved"))
         await expect(page.get_by_role("button", name="Release")).to_be_visible()
         await page.goto(f"{origin}/console#/rollouts/r-0107")
         await expect(page.locator(".metric")).to_have_count(3)
         await _press_button(page, "Pause", lambda: page.keyboard.type("lunch"))
         await expect(page.get_by_role("heading", name="kiosk paused")).to_be_visible()
-        assert fleet.changes == [("hold", "box-00002"), ("pause", "r-0107")]
+        assert fleet.changes == [("hold", "device-00002"), ("pause", "r-0107")]
 
 
 async def _press_button(page: Page, name: str, answer: Callable[[], Awaitable[None]]) -> None:

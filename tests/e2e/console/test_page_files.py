@@ -9,8 +9,8 @@ import pytest
 from causeway_server.router.serving.console import SHARED
 from tests.check.sources import ROOT
 
-BOX, FLEET = ROOT / "edge_node" / "console" / "page", ROOT / "fleet" / "console" / "page"
-FILES = sorted([*BOX.iterdir(), *FLEET.iterdir(), *SHARED.iterdir()])
+DEVICE, FLEET = ROOT / "edge_node" / "console" / "page", ROOT / "fleet" / "console" / "page"
+FILES = sorted([*DEVICE.iterdir(), *FLEET.iterdir(), *SHARED.iterdir()])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-4]}/{path.name}")

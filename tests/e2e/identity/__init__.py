@@ -1,1 +1,1 @@
-"""One identity for box, control plane and cloud gateways: device keys, tokens, revocation."""
+"""One identity for device, control plane and cloud gateways: device keys, tokens, revocation."""

@@ -53,7 +53,7 @@ class Site:
         """`fleet`: a fleet's folder with its keys in `keys`; by default one that has signed nothing."""
         self.folder = folder
         self.fleet = fleet or folder / "fleet"
-        self.state_dir = folder / "box"
+        self.state_dir = folder / "device"
         self.plane_port, self.gateway_port, self.edge_port = free_port(), free_port(), free_port()
         self.plane_url = f"http://127.0.0.1:{self.plane_port}"
         self._http = urllib3.PoolManager(retries=False, timeout=30.0)
@@ -117,7 +117,7 @@ class Site:
         return edge
 
     def command(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command of `causeway-edge` with the box's state folder."""
+        """Run a command of `causeway-edge` with the device's state folder."""
         command = [sys.executable, "-m", "causeway_server.edge_node", *arguments, "--state-dir", str(self.state_dir)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input=stdin, check=False)
 
@@ -179,7 +179,7 @@ class Site:
         return "\n".join(self.get(f"http://127.0.0.1:{self.edge_port}/readyz")[1]["problems"])
 
     def ask(self, tags: str = "") -> tuple[int, dict[str, str]]:
-        """Ask the box; returns status and headers."""
+        """Ask the device; returns status and headers."""
         body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         url = f"http://127.0.0.1:{self.edge_port}/v1/chat/completions"
         headers = {"x-causeway-tags": tags} if tags else {}

@@ -1,4 +1,4 @@
-"""A control plane of the test's own, which checks what boxes send as the protocol says."""
+"""A control plane of the test's own, which checks what devices send as the protocol says."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ScriptedPlane:
         request = msgspec.json.decode(await http.read(), type=EnrolmentRequest)
         public = Ed25519PublicKey.from_public_bytes(raw(request.public_key))
         public.verify(raw(request.proof), enrolment_proof(request.token, request.public_key))
-        device = request.name or f"box-{len(self.keys) + 1}"
+        device = request.name or f"device-{len(self.keys) + 1}"
         self.keys[device] = request.public_key
         return _json(Enrolment(device=device, tenant="stores", cohort=self.cohort, fleet="stores", root="{}"))
 

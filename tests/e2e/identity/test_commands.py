@@ -43,10 +43,10 @@ def test_the_commands_are_there() -> None:
         assert f"  {command}  " in output
 
 
-def test_status_of_a_box_that_is_in_no_fleet(tmp_path: Path) -> None:
+def test_status_of_a_device_that_is_in_no_fleet(tmp_path: Path) -> None:
     assert run("status", "--state-dir", str(tmp_path)) == (
         1,
-        "this box is in no fleet: causeway-edge fleet join\n",
+        "this device is in no fleet: causeway-edge fleet join\n",
     )
     code, output = run("status", "--json", "--state-dir", str(tmp_path))
     assert (code, json.loads(output)) == (1, {"joined": False})
@@ -57,12 +57,14 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
     code, output = run("status", "--state-dir", str(tmp_path))
     assert (code, "restart it" in output) == (0, True)
     report = AgentReport(running=BUNDLE, code="errors_rose", reason="5 %", quarantined=("e" * 64,))
-    record = LinkRecord(boot="b", last_seen=5.0, problems=("two boxes report as kiosk-1",), cloned=True, report=report)
+    record = LinkRecord(
+        boot="b", last_seen=5.0, problems=("two devices report as kiosk-1",), cloned=True, report=report
+    )
     write_synced(folder / LINK_FILE, json.dumps({"boot": "old"}).encode())
     write_synced(folder / LINK_FILE, msgspec.json.encode(record))
     code, output = run("status", "--state-dir", str(tmp_path))
     assert code == 1
-    for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "two boxes report"):
+    for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "two devices report"):
         assert word in output
     refused = quarantine({}, "e" * 64, "errors_rose: 8 of 8 requests failed")
     Journal(folder / JOURNAL, Disk()).append(JournalRow(quarantined=refused))
@@ -91,7 +93,10 @@ def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
     code, output = at_terminal(command, "y\n", os.environ)
     assert (code, "Remove the identity, the key and the bundles of kiosk-1?" in output) == (0, True)
     assert not folder.exists()
-    assert run("leave", "--state-dir", str(tmp_path)) == (0, "this box is in no fleet, so there is nothing to leave\n")
+    assert run("leave", "--state-dir", str(tmp_path)) == (
+        0,
+        "this device is in no fleet, so there is nothing to leave\n",
+    )
 
 
 def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     assert site.audited()[-1]["tenant"] == "acme"
     assert site.command("fleet", "status").returncode == 0
     site.until(lambda: site.rows("select running, state from devices where last_seen > 0") == [(None, "idle")])
-    # Revoked: the gateway and the control plane refuse, and the box goes on.
+    # Revoked: the gateway and the control plane refuse, and the device goes on.
     site.revoke()
     site.until(lambda: site.ask()[0] == 200 and "device_revoked" in site.problems())
     assert not [row for row in site.audited()[-1:] if row["outcome"] == "ok"]
@@ -68,7 +68,7 @@ def test_telemetry_arrives_and_survives_the_control_plane(site: Site) -> None:
     assert site.rows("select device, bundle, requests, errors from telemetry") == [("kiosk-1", "", 3, 0)]
 
 
-def test_a_box_starts_without_its_control_plane_and_says_so(site: Site) -> None:
+def test_a_device_starts_without_its_control_plane_and_says_so(site: Site) -> None:
     """It answers by itself; the cloud opens once the control plane is back."""
     plane = site.start_plane()
     assert site.join().returncode == 0
@@ -83,7 +83,7 @@ def test_a_box_starts_without_its_control_plane_and_says_so(site: Site) -> None:
     assert "cannot be renewed" not in site.problems()
 
 
-def test_a_signed_bundle_reaches_the_box_and_its_telemetry_names_it(tmp_path: Path) -> None:
+def test_a_signed_bundle_reaches_the_device_and_its_telemetry_names_it(tmp_path: Path) -> None:
     """Metadata and blobs over HTTP from the control plane, permission to change, status and telemetry under it."""
     publisher = Publisher(tmp_path / "fleet")
     bundle = publisher.release(model="assistant")

@@ -53,7 +53,7 @@ def config(fleet: ScriptedFleet, folder: Path | None = None, **changes: object) 
     return IdentityConfig(**{"fleet": source, **changes})  # type: ignore[arg-type]
 
 
-async def test_a_boxs_token_opens_the_gateway(fleet: ScriptedFleet) -> None:
+async def test_a_devices_token_opens_the_gateway(fleet: ScriptedFleet) -> None:
     gateway = Gateway(config(fleet))
     await gateway.trust.refresh()
     assert gateway.device(fleet.token()) == "kiosk-1"
@@ -151,7 +151,7 @@ async def test_a_restart_without_the_control_plane_uses_the_copy(fleet: Scripted
 
 
 async def test_a_start_without_copy_and_control_plane_is_503_not_401(fleet: ScriptedFleet, tmp_path: Path) -> None:
-    """A box whose token is fine must not be told that it is refused. A damaged copy is none."""
+    """A device whose token is fine must not be told that it is refused. A damaged copy is none."""
     (tmp_path / "fleet.json").write_text("{")
     fleet.failing = 503
     gateway = Gateway(config(fleet, tmp_path))

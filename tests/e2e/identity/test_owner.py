@@ -85,7 +85,7 @@ def test_a_link_to_a_folder_or_file_of_roots_is_not_followed(
 
 
 def joined(state: Path, publisher: Publisher) -> None:
-    """Make the folder of a box that has joined."""
+    """Make the folder of a device that has joined."""
     (state / "fleet").mkdir()
     write_identity(state / "fleet", identity_of(publisher))
     for path in (state / "fleet", *(state / "fleet").iterdir()):

@@ -47,8 +47,8 @@ async def chromium() -> AsyncIterator[Browser]:
 @pytest.mark.engine
 async def test_openais_client_holds_a_conversation_and_interrupts_it(tmp_path: Path) -> None:
     pytest.importorskip("websockets", reason="OpenAI's client speaks Realtime with it; `make setup` installs it")
-    async with real_engine(tmp_path, RestartBackoff()) as (box, engine):
-        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{box.app.port}/v1", api_key="none")
+    async with real_engine(tmp_path, RestartBackoff()) as (device, engine):
+        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{device.app.port}/v1", api_key="none")
         async with client.realtime.connect(model="auto") as connection:
             seen: list[str] = []
 
@@ -75,33 +75,33 @@ async def test_openais_client_holds_a_conversation_and_interrupts_it(tmp_path: P
             await connection.response.cancel()
             assert (await until_event("error")).error.code == "response_cancel_not_active"
         assert {"response.created", "conversation.item.added", "response.output_item.done"} <= set(seen)
-        await until(lambda: box.parts.sessions.stats.connected == 0)
+        await until(lambda: device.parts.sessions.stats.connected == 0)
 
 
 @pytest.mark.engine
 @pytest.mark.chromium
-async def test_a_page_of_the_box_talks_to_it(tmp_path: Path, chromium: Browser) -> None:
+async def test_a_page_of_the_device_talks_to_it(tmp_path: Path, chromium: Browser) -> None:
     """Under the console's content security policy; a page of another origin gets no session."""
-    async with real_engine(tmp_path, RestartBackoff()) as (box, _):
+    async with real_engine(tmp_path, RestartBackoff()) as (device, _):
         page = await chromium.new_page()
-        await page.goto(f"http://127.0.0.1:{box.app.port}/console")
-        events = await page.evaluate(TALK, f"ws://127.0.0.1:{box.app.port}/v1/realtime")
+        await page.goto(f"http://127.0.0.1:{device.app.port}/console")
+        events = await page.evaluate(TALK, f"ws://127.0.0.1:{device.app.port}/v1/realtime")
         assert events[-1]["response"]["status"] in ("completed", "incomplete")
         assert text_of(events)
         await page.goto("data:text/html,<p>elsewhere</p>")
         closed = await page.evaluate(
             "(url) => new Promise((resolve) => { new WebSocket(url).onclose = (event) => resolve(event.code); })",
-            f"ws://127.0.0.1:{box.app.port}/v1/realtime",
+            f"ws://127.0.0.1:{device.app.port}/v1/realtime",
         )
         assert closed == 1006
-        await until(lambda: box.parts.sessions.stats.connected == 0)
+        await until(lambda: device.parts.sessions.stats.connected == 0)
 
 
 @pytest.mark.engine
 async def test_an_engine_that_is_killed_in_mid_answer_is_told_and_the_next_answer_comes(tmp_path: Path) -> None:
-    async with real_engine(tmp_path, RestartBackoff(first_s=0.1, healthy_s=0.0)) as (box, engine):
+    async with real_engine(tmp_path, RestartBackoff(first_s=0.1, healthy_s=0.0)) as (device, engine):
         await engine.ready(asyncio.get_running_loop().time() + 60.0)
-        client = await Peer.connect(box.app.port, headers={"x-causeway-prefer": "only_on_device"})
+        client = await Peer.connect(device.app.port, headers={"x-causeway-prefer": "only_on_device"})
         await client.event()
         await client.send("conversation.item.create", item=SAY_HELLO)
         await client.send("response.create", response={"max_output_tokens": 4000})

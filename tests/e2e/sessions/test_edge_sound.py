@@ -14,7 +14,7 @@ import pytest
 from causeway_server.models.modalities.process.messages import WorkerSpec
 from causeway_server.router.bundle.settings import RealtimeConfig
 from causeway_server.router.types import Modality
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 from tests.edge_node.modalities.test_audio_api import RATE, install_voices
 from tests.edge_node.modalities.test_fusion import COMMAND, PATIENT, prompt
 from tests.edge_node.scripted import EDGE_WORDS
@@ -37,16 +37,18 @@ def pcm(seconds: float) -> str:
 @asynccontextmanager
 async def listening(
     tmp_path: Path, encoder: dict[str, str] | None, environ: Mapping[str, str] = {}
-) -> AsyncIterator[tuple[Box, Peer]]:
+) -> AsyncIterator[tuple[Device, Peer]]:
     """A daemon and a session of it. `encoder`: None: the daemon has none."""
     spec = WorkerSpec("tests.models.modalities.workers:TinyEncoder", options={"text": COMMAND, **(encoder or {})})
     encoders: dict[Modality, WorkerSpec] = {} if encoder is None else {"audio": spec}
     realtime = RealtimeConfig(max_audio_s=5.0)
-    async with running(tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime, environ=environ) as box:
-        client = await Peer.connect(box.app.port)
+    async with running(
+        tmp_path / "device", encoders=encoders, parts=PATIENT, realtime=realtime, environ=environ
+    ) as device:
+        client = await Peer.connect(device.app.port)
         try:
             await client.event()
-            yield box, client
+            yield device, client
         finally:
             client.cut()
 
@@ -59,7 +61,7 @@ async def speak(client: Peer, seconds: float = 1.0) -> None:
 
 
 async def test_a_spoken_turn_is_heard_once_told_and_answered_as_a_typed_one(tmp_path: Path) -> None:
-    async with listening(tmp_path, {}) as (box, client):
+    async with listening(tmp_path, {}) as (device, client):
         await client.send("session.update", session=TELL)
         await speak(client)
         await client.send("response.create")
@@ -67,22 +69,22 @@ async def test_a_spoken_turn_is_heard_once_told_and_answered_as_a_typed_one(tmp_
         told = [event["transcript"] for event in events if event["type"] == COMPLETED]
         assert told == [COMMAND]
         assert text_of(events) == "".join(EDGE_WORDS)
-        assert prompt(box.engine).content == COMMAND
-        record = box.newest()
+        assert prompt(device.engine).content == COMMAND
+        record = device.newest()
         assert done(events)["causeway"]["decision"] == record.id
         (part,) = record.parts
         assert (part.modality, part.status, part.cached) == ("audio", "ok", True)
         await speak(client, 0.5)
         await client.send("response.create")
         await client.until("response.done")
-        assert [message.content for message in box.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
-        box.assert_nothing_leaks()
+        assert [message.content for message in device.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
+        device.assert_nothing_leaks()
 
 
 async def test_what_is_certain_is_told_while_somebody_speaks_and_nothing_of_it_is_remembered(tmp_path: Path) -> None:
-    async with listening(tmp_path, {}) as (box, client):
-        assert box.app.parts.encoders is not None
-        graph = box.app.parts.encoders.graph
+    async with listening(tmp_path, {}) as (device, client):
+        assert device.app.parts.encoders is not None
+        graph = device.app.parts.encoders.graph
         await client.send("session.update", session=TELL)
         for _ in range(2):
             await client.send("input_audio_buffer.append", audio=pcm(2.0))
@@ -94,48 +96,48 @@ async def test_what_is_certain_is_told_while_somebody_speaks_and_nothing_of_it_i
         await client.send("input_audio_buffer.commit")
         told = (await client.until(COMPLETED))[-1]
         assert (told["transcript"], told["item_id"]) == (COMMAND, delta["item_id"])
-        (part,) = box.newest().parts
+        (part,) = device.newest().parts
         assert not part.cached
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_partial_transcripts_are_skipped_while_one_is_being_made(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (box, client):
-        assert box.app.parts.encoders is not None
+    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (device, client):
+        assert device.app.parts.encoders is not None
         await client.send("session.update", session=TELL)
         for _ in range(3):
             await client.send("input_audio_buffer.append", audio=pcm(2.0))
             await client.send("conversation.item.retrieve", item_id="none")
             await client.until("error")
-            assert box.app.parts.encoders.graph.running == 1
+            assert device.app.parts.encoders.graph.running == 1
         await client.send("input_audio_buffer.commit")
         await client.until("conversation.item.done")
         gate.touch()
         events = await client.until(COMPLETED)
         assert DELTA not in [event["type"] for event in events]
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_a_response_is_cancelled_while_its_sound_is_being_understood(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (box, client):
+    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (device, client):
         await client.send("session.update", session=TELL)
         await speak(client)
         await client.send("response.create")
         await client.until("response.created")
         await client.send("response.cancel")
         assert done(await client.until("response.done"))["status"] == "cancelled"
-        assert box.engine.calls == []
+        assert device.engine.calls == []
         gate.touch()
         assert (await client.until(COMPLETED))[-1]["transcript"] == COMMAND
         await client.send("response.create")
         assert done(await client.until("response.done"))["status"] == "completed"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_a_sound_that_cannot_be_read_fails_its_response_and_the_session_goes_on(tmp_path: Path) -> None:
-    async with listening(tmp_path, {"fault": "die"}) as (box, client):
+    async with listening(tmp_path, {"fault": "die"}) as (device, client):
         await client.send("session.update", session=TELL)
         await speak(client)
         await client.send("response.create")
@@ -145,10 +147,10 @@ async def test_a_sound_that_cannot_be_read_fails_its_response_and_the_session_go
         assert done(events)["status_details"]["error"]["code"] == "all_attempts_failed"
         await client.send("conversation.item.delete", item_id=failed[0]["item_id"])
         assert done(await client.ask())["status"] == "completed"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
-async def test_a_box_without_an_encoder_says_what_to_install(tmp_path: Path) -> None:
+async def test_a_device_without_an_encoder_says_what_to_install(tmp_path: Path) -> None:
     async with listening(tmp_path, None) as (_, client):
         await client.send("input_audio_buffer.append", audio=pcm(0.2))
         refused = (await client.event())["error"]
@@ -159,7 +161,7 @@ async def test_a_box_without_an_encoder_says_what_to_install(tmp_path: Path) -> 
 
 async def test_an_answer_is_spoken_and_an_unknown_voice_fails_it(tmp_path: Path) -> None:
     environ = {"PATH": str(install_voices(tmp_path))}
-    async with listening(tmp_path, {}, environ) as (box, client):
+    async with listening(tmp_path, {}, environ) as (device, client):
         update = {"output_modalities": ["audio"], "audio": {"output": {"voice": "en-us"}}}
         await client.send("session.update", session=update)
         await speak(client)
@@ -174,13 +176,13 @@ async def test_an_answer_is_spoken_and_an_unknown_voice_fails_it(tmp_path: Path)
         await client.send("session.update", session={"audio": {"output": {"voice": "alloy"}}})
         error = done(await client.ask())["status_details"]["error"]
         assert error["param"] == "voice"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_the_official_client_speaks_in_a_session(tmp_path: Path) -> None:
     pytest.importorskip("websockets", reason="the official client's sessions need websockets")
-    async with listening(tmp_path, {}) as (box, _):
-        base_url = f"http://127.0.0.1:{box.app.port}/v1"
+    async with listening(tmp_path, {}) as (device, _):
+        base_url = f"http://127.0.0.1:{device.app.port}/v1"
         async with (
             openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as official,
             official.realtime.connect(model="auto") as connection,

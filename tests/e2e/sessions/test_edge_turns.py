@@ -14,7 +14,7 @@ from openai.types.realtime import RealtimeSessionCreateRequestParam
 
 from causeway_server.models.modalities.process.messages import WorkerSpec
 from causeway_server.router.bundle.settings import RealtimeConfig
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 from tests.edge_node.modalities.test_fusion import COMMAND, PATIENT
 from tests.edge_node.scripted import EDGE_WORDS
 from tests.models.modalities.files import vowels
@@ -35,19 +35,19 @@ def pcm(*spoken: bool) -> str:
 
 
 @asynccontextmanager
-async def detecting(tmp_path: Path, **options: str) -> AsyncIterator[tuple[Box, Peer]]:
+async def detecting(tmp_path: Path, **options: str) -> AsyncIterator[tuple[Device, Peer]]:
     encoder = WorkerSpec("tests.models.modalities.workers:TinyEncoder", options={"text": COMMAND})
     detector = WorkerSpec("tests.models.modalities.workers:LoudnessDetector", options=options)
     realtime = RealtimeConfig(max_audio_s=5.0)
     async with running(
-        tmp_path / "box", encoders={"audio": encoder}, speech_detector=detector, parts=PATIENT, realtime=realtime
-    ) as box:
-        client = await Peer.connect(box.app.port)
+        tmp_path / "device", encoders={"audio": encoder}, speech_detector=detector, parts=PATIENT, realtime=realtime
+    ) as device:
+        client = await Peer.connect(device.app.port)
         try:
             await client.event()
             await client.send("session.update", session=DETECT)
             await client.until("session.updated")
-            yield box, client
+            yield device, client
         finally:
             client.cut()
 
@@ -58,7 +58,7 @@ async def append(client: Peer, audio: str) -> None:
 
 
 async def test_a_spoken_turn_is_noticed_heard_and_answered_and_the_next_one_too(tmp_path: Path) -> None:
-    async with detecting(tmp_path) as (box, client):
+    async with detecting(tmp_path) as (device, client):
         for _ in range(2):
             await append(client, pcm(False, True, False))
             events = await client.until("response.done")
@@ -67,27 +67,27 @@ async def test_a_spoken_turn_is_noticed_heard_and_answered_and_the_next_one_too(
             assert [kind for kind in kinds if kind in order] == order
             assert text_of(events) == "".join(EDGE_WORDS)
             assert len({event["item_id"] for event in events if event["type"] in (STARTED, STOPPED, COMPLETED)}) == 1
-        assert [message.content for message in box.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
-        box.assert_nothing_leaks()
+        assert [message.content for message in device.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
+        device.assert_nothing_leaks()
 
 
 async def test_speech_interrupts_the_answer_and_is_answered(tmp_path: Path) -> None:
-    async with detecting(tmp_path) as (box, client):
-        box.engine.fault = "stall"
+    async with detecting(tmp_path) as (device, client):
+        device.engine.fault = "stall"
         await append(client, pcm(True, False))
         await client.until("response.created")
-        box.engine.fault = "none"
+        device.engine.fault = "none"
         await append(client, pcm(True))
         stopped = await client.until("response.done")
         assert done(stopped)["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         await append(client, pcm(False))
         assert done(await client.until("response.done"))["status"] == "completed"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_a_detector_that_dies_is_told_and_what_was_sent_is_looked_through_by_the_next_one(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
-    async with detecting(tmp_path, fault="die", until=str(alive)) as (box, client):
+    async with detecting(tmp_path, fault="die", until=str(alive)) as (device, client):
         await client.send("input_audio_buffer.append", audio=pcm(True))
         (error,) = [event for event in await client.until("error") if event["type"] == "error"]
         assert error["error"]["code"] == "encoder_failed"
@@ -96,7 +96,7 @@ async def test_a_detector_that_dies_is_told_and_what_was_sent_is_looked_through_
         events = await client.until("response.done")
         assert [event["type"] for event in events][:2] == [STARTED, STOPPED]
         assert events[0]["audio_start_ms"] == 0
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_the_official_client_has_its_turns_detected(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ async def test_the_official_client_has_its_turns_detected(tmp_path: Path) -> Non
             }
         },
     }
-    async with detecting(tmp_path) as (box, _):
-        base_url = f"http://127.0.0.1:{box.app.port}/v1"
+    async with detecting(tmp_path) as (device, _):
+        base_url = f"http://127.0.0.1:{device.app.port}/v1"
         async with (
             openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as official,
             official.realtime.connect(model="auto") as connection,

@@ -1,7 +1,7 @@
 """Bad days and attacks of a fleet, and where each is tested.
 
 the daemon is killed before each operation of its disk, and in the middle of each write, twice in a row
-    tests/edge_node/agent/test_kills.py::test_a_box_that_is_killed_twice
+    tests/edge_node/agent/test_kills.py::test_a_device_that_is_killed_twice
     tests/edge_node/agent/test_processes.py::test_a_daemon_that_is_killed_in_every_trial_returns_to_its_own_files
 a power cut at each write, with the recorded writes in every order that the file system allows; a full disk
     tests/edge_node/agent/test_bad_disks.py::test_a_power_cut_at_each_write
@@ -23,20 +23,20 @@ the controller is killed at each transition; control plane and database are rest
     tests/e2e/identity/test_gateways.py::test_an_older_backup_of_the_control_plane_withdraws_nothing
     tests/fleet/operators/test_controller_crashes.py::test_a_database_that_goes_away_pauses_the_controller
     tests/fleet/server/test_database_away.py::test_postgres_is_away_and_returns
-10,000 boxes reconnect at once; with 5,000 over real sockets `python -m tests.bed.fleet`
-    tests/bench/simulation/test_simulation.py::test_ten_thousand_boxes_that_reconnect_come_evenly
+10,000 devices reconnect at once; with 5,000 over real sockets `python -m tests.bed.fleet`
+    tests/bench/simulation/test_simulation.py::test_ten_thousand_devices_that_reconnect_come_evenly
 a policy that passes lint and breaks 5 % of the answers: `errors_rose`
     tests/bench/simulation/test_simulation.py::test_five_percent_of_errors_stop_at_the_first_stage
     tests/edge_node/agent/test_trial.py::test_five_percent_errors_are_found_within_a_few_hundred_requests
     tests/edge_node/agent/test_daemon.py::test_a_policy_that_breaks_answers_is_undone_by_itself
 a model that answers nonsense: `golden_answer_differs`; one too large for half of the cohort: `model_too_large`
     tests/edge_node/agent/test_processes.py::test_a_model_that_answers_nonsense_never_answers_a_user
-    tests/edge_node/agent/test_agent.py::test_a_model_that_is_too_large_for_this_box_is_quarantined
+    tests/edge_node/agent/test_agent.py::test_a_model_that_is_too_large_for_this_device_is_quarantined
     tests/fleet/operators/test_controller.py::test_a_model_that_half_the_cohort_cannot_hold_is_undone
 rollback, freeze, mix and match, endless data, a wrong hash, an expired role: `metadata_rollback`, `metadata_frozen`,
 `metadata_mixed`, `endless_data`, `bundle_altered`, `role_expired`
     tests/fleet/trust/test_attacks.py::test_rollback
-    tests/fleet/trust/test_attacks.py::test_rollback_after_the_box_lost_metadata
+    tests/fleet/trust/test_attacks.py::test_rollback_after_the_device_lost_metadata
     tests/fleet/trust/test_attacks.py::test_freeze
     tests/fleet/trust/test_attacks.py::test_mix_and_match
     tests/fleet/trust/test_attacks.py::test_endless_metadata
@@ -46,6 +46,6 @@ rollback, freeze, mix and match, endless data, a wrong hash, an expired role: `m
 a replayed status, a foreign device's status, a stolen join token: `status_replayed`, `foreign_device`,
 `join_token_used`
     tests/fleet/server/test_messages.py::test_a_replayed_report_is_refused
-    tests/fleet/server/test_messages.py::test_a_report_for_another_box_is_refused
-    tests/fleet/server/test_enrolment.py::test_a_stolen_token_enrols_no_box_beyond_its_uses
+    tests/fleet/server/test_messages.py::test_a_report_for_another_device_is_refused
+    tests/fleet/server/test_enrolment.py::test_a_stolen_token_enrols_no_device_beyond_its_uses
 """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .fleet import Publisher, TestBox
+from .fleet import Publisher, TestDevice
 
 
 @pytest.fixture
@@ -13,5 +13,5 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 @pytest.fixture
-def box(tmp_path: Path, publisher: Publisher) -> TestBox:
-    return TestBox(tmp_path / "state", publisher)
+def device(tmp_path: Path, publisher: Publisher) -> TestDevice:
+    return TestDevice(tmp_path / "state", publisher)

@@ -1,4 +1,5 @@
-"""A signed fleet in a folder with one cohort, a box beside it, and a stand-in for the daemon of the box's agent."""
+"""A signed fleet in a folder with one cohort, a device beside it, and a stand-in for the daemon of the device's
+agent."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from causeway_server.edge_node.agent.store import Disk, InstalledBundle
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.agent.verifier import look
 from causeway_server.edge_node.clock import Clock
-from causeway_server.edge_node.observability.metrics import BoxCondition, Traffic
+from causeway_server.edge_node.observability.metrics import DeviceCondition, Traffic
 from causeway_server.fleet.repository.folder import check_fleet
 from causeway_server.fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from causeway_server.fleet.trust.offline import sign_offline, signed_manifests
 from causeway_server.fleet.trust.online import publish_online
 from causeway_server.fleet.trust.published import PublishedFolder
 from causeway_server.router.bundle.manifest import WHOLE, BundleManifest, BundleModel, RolloutPlan, bundle_id
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from tests.fleet.trust.signed_fleet import NOW, TRUST
@@ -58,7 +59,7 @@ FACTORY = POLICY.format(number=0, model="m-small")
 
 
 class Publisher:
-    """A fleet's signers and its server: they sign bundles and assign them to the boxes of one cohort."""
+    """A fleet's signers and its server: they sign bundles and assign them to the devices of one cohort."""
 
     def __init__(self, path: Path, *, exists: bool = False) -> None:
         self.path = path
@@ -100,13 +101,13 @@ class Publisher:
         return signed_manifests(self.files)[COHORT]
 
     def assign(self, bundle: str, **changes: object) -> None:
-        """Give a signed bundle to every box."""
+        """Give a signed bundle to every device."""
         plan = RolloutPlan(COHORT, "r-1", None, bundle, "salt", WHOLE, {}, frozenset())
         server = load_signer(self.path / "keys" / "server.pem", None)
         publish_online(self.trust, self.files, [server], self.now, {COHORT: msgspec.structs.replace(plan, **changes)})
 
     def release(self, *, policy: str = "", extra: str = "", model: str = "m-small") -> str:
-        """Sign a new bundle and give it to every box; return its id."""
+        """Sign a new bundle and give it to every device; return its id."""
         bundle = self.sign(policy=policy, extra=extra, model=model)
         self.assign(bundle)
         return bundle
@@ -117,8 +118,8 @@ class Publisher:
 
 
 def member(root: str) -> Identity:
-    """Return the identity of a box that trusts `root`."""
-    return Identity(device="box-1", tenant="stores", cohort=COHORT, fleet="stores", url="", root=root, joined=0.0)
+    """Return the identity of a device that trusts `root`."""
+    return Identity(device="device-1", tenant="stores", cohort=COHORT, fleet="stores", url="", root=root, joined=0.0)
 
 
 class ScriptedHost:
@@ -134,12 +135,12 @@ class ScriptedHost:
         self.used: list[str | None] = []
         self.restarts = 0
         self.unloads = 0
-        self.now = BoxCondition()
+        self.now = DeviceCondition()
         self.nonsense = False
         self.refusal: UpdateRefused | None = None
         self.settings: dict[str, object] = {}
 
-    def condition(self) -> BoxCondition:
+    def condition(self) -> DeviceCondition:
         return self.now
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
@@ -206,8 +207,8 @@ TRIAL = TrialSettings(least_s=600.0, least_requests=200, longest_s=86400.0)
 SETTINGS = AgentSettings(trial=TRIAL, download=DownloadBounds(grace_s=20.0))
 
 
-class TestBox:
-    """One box: its state folder, and one agent after the other."""
+class TestDevice:
+    """One device: its state folder, and one agent after the other."""
 
     __test__ = False
 
@@ -235,7 +236,7 @@ class TestBox:
         self.host.bundle = None if bundle is None else bundle.id
         self.host.policy = parse_policy(FACTORY if bundle is None else bundle.policy.read_text())
         self.host.settings = {} if bundle is None else dict(bundle.manifest.settings)
-        self.host.now = BoxCondition()
+        self.host.now = DeviceCondition()
         self.agent = Agent(
             folder=self.folder,
             booted=self.booted,
@@ -248,7 +249,7 @@ class TestBox:
         )
         return self.agent
 
-    async def until(self, *states: BoxState, steps: int = 40) -> BoxState:
+    async def until(self, *states: DeviceState, steps: int = 40) -> DeviceState:
         """Advance until the agent has taken a step and is in one of these states."""
         for _ in range(steps):
             await self.agent.advance()
@@ -257,13 +258,13 @@ class TestBox:
         raise AssertionError(f"still {self.agent.state}: {self.agent.row}")
 
     async def prove(self) -> None:
-        """Pass the trial that the box is in."""
+        """Pass the trial that the device is in."""
         await self.agent.advance()
         self.host.serve(300)
         self.time.pass_s(700.0)
-        await self.until(BoxState.IDLE)
+        await self.until(DeviceState.IDLE)
 
     async def change(self) -> None:
         """Change to the wanted bundle and commit it."""
-        await self.until(BoxState.TRIAL)
+        await self.until(DeviceState.TRIAL)
         await self.prove()

@@ -8,63 +8,63 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 
 from .disks import FullDisk, PowerCuts
-from .fleet import Publisher, TestBox
+from .fleet import Publisher, TestDevice
 
 pytestmark = pytest.mark.slow
 
-IDLE, TRIAL = BoxState.IDLE, BoxState.TRIAL
+IDLE, TRIAL = DeviceState.IDLE, DeviceState.TRIAL
 STATES_PER_CUT, STATES_AT_THE_END = 3, 30
 
 
-async def finish(box: TestBox, bundle: str, *, steps: int = 60) -> None:
-    """Let the box go on, with as many healthy requests as it needs, until it runs a bundle and is idle."""
+async def finish(device: TestDevice, bundle: str, *, steps: int = 60) -> None:
+    """Let the device go on, with as many healthy requests as it needs, until it runs a bundle and is idle."""
     for _ in range(steps):
-        await box.agent.advance()
-        if (box.agent.state, box.agent.running) == (IDLE, bundle):
+        await device.agent.advance()
+        if (device.agent.state, device.agent.running) == (IDLE, bundle):
             return
-        if box.agent.state is TRIAL:
-            box.host.serve(100)
-            box.time.pass_s(300.0)
-    raise AssertionError(f"stuck in {box.agent.row}")
+        if device.agent.state is TRIAL:
+            device.host.serve(100)
+            device.time.pass_s(300.0)
+    raise AssertionError(f"stuck in {device.agent.row}")
 
 
-async def fail(box: TestBox) -> None:
+async def fail(device: TestDevice) -> None:
     """Let the trial fail."""
-    await box.until(TRIAL)
-    await box.agent.advance()
-    box.host.serve(200, errors=20)
-    await box.until(IDLE)
+    await device.until(TRIAL)
+    await device.agent.advance()
+    device.host.serve(200, errors=20)
+    await device.until(IDLE)
 
 
-def serves_verified(box: TestBox, bundles: set[str]) -> None:
-    assert box.booted.bundle is not None
-    assert box.booted.bundle.id in bundles
-    box.booted.store.load(box.booted.bundle.id)
+def serves_verified(device: TestDevice, bundles: set[str]) -> None:
+    assert device.booted.bundle is not None
+    assert device.booted.bundle.id in bundles
+    device.booted.store.load(device.booted.bundle.id)
 
 
 @pytest.mark.parametrize("good", [True, False])
-async def test_a_power_cut_at_each_write(publisher: Publisher, box: TestBox, tmp_path: Path, good: bool) -> None:
-    """Whatever the file system may have kept, the box starts with a verified bundle and gets to the wanted one.
+async def test_a_power_cut_at_each_write(publisher: Publisher, device: TestDevice, tmp_path: Path, good: bool) -> None:
+    """Whatever the file system may have kept, the device starts with a verified bundle and gets to the wanted one.
 
     What it has decided and said to others (committed, quarantined) is not forgotten.
     """
     first = publisher.release()
-    await box.change()
-    cuts = PowerCuts(box.folder)
-    box.disk = cuts.disk
-    box.start()
+    await device.change()
+    cuts = PowerCuts(device.folder)
+    device.disk = cuts.disk
+    device.start()
     cuts.start()
     second = publisher.release()
-    await (finish(box, second) if good else fail(box))
-    shutil.rmtree(box.folder / "tuf")
+    await (finish(device, second) if good else fail(device))
+    shutil.rmtree(device.folder / "tuf")
     total = len(cuts.operations)
     assert total > 30
     for cut in range(total):
         for state in range(STATES_PER_CUT):
-            after = TestBox(
+            after = TestDevice(
                 cuts.build(tmp_path / f"cut-{cut}-{state}", cut, random.Random(1000 * cut + state)), publisher
             )
             serves_verified(after, {first, second})
@@ -74,26 +74,26 @@ async def test_a_power_cut_at_each_write(publisher: Publisher, box: TestBox, tmp
                 await finish(after, second)
             shutil.rmtree(after.state)
     for state in range(STATES_AT_THE_END):
-        after = TestBox(cuts.build(tmp_path / f"end-{state}", total, random.Random(state)), publisher)
+        after = TestDevice(cuts.build(tmp_path / f"end-{state}", total, random.Random(state)), publisher)
         assert (after.agent.running, after.agent.state) == (second if good else first, IDLE)
         assert list(after.agent.row.quarantined) == ([] if good else [second])
 
 
 @pytest.mark.parametrize("good", [True, False])
 async def test_a_disk_that_is_full_from_each_write_on(
-    publisher: Publisher, box: TestBox, tmp_path: Path, good: bool
+    publisher: Publisher, device: TestDevice, tmp_path: Path, good: bool
 ) -> None:
-    """The box serves a verified bundle all the time, also over a restart, and goes on when there is room."""
+    """The device serves a verified bundle all the time, also over a restart, and goes on when there is room."""
     first = publisher.release()
-    await box.change()
+    await device.change()
     second = publisher.release()
-    shutil.copytree(box.state, tmp_path / "saved", symlinks=True)
+    shutil.copytree(device.state, tmp_path / "saved", symlinks=True)
     refused = 1
     at = 0
     while refused:
         place = tmp_path / f"full-{at}"
         shutil.copytree(tmp_path / "saved", place, symlinks=True)
-        full = TestBox(place, publisher)
+        full = TestDevice(place, publisher)
         disk = full.disk = FullDisk(at)
         full.start()
         for _ in range(12):

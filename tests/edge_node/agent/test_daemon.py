@@ -15,9 +15,9 @@ from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.storage.decisions import read_stored
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 
-from ..box import config
+from ..device import config
 from ..scripted import ScriptedEngine
 from .fleet import FACTORY, Publisher, member
 
@@ -29,7 +29,7 @@ TRIAL = TrialSettings(least_s=0.1, least_requests=5, longest_s=3600.0, poll_s=0.
 
 @asynccontextmanager
 async def daemon(tmp_path: Path, publisher: Publisher, engine: ScriptedEngine) -> AsyncIterator[App]:
-    settings = config(tmp_path / "box", policy=FACTORY)
+    settings = config(tmp_path / "device", policy=FACTORY)
     (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
     link = FleetLink(
         member=lambda: member(publisher.root),
@@ -55,7 +55,7 @@ async def ask(app: App) -> tuple[int, str]:
         return response.status, response.headers.get("x-causeway-policy", "").partition("@")[0]
 
 
-async def wait_for(app: App, state: BoxState, running: str | None) -> None:
+async def wait_for(app: App, state: DeviceState, running: str | None) -> None:
     agent = app.agent
     assert agent is not None
     async with asyncio.timeout(120.0):
@@ -67,10 +67,10 @@ async def test_a_policy_is_taken_while_requests_are_answered(tmp_path: Path, pub
     async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
         assert await ask(app) == (200, "kiosk-0")
         bundle = publisher.release()
-        await wait_for(app, BoxState.TRIAL, bundle)
+        await wait_for(app, DeviceState.TRIAL, bundle)
         for _ in range(6):
             assert await ask(app) == (200, "kiosk-1")
-        await wait_for(app, BoxState.IDLE, bundle)
+        await wait_for(app, DeviceState.IDLE, bundle)
     async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
         assert await ask(app) == (200, "kiosk-1")
 
@@ -79,10 +79,10 @@ async def test_no_request_and_no_decision_is_lost_over_a_change(tmp_path: Path, 
     """Three users ask all the time while a policy is taken, tried, and taken back."""
     async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
         first = publisher.release()
-        await wait_for(app, BoxState.TRIAL, first)
+        await wait_for(app, DeviceState.TRIAL, first)
         for _ in range(6):
             await ask(app)
-        await wait_for(app, BoxState.IDLE, first)
+        await wait_for(app, DeviceState.IDLE, first)
         answers: list[tuple[int, str]] = []
         done = asyncio.Event()
 
@@ -96,30 +96,30 @@ async def test_no_request_and_no_decision_is_lost_over_a_change(tmp_path: Path, 
             for _ in range(3):
                 users.create_task(user())
             second = publisher.release()
-            await wait_for(app, BoxState.IDLE, second)
+            await wait_for(app, DeviceState.IDLE, second)
             publisher.assign(second, from_bundle=first, share=0)
-            await wait_for(app, BoxState.IDLE, first)
+            await wait_for(app, DeviceState.IDLE, first)
             done.set()
         assert {status for status, _ in answers} == {200}
         assert {policy for _, policy in answers} == {"kiosk-1", "kiosk-2"}
         assert app.parts.metrics.traffic().requests - before == len(answers)
-    stored = list(read_stored(tmp_path / "box" / "state").records)
+    stored = list(read_stored(tmp_path / "device" / "state").records)
     assert len(stored) == before + len(answers)
 
 
 async def test_a_policy_that_breaks_answers_is_undone_by_itself(tmp_path: Path, publisher: Publisher) -> None:
-    """It passes every check: its target names a model that this box's engine cannot run."""
+    """It passes every check: its target names a model that this device's engine cannot run."""
     engine = ScriptedEngine()
     async with daemon(tmp_path, publisher, engine) as app:
         for _ in range(25):
             assert await ask(app) == (200, "kiosk-0")
         bundle = publisher.release()
-        await wait_for(app, BoxState.TRIAL, bundle)
+        await wait_for(app, DeviceState.TRIAL, bundle)
         engine.fault = "refuse"
         answers = [await ask(app) for _ in range(4)]
         engine.fault = "none"
         assert [status for status, _ in answers] == [503] * 4
-        await wait_for(app, BoxState.IDLE, None)
+        await wait_for(app, DeviceState.IDLE, None)
         agent = app.agent
         assert agent is not None
         assert agent.row.code == "errors_rose"

@@ -24,12 +24,12 @@ def test_each_file_counts_as_damaged(tmp_path: Path) -> None:
     (tmp_path / IDENTITY).write_bytes(b'{"device": "\xff"}')
     assert BundleStore(tmp_path, Disk(), "1.0.0").pointer() is None
     assert read_record(tmp_path) is None
-    assert TelemetryLog("box", "boot", Traffic, Clock(), tmp_path).next() is None
+    assert TelemetryLog("device", "boot", Traffic, Clock(), tmp_path).next() is None
     with pytest.raises(ConfigError, match="the identity is damaged"):
         read_identity(tmp_path)
 
 
-def test_a_box_boots_from_the_last_row_of_its_journal_that_can_be_read(tmp_path: Path) -> None:
+def test_a_device_boots_from_the_last_row_of_its_journal_that_can_be_read(tmp_path: Path) -> None:
     """Rows of a newer version, and those with strange bytes, are passed over."""
     for body in (b'{"reason": "\xff"}', b'{"state": "of a newer version"}', b'{"boots": "many"}'):
         digest = hashlib.sha256(body).hexdigest()[:16].encode()

@@ -42,7 +42,7 @@ async def test_the_child_has_no_secret_of_the_daemons(
         LookRequest(
             folder=str(tmp_path / "tuf"),
             root=publisher.root.encode(),
-            device="box-1",
+            device="device-1",
             cohort=COHORT,
             running=None,
             known=(),

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from .fleet import Publisher, TestBox
-from .killed_box import Death, Life
+from .fleet import Publisher, TestDevice
+from .killed_device import Death, Life
 
 pytestmark = pytest.mark.slow
 
@@ -20,12 +20,12 @@ SECOND_KILLS = (0, 2, 5, 11)
 """Where the next life ends as well, in turn; some are the first things that a start does."""
 
 
-class Boxes:
+class Devices:
     """A program that runs one life after the other."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, "-m", "tests.edge_node.agent.killed_box", str(publisher.path)],
+            [sys.executable, "-m", "tests.edge_node.agent.killed_device", str(publisher.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -45,31 +45,31 @@ class Boxes:
 
 
 @pytest.fixture
-def boxes(publisher: Publisher) -> Iterator[Boxes]:
-    program = Boxes(publisher)
+def devices(publisher: Publisher) -> Iterator[Devices]:
+    program = Devices(publisher)
     yield program
     program.close()
 
 
 @pytest.mark.parametrize(("good", "torn"), [(True, False), (False, True)])
-async def test_a_box_that_is_killed_twice(
-    publisher: Publisher, box: TestBox, boxes: Boxes, tmp_path: Path, good: bool, torn: bool
+async def test_a_device_that_is_killed_twice(
+    publisher: Publisher, device: TestDevice, devices: Devices, tmp_path: Path, good: bool, torn: bool
 ) -> None:
     """It always starts with a verified bundle, and ends with the wanted one, or with the old one and the reason."""
     first = publisher.release()
-    await box.change()
+    await device.change()
     second = publisher.release()
     killed, at = True, 0
     while killed:
         place = tmp_path / f"life-{at}"
-        shutil.copytree(box.state, place, symlinks=True)
-        death = boxes.live(place, good=good, kill_at=at, torn=torn)
+        shutil.copytree(device.state, place, symlinks=True)
+        death = devices.live(place, good=good, kill_at=at, torn=torn)
         killed = death.died
         assert death.booted == first
         if killed:
-            death = boxes.live(place, good=good, kill_at=SECOND_KILLS[at % len(SECOND_KILLS)], torn=torn)
+            death = devices.live(place, good=good, kill_at=SECOND_KILLS[at % len(SECOND_KILLS)], torn=torn)
             assert death.booted in ((first, second) if death.booted else ("",))
-        last = boxes.live(place, good=good) if death.died else death
+        last = devices.live(place, good=good) if death.died else death
         assert last.booted in (first, second)
         if good:
             assert (last.running, last.quarantined) == (second, ())

@@ -1,4 +1,4 @@
-"""A box replays its own decisions of the last day before it changes: requests that would leave it."""
+"""A device replays its own decisions of the last day before it changes: requests that would leave it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.storage.decisions import DecisionStore
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.policy.compiled import parse_policy
 from tests.router.checks.recorded import ask, record_of
 
-from .fleet import Publisher, TestBox
+from .fleet import Publisher, TestDevice
 
 pytestmark = pytest.mark.slow
 
@@ -39,83 +39,83 @@ REPORT = "    leaving: report\n"
 
 
 @pytest.fixture
-def box(tmp_path: Path, publisher: Publisher) -> TestBox:
+def device(tmp_path: Path, publisher: Publisher) -> TestDevice:
     (publisher.path / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
-    return TestBox(tmp_path / "state", publisher)
+    return TestDevice(tmp_path / "state", publisher)
 
 
-def decided(box: TestBox, *tags: tuple[str, ...], running: str = KEEPS) -> None:
-    """Let the box have decided requests with these tags under its policy."""
+def decided(device: TestDevice, *tags: tuple[str, ...], running: str = KEEPS) -> None:
+    """Let the device have decided requests with these tags under its policy."""
     policy = parse_policy(running)
-    factory = box.state / "factory.yaml"
+    factory = device.state / "factory.yaml"
     factory.write_text(running)
-    box.host.policy_file = factory
+    device.host.policy_file = factory
     store = DecisionStore(
-        memory_records=10, max_age_s=1e9, directory=box.state, clock=Clock(lambda: 0.0, lambda: box.time.unix)
+        memory_records=10, max_age_s=1e9, directory=device.state, clock=Clock(lambda: 0.0, lambda: device.time.unix)
     )
     store.start()
     for number, tag in enumerate(tags):
         record = record_of(policy, ask(tags=tag), number=number)
-        store.add(msgspec.structs.replace(record, created=box.time.unix - 60.0))
+        store.add(msgspec.structs.replace(record, created=device.time.unix - 60.0))
     store.close()
 
 
-async def test_requests_that_would_leave_are_refused_by_name(publisher: Publisher, box: TestBox) -> None:
-    decided(box, (), ("private",), ())
+async def test_requests_that_would_leave_are_refused_by_name(publisher: Publisher, device: TestDevice) -> None:
+    decided(device, (), ("private",), ())
     bundle = publisher.release(policy=SENDS)
-    await box.until(BoxState.IDLE)
-    assert (box.agent.running, box.agent.row.code, box.host.used) == (None, "requests_leave", [])
-    reason = box.agent.row.quarantined[bundle]
+    await device.until(DeviceState.IDLE)
+    assert (device.agent.running, device.agent.row.code, device.host.used) == (None, "requests_leave", [])
+    reason = device.agent.row.quarantined[bundle]
     assert reason.startswith("requests_leave: 2 of the last 3 decisions would or may leave the device, such as ")
     assert "(small (edge) -> large (cloud), rule device)" in reason
 
 
 async def test_a_private_request_that_a_constraint_no_longer_keeps_is_refused(
-    publisher: Publisher, box: TestBox
+    publisher: Publisher, device: TestDevice
 ) -> None:
-    decided(box, ("private",), running=SENDS)
+    decided(device, ("private",), running=SENDS)
     bundle = publisher.release(policy=PUBLIC)
-    await box.until(BoxState.IDLE)
-    assert "1 of the last 1 decisions" in box.agent.row.quarantined[bundle]
+    await device.until(DeviceState.IDLE)
+    assert "1 of the last 1 decisions" in device.agent.row.quarantined[bundle]
 
 
-async def test_a_cohort_may_let_its_boxes_report_them_alone(publisher: Publisher, box: TestBox) -> None:
-    decided(box, (), ("private",))
+async def test_a_cohort_may_let_its_devices_report_them_alone(publisher: Publisher, device: TestDevice) -> None:
+    decided(device, (), ("private",))
     bundle = publisher.release(policy=SENDS, extra=REPORT)
-    await box.until(BoxState.TRIAL)
-    assert (box.agent.running, box.agent.row.code) == (bundle, "requests_leave")
-    assert box.agent.row.reason == "1 of the last 2 decisions would or may leave the device"
-    await box.prove()
-    assert (box.agent.running, box.agent.row.code) == (bundle, "")
+    await device.until(DeviceState.TRIAL)
+    assert (device.agent.running, device.agent.row.code) == (bundle, "requests_leave")
+    assert device.agent.row.reason == "1 of the last 2 decisions would or may leave the device"
+    await device.prove()
+    assert (device.agent.running, device.agent.row.code) == (bundle, "")
 
 
 @pytest.mark.parametrize("policy", [KEEPS.replace("keeps", "again"), None], ids=["same routes", "device alone"])
-async def test_a_policy_that_keeps_them_is_taken(publisher: Publisher, box: TestBox, policy: str | None) -> None:
-    decided(box, (), ("private",))
+async def test_a_policy_that_keeps_them_is_taken(publisher: Publisher, device: TestDevice, policy: str | None) -> None:
+    decided(device, (), ("private",))
     bundle = publisher.release(policy=policy or "")
-    await box.change()
-    assert (box.agent.running, box.agent.row.code) == (bundle, "")
+    await device.change()
+    assert (device.agent.running, device.agent.row.code) == (bundle, "")
 
 
-async def test_the_way_back_is_never_barred(publisher: Publisher, box: TestBox) -> None:
-    """A rollout that is aborted returns the box to what it ran before, also where that sent more to the cloud."""
+async def test_the_way_back_is_never_barred(publisher: Publisher, device: TestDevice) -> None:
+    """A rollout that is aborted returns the device to what it ran before, also where that sent more to the cloud."""
     first = publisher.release(policy=SENDS, extra=REPORT)
-    await box.change()
+    await device.change()
     publisher.assign(first)
     strict = publisher.release(policy=SENDS)
-    await box.change()
+    await device.change()
     second = publisher.release(policy=KEEPS)
-    await box.change()
-    decided(box, (), ())
+    await device.change()
+    decided(device, (), ())
     publisher.assign(second, from_bundle=strict, share=0)
-    await box.until(BoxState.TRIAL)
-    assert (box.agent.running, box.agent.row.code) == (strict, "requests_leave")
+    await device.until(DeviceState.TRIAL)
+    assert (device.agent.running, device.agent.row.code) == (strict, "requests_leave")
 
 
-async def test_a_running_policy_that_cannot_be_read_is_no_excuse(publisher: Publisher, box: TestBox) -> None:
+async def test_a_running_policy_that_cannot_be_read_is_no_excuse(publisher: Publisher, device: TestDevice) -> None:
     """Compared with what was recorded instead."""
-    decided(box, ())
-    box.host.policy_file.write_text("version: 9\n")
+    decided(device, ())
+    device.host.policy_file.write_text("version: 9\n")
     publisher.release(policy=SENDS)
-    await box.until(BoxState.IDLE)
-    assert box.agent.row.code == "requests_leave"
+    await device.until(DeviceState.IDLE)
+    assert device.agent.row.code == "requests_leave"

@@ -28,7 +28,7 @@ from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.edge_node.daemon.fleet import golden_answer
 from causeway_server.models.catalog.artifact import Manifest, save_manifest, sha256_of
 from causeway_server.models.llama_cpp.protocol import AdapterFile, SoftTokens
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.types import Target
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
@@ -112,17 +112,17 @@ class DaemonProcess:
     def wait_ready(self) -> None:
         self.wait("ready", lambda: bool(self.get("/readyz")["ready"]))
 
-    def wait_row(self, state: BoxState, running: str | None) -> None:
+    def wait_row(self, state: DeviceState, running: str | None) -> None:
         self.wait(
             f"{state} with {running}",
             lambda: (self.row.state, self.row.bundles[:1]) == (state, () if running is None else (running,)),
         )
 
     def prove(self, bundle: str) -> None:
-        self.wait_row(BoxState.TRIAL, bundle)
+        self.wait_row(DeviceState.TRIAL, bundle)
         self.wait_ready()
         self.wait("answered", lambda: len([self.ask() for _ in range(6)]) == 6)
-        self.wait_row(BoxState.IDLE, bundle)
+        self.wait_row(DeviceState.IDLE, bundle)
 
 
 def manifest_of(weights: Path) -> Manifest:
@@ -142,7 +142,7 @@ def manifest_of(weights: Path) -> Manifest:
 
 @pytest.fixture
 def daemon(tmp_path: Path, publisher: Publisher) -> Iterator[DaemonProcess]:
-    daemon = DaemonProcess(tmp_path / "box", publisher)
+    daemon = DaemonProcess(tmp_path / "device", publisher)
     try:
         daemon.wait_ready()
         yield daemon
@@ -184,14 +184,14 @@ def test_a_daemon_that_is_killed_in_every_trial_returns_to_its_own_files(
     publisher: Publisher, daemon: DaemonProcess
 ) -> None:
     bundle = publisher.release()
-    daemon.wait_row(BoxState.TRIAL, bundle)
+    daemon.wait_row(DeviceState.TRIAL, bundle)
     for boots in range(1, 4):
         daemon.kill()
         daemon.start()
         daemon.wait("counted", lambda boots=boots: daemon.row.boots == boots)  # type: ignore[misc]
     daemon.kill()
     daemon.start()
-    daemon.wait_row(BoxState.IDLE, None)
+    daemon.wait_row(DeviceState.IDLE, None)
     daemon.wait_ready()
     assert daemon.ask()[1] == "kiosk-0"
     assert daemon.row.quarantined[bundle].startswith("boots_failed")
@@ -221,7 +221,7 @@ async def test_a_model_is_replaced_under_requests(publisher: Publisher, daemon: 
         user.start()
     try:
         bundle = publisher.release(extra=model(publisher, right))
-        daemon.wait_row(BoxState.IDLE, bundle)
+        daemon.wait_row(DeviceState.IDLE, bundle)
     finally:
         done.set()
         for user in users:
@@ -237,7 +237,7 @@ async def test_a_model_that_answers_nonsense_never_answers_a_user(publisher: Pub
     old = daemon.ask()[0]
     write_tiny_gguf(publisher.path / "model.gguf", seed=3)
     bundle = publisher.release(extra=model(publisher, "The light is on."))
-    daemon.wait("undone", lambda: daemon.row.state is BoxState.IDLE and bundle in daemon.row.quarantined)
+    daemon.wait("undone", lambda: daemon.row.state is DeviceState.IDLE and bundle in daemon.row.quarantined)
     assert daemon.row.quarantined[bundle].startswith("golden_answer_differs")
     assert daemon.ask() == (old, "kiosk-0")
 
@@ -318,7 +318,7 @@ def white_tokens(folder: Path) -> SoftTokens:
 
 
 def test_a_state_folder_on_a_full_disk(publisher: Publisher, daemon: DaemonProcess, tmp_path: Path) -> None:
-    """A real file system of 3 MB, which a model does not fit in: the box says so and answers."""
+    """A real file system of 3 MB, which a model does not fit in: the device says so and answers."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can mount a file system")
     daemon.process.terminate()

@@ -1,4 +1,5 @@
-"""Bundles with a projector: tried before the box changes, counted into its memory, shared and removed as all files."""
+"""Bundles with a projector: tried before the device changes, counted into its memory, shared and removed as all
+files."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from causeway_server.models.catalog.artifact import find_artifact, sha256_of
 from causeway_server.models.catalog.projector import find_projector
 from causeway_server.models.llama_cpp.protocol import adapter_files
 from causeway_server.models.publish.publish import publish_gguf
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from tests.edge_node.modalities.test_fusion import INVOICE, PATIENT, encoder
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
@@ -30,8 +31,8 @@ from tests.models.modalities.test_decoding import needs_pillow
 from tests.models.modalities.test_soft_tokens import solid
 from tests.models.modalities.tiny_projector import ENCODER, add_projector
 
-from ..box import config
-from .fleet import FACTORY, Publisher, TestBox, member
+from ..device import config
+from .fleet import FACTORY, Publisher, TestDevice, member
 from .test_daemon import TRIAL, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -66,19 +67,19 @@ def write_panel_model(folder: Path) -> str:
 
 @needs_mtmd
 @needs_pillow
-async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, box: TestBox) -> None:
+async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, device: TestDevice) -> None:
     """The model finds it as a file of the store, which stays while a kept bundle needs it."""
     bundle = publisher.release(extra=write_vision_model(publisher.path))
-    await box.change()
-    dirs = [box.booted.store.load(bundle).models]
+    await device.change()
+    dirs = [device.booted.store.load(bundle).models]
     found = find_projector("m-small", dirs)
     assert found is not None
-    blobs = box.folder / "store" / "blobs"
+    blobs = device.folder / "store" / "blobs"
     assert {found.path.parent, found.model.parent} == {blobs}
     assert (found.path.name, found.encoder) == (sha256_of(publisher.path / "mmproj.gguf"), None)
     for kept in (True, False):
         publisher.release()
-        await box.change()
+        await device.change()
         assert found.path.exists() is kept
 
 
@@ -93,15 +94,15 @@ async def test_the_process_of_a_projector_ends_with_the_bundle_that_needs_it(
     first = publisher.release(policy=SEES, extra=write_vision_model(publisher.path))
     engine = EngineConfig(threads=1, sequences=2, model_dirs=(str(tmp_path / "none"),))
     async with daemon(tmp_path, publisher, engine) as app:
-        await wait_for(app, BoxState.TRIAL, first)
+        await wait_for(app, DeviceState.TRIAL, first)
         assert await ask(app, solid(0)) == (200, "image=ok")
         (child,) = projector_children()
         for _ in range(6):
             await ask(app)
-        await wait_for(app, BoxState.IDLE, first)
+        await wait_for(app, DeviceState.IDLE, first)
         assert child.is_running()
         second = publisher.release(model="m-other", extra="    models: {m-other: {file: other/model.gguf}}\n")
-        await wait_for(app, BoxState.TRIAL, second)
+        await wait_for(app, DeviceState.TRIAL, second)
         assert not child.is_running()
         assert (await ask(app))[0] == 200
         assert projector_children() == []
@@ -115,7 +116,7 @@ def projector_children() -> list[psutil.Process]:
 
 @asynccontextmanager
 async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> AsyncIterator[App]:
-    settings = config(tmp_path / "box", policy=FACTORY)
+    settings = config(tmp_path / "device", policy=FACTORY)
     (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
     link = FleetLink(
         member=lambda: member(publisher.root),
@@ -151,55 +152,57 @@ async def ask(app: App, *parts: dict[str, object]) -> tuple[int, str]:
 
 @needs_mtmd
 @needs_pillow
-async def test_an_mmproj_file_of_another_model_is_never_used(publisher: Publisher, box: TestBox) -> None:
+async def test_an_mmproj_file_of_another_model_is_never_used(publisher: Publisher, device: TestDevice) -> None:
     bundle = publisher.release(extra=write_vision_model(publisher.path, dimensions=32))
-    await box.until(BoxState.IDLE)
-    assert box.agent.row.quarantined[bundle].startswith("model_unusable: the projector of m-small: ")
-    assert box.host.used == []
+    await device.until(DeviceState.IDLE)
+    assert device.agent.row.quarantined[bundle].startswith("model_unusable: the projector of m-small: ")
+    assert device.host.used == []
 
 
 @needs_mtmd
-async def test_the_process_of_a_projector_is_counted_into_the_memory(publisher: Publisher, box: TestBox) -> None:
-    """On this box the model alone would fit."""
-    box.host.memory_bytes = 300 << 20
+async def test_the_process_of_a_projector_is_counted_into_the_memory(publisher: Publisher, device: TestDevice) -> None:
+    """On this device the model alone would fit."""
+    device.host.memory_bytes = 300 << 20
     bundle = publisher.release(extra=write_vision_model(publisher.path))
-    await box.until(BoxState.IDLE)
-    reason = box.agent.row.quarantined[bundle]
+    await device.until(DeviceState.IDLE)
+    reason = device.agent.row.quarantined[bundle]
     assert (reason.startswith("model_too_large: m-small with "), "for its projector" in reason) == (True, True)
     bundle = publisher.release(extra="    models: {m-small: {file: model.gguf}}\n")
-    await box.until(BoxState.TRIAL)
+    await device.until(DeviceState.TRIAL)
 
 
 @needs_pillow
-async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher, box: TestBox) -> None:
+async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher, device: TestDevice) -> None:
     """One that gives another number of tokens than the bundle says is refused before anything changes."""
     keys = write_panel_model(publisher.path)
     wrong = publisher.release(extra=MODEL.format(f"{keys}, tokens: 4"))
-    await box.until(BoxState.IDLE)
-    assert "192 values for a picture; the model takes 4 tokens of 64" in box.agent.row.quarantined[wrong]
+    await device.until(DeviceState.IDLE)
+    assert "192 values for a picture; the model takes 4 tokens of 64" in device.agent.row.quarantined[wrong]
     right = publisher.release(extra=MODEL.format(f"{keys}, tokens: 3"))
-    await box.change()
-    found = find_projector("m-small", [box.booted.store.load(right).models])
+    await device.change()
+    found = find_projector("m-small", [device.booted.store.load(right).models])
     assert found is not None
     assert found.encoder is not None
     assert (found.tokens, found.encoder.name) == (3, sha256_of(publisher.path / "encoder.onnx"))
-    encoder = box.booted.store.load(right).models / "m-small" / "encoder.onnx"
+    encoder = device.booted.store.load(right).models / "m-small" / "encoder.onnx"
     encoder.unlink()
     shutil.copy(publisher.path / "projector.onnx", encoder)
-    box.start()
-    assert box.agent.running is None
+    device.start()
+    assert device.agent.running is None
 
 
-async def test_an_engine_loads_adapters_again_after_their_bundle_is_gone(publisher: Publisher, box: TestBox) -> None:
+async def test_an_engine_loads_adapters_again_after_their_bundle_is_gone(
+    publisher: Publisher, device: TestDevice
+) -> None:
     """Bundles that keep the model keep its engine too, which opens its files anew after a crash or an unload."""
     write_tiny_gguf(publisher.path / "model.gguf")
     write_tiny_adapter(publisher.path / "night.gguf")
     extra = "    models:\n      m-small: {file: model.gguf, adapters: {night: {file: night.gguf}}}\n"
     first = publisher.release(extra=extra)
-    await box.change()
-    (adapter,) = adapter_files(find_artifact("m-small", [box.booted.store.load(first).models]))
+    await device.change()
+    (adapter,) = adapter_files(find_artifact("m-small", [device.booted.store.load(first).models]))
     for _ in range(2):
         publisher.release(extra=extra)
-        await box.change()
-    assert not (box.folder / "bundles" / first).exists()
+        await device.change()
+    assert not (device.folder / "bundles" / first).exists()
     assert sha256_of(Path(adapter.path)) == sha256_of(publisher.path / "night.gguf")

@@ -11,12 +11,12 @@ import pytest
 from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.edge_node.signals.estimators import LearnedEstimators
 from causeway_server.models.catalog.artifact import SHIPPED, sha256_of
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import Chunk, Confidence, Message, Request
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 
-from .fleet import Publisher, TestBox
+from .fleet import Publisher, TestDevice
 
 pytestmark = pytest.mark.slow
 
@@ -53,10 +53,10 @@ def release(publisher: Publisher, *, number: int = 1, uncalibrated: bool = False
     return publisher.release(policy=POLICY, extra=extra)
 
 
-def estimates(box: TestBox, bundle: str) -> tuple[float | None, float]:
+def estimates(device: TestDevice, bundle: str) -> tuple[float | None, float]:
     """Return `edge.quality` and the score that a handoff compares, as the daemon computes them under this bundle."""
     policy = parse_policy(POLICY)
-    learned = LearnedEstimators([box.booted.store.load(bundle).models])
+    learned = LearnedEstimators([device.booted.store.load(bundle).models])
     learned.activate(policy)
     request = Request(kind="chat", model="auto", messages=(Message("user", "wake me up at seven"),))
     quality = learned.quality(policy, request)
@@ -66,48 +66,48 @@ def estimates(box: TestBox, bundle: str) -> tuple[float | None, float]:
     return quality, chunk.confidence.score
 
 
-async def test_new_weights_bring_the_signals_that_were_fitted_on_them(publisher: Publisher, box: TestBox) -> None:
+async def test_new_weights_bring_the_signals_that_were_fitted_on_them(publisher: Publisher, device: TestDevice) -> None:
     """Without them the rule on `edge.quality` does not hold, and the handoff compares the engine's raw score."""
     bundle = release(publisher)
-    await box.change()
-    quality, score = estimates(box, bundle)
+    await device.change()
+    quality, score = estimates(device, bundle)
     assert quality is not None
     assert 0.0 < quality < 1.0
     assert score != CONFIDENCE.score
     bare = release(publisher, number=2, uncalibrated=True)
-    await box.change()
-    assert estimates(box, bare) == (None, CONFIDENCE.score)
+    await device.change()
+    assert estimates(device, bare) == (None, CONFIDENCE.score)
 
 
 @pytest.mark.parametrize("kind", ["confidence", "edge.quality", "pair"])
 async def test_a_signal_that_cannot_be_used_is_refused_and_the_last_bundle_stays(
-    publisher: Publisher, box: TestBox, kind: str
+    publisher: Publisher, device: TestDevice, kind: str
 ) -> None:
     good = release(publisher)
-    await box.change()
+    await device.change()
     (publisher.path / "broken").write_bytes(b"{}")
     bad = release(publisher, number=2, files={kind: "broken"})
-    await box.until(BoxState.IDLE)
-    assert (box.agent.running, box.agent.row.code) == (good, "model_unusable")
-    assert box.agent.row.quarantined[bad].startswith(f"model_unusable: the signal {kind} of m-small: ")
+    await device.until(DeviceState.IDLE)
+    assert (device.agent.running, device.agent.row.code) == (good, "model_unusable")
+    assert device.agent.row.quarantined[bad].startswith(f"model_unusable: the signal {kind} of m-small: ")
 
 
-async def test_a_damaged_signal_is_seen_at_the_start(publisher: Publisher, box: TestBox) -> None:
+async def test_a_damaged_signal_is_seen_at_the_start(publisher: Publisher, device: TestDevice) -> None:
     good = publisher.release()
-    await box.change()
+    await device.change()
     bundle = release(publisher)
-    await box.change()
-    manifest = box.booted.store.load(bundle).models / "m-small+confidence" / "manifest.json"
+    await device.change()
+    manifest = device.booted.store.load(bundle).models / "m-small+confidence" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"judges_sha256":"', b'"judges_sha256":"0'))
-    box.start()
-    assert (box.agent.running, box.agent.row.code) == (good, "bundle_altered")
+    device.start()
+    assert (device.agent.running, device.agent.row.code) == (good, "bundle_altered")
 
 
-async def test_a_bundle_without_signals_still_activates(publisher: Publisher, box: TestBox) -> None:
+async def test_a_bundle_without_signals_still_activates(publisher: Publisher, device: TestDevice) -> None:
     """It has the format of before, which older daemons read too."""
     bundle = publisher.release()
     assert publisher.manifest().format == 1
-    await box.change()
+    await device.change()
     release(publisher)
     assert publisher.manifest().format == 2
-    assert box.agent.running == bundle
+    assert device.agent.running == bundle

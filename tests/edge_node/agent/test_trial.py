@@ -1,4 +1,4 @@
-"""The verdict of a trial on this box's own requests."""
+"""The verdict of a trial on this device's own requests."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.agent.trial import Trial, TrialSettings
-from causeway_server.edge_node.observability.metrics import BoxCondition, Traffic
+from causeway_server.edge_node.observability.metrics import DeviceCondition, Traffic
 from causeway_server.router.bundle.manifest import binomial_tail
 from causeway_server.router.bundle.refusals import UpdateRefused
 
 SETTINGS = TrialSettings()
 LATENCY = (0, 0, 900, 60, 40, 0, 0, 0, 0)
-BEFORE = BoxCondition(
+BEFORE = DeviceCondition(
     Traffic(requests=1000, errors=5, degraded=20, latency=LATENCY), temperature_c=60.0, throttled=False
 )
 
 
-def condition(requests: int = 300, **changes: Any) -> BoxCondition:
+def condition(requests: int = 300, **changes: Any) -> DeviceCondition:
     latency = (0, 0, requests, *(0,) * 6)
     traffic = Traffic(requests=requests, latency=latency)
     names = set(Traffic.__struct_fields__)
     traffic = msgspec.structs.replace(traffic, **{name: value for name, value in changes.items() if name in names})
-    box = msgspec.structs.replace(BEFORE, traffic=traffic)
-    return msgspec.structs.replace(box, **{name: value for name, value in changes.items() if name not in names})
+    device = msgspec.structs.replace(BEFORE, traffic=traffic)
+    return msgspec.structs.replace(device, **{name: value for name, value in changes.items() if name not in names})
 
 
 def trial() -> Trial:
     return Trial(SETTINGS, BEFORE, Traffic(), began=0.0)
 
 
-def refused(one: Trial, now: float, found: BoxCondition) -> str:
+def refused(one: Trial, now: float, found: DeviceCondition) -> str:
     with pytest.raises(UpdateRefused) as caught:
         one.judge(now, found)
     return caught.value.code

@@ -20,7 +20,7 @@ from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.waiting import until
 
-from ..box import POLICY, Box, config
+from ..device import POLICY, Device, config
 from ..scripted import ScriptedCloud, ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -36,8 +36,8 @@ def with_adapter(model: Artifact, name: str, seed: int) -> Artifact:
 
 
 @asynccontextmanager
-async def real_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Artifact]]:
-    """A box without a cloud, whose model `tiny` has the adapter `kiosk`."""
+async def real_device(tmp_path: Path) -> AsyncIterator[tuple[Device, Artifact]]:
+    """A device without a cloud, whose model `tiny` has the adapter `kiosk`."""
     folder = tmp_path / "models"
     model = with_adapter(publish_gguf(write_tiny_gguf(tmp_path / "tiny.gguf"), "tiny", folder), "kiosk", 1)
     settings = config(tmp_path, policy=POLICY.replace("m-small", "tiny").replace("20s", "60s").replace("25s", "60s"))
@@ -46,66 +46,66 @@ async def real_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Artifact]]:
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            yield Box(app, ScriptedEngine(), ScriptedCloud(), session), model
+            yield Device(app, ScriptedEngine(), ScriptedCloud(), session), model
     finally:
         await app.close()
 
 
 async def test_a_client_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
     """Behind the target's name or the model's; the cache keeps the answers apart."""
-    async with real_box(tmp_path) as (box, _):
-        models = (await box.get("/v1/models")).json["data"]
+    async with real_device(tmp_path) as (device, _):
+        models = (await device.get("/v1/models")).json["data"]
         assert [(model["id"], model["owned_by"]) for model in models][1:] == [
             ("small", "edge"),
             ("large", "cloud"),
             ("small+kiosk", "edge"),
         ]
-        assert (await box.get("/v1/models/small+kiosk")).json["id"] == "small+kiosk"
+        assert (await device.get("/v1/models/small+kiosk")).json["id"] == "small+kiosk"
         answers: dict[str, str] = {}
         for name in ("small", "small+kiosk", "tiny+kiosk", "tiny", "small+kiosk"):
-            answer = await box.ask(model=name, **GREEDY)
+            answer = await device.ask(model=name, **GREEDY)
             assert answer.status == 200, answer.message
             answers.setdefault(name, answer.json["choices"][0]["message"]["content"])
-            record = await box.record(answer)
+            record = await device.record(answer)
             assert record.outcome.target == ("small+kiosk" if "+" in name else "small")
         assert answers["small+kiosk"] == answers["tiny+kiosk"] != answers["tiny"] == answers["small"]
-        assert 'target="small+kiosk"' in (await box.get("/metrics")).body.decode()
-        box.assert_nothing_leaks()
+        assert 'target="small+kiosk"' in (await device.get("/metrics")).body.decode()
+        device.assert_nothing_leaks()
 
 
 async def test_a_policy_s_target_names_an_adapter(tmp_path: Path) -> None:
     """`auto` is answered with it; a policy that names one which is not there changes nothing."""
     policy = POLICY.replace("m-small", "tiny").replace("20s", "60s").replace("25s", "60s")
-    async with real_box(tmp_path) as (box, _):
+    async with real_device(tmp_path) as (device, _):
         plain, named = [
-            (await box.ask(model=model, **GREEDY)).json["choices"][0]["message"]["content"]
+            (await device.ask(model=model, **GREEDY)).json["choices"][0]["message"]["content"]
             for model in ("small", "small+kiosk")
         ]
-        file = Path(box.parts.policies.report.file)
+        file = Path(device.parts.policies.report.file)
         for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop`; there are: kiosk")):
             await asyncio.to_thread(file.write_text, policy.replace("model: tiny", f"model: tiny+{adapter}"))
-            await box.parts.policies.reload()
-            assert refused in box.parts.policies.report.refused
-            answer = await box.ask(model="auto", **GREEDY)
+            await device.parts.policies.reload()
+            assert refused in device.parts.policies.report.refused
+            answer = await device.ask(model="auto", **GREEDY)
             assert answer.json["choices"][0]["message"]["content"] == named != plain
-        assert (await box.record(answer)).outcome.target == "small"
-        box.assert_nothing_leaks()
+        assert (await device.record(answer)).outcome.target == "small"
+        device.assert_nothing_leaks()
 
 
 async def test_an_unknown_adapter_is_a_404_that_names_those_there_are(tmp_path: Path) -> None:
     """An adapter that is added is offered after the policy is loaded again."""
-    async with real_box(tmp_path) as (box, model):
+    async with real_device(tmp_path) as (device, model):
         for name in ("small+shop", "small+", "+kiosk", "small+kiosk+kiosk", "large+kiosk"):
-            answer = await box.ask(model=name)
+            answer = await device.ask(model=name)
             assert (answer.status, answer.code) == (404, "model_not_found")
             assert "auto, small, large, small+kiosk" in answer.message
         with_adapter(model, "shop", 2)
-        await box.parts.policies.reload()
-        engines = box.parts.engines
+        await device.parts.policies.reload()
+        engines = device.parts.engines
         assert engines is not None
         await until(lambda: engines.state == "ready")
         texts = [
-            (await box.ask(model=name, **GREEDY)).json["choices"][0]["message"]["content"]
+            (await device.ask(model=name, **GREEDY)).json["choices"][0]["message"]["content"]
             for name in ("small+shop", "small+kiosk", "small")
         ]
         assert len(set(texts)) == 3

@@ -10,7 +10,7 @@ from causeway_server.edge_node.config.schema import ServerConfig
 from tests.cloud_pool.conftest import PATIENCE_S
 from tests.cloud_pool.degradation.test_real import CHAT, Bed, bed, gateway, triton_environment, tritons, truncated
 
-from ..box import POLICY, Answer, Box, running
+from ..device import POLICY, Answer, Device, running
 
 __all__ = ["bed", "gateway", "triton_environment", "tritons"]
 
@@ -32,11 +32,13 @@ class Gateway:
     async def stop(self) -> None: ...
 
 
-async def ask(box: Box, token: str = "", *, stream: bool) -> Answer:
+async def ask(device: Device, token: str = "", *, stream: bool) -> Answer:
     """Of the cloud's tier whose answers are cut."""
     more = {"causeway": {"continue": token}} if token else {}
     text = CHAT["messages"][0]["content"]  # type: ignore[index]
-    return await box.ask(text, tags="cloud", stream=stream, headers={"x-causeway-prefer": "only_cloud"}, **ASK, **more)
+    return await device.ask(
+        text, tags="cloud", stream=stream, headers={"x-causeway-prefer": "only_cloud"}, **ASK, **more
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -45,17 +47,17 @@ async def test_a_cut_answer_and_its_rest_are_the_uncut_answer(bed: Bed, tmp_path
     uncut = await bed.send("medium")
     cloud = Gateway(bed.url)
     server = ServerConfig(port=0, default_deadline_s=PATIENCE_S)
-    async with running(tmp_path, policy=LATE, server=server, cloud=cloud, api_key="kiosk-secret") as box:  # type: ignore[arg-type]
-        first = await truncated(lambda: ask(box, stream=stream), lambda found: bool(found.resume))
+    async with running(tmp_path, policy=LATE, server=server, cloud=cloud, api_key="kiosk-secret") as device:  # type: ignore[arg-type]
+        first = await truncated(lambda: ask(device, stream=stream), lambda found: bool(found.resume))
         assert first.headers["x-causeway-degraded"] == "true"
         assert first.text
         assert len(first.text) < len(uncut.text)
         text, token = first.text, first.resume
         while token:
-            rest = await ask(box, token, stream=not stream)
+            rest = await ask(device, token, stream=not stream)
             assert rest.status == 200
             assert rest.headers["x-causeway-reason"] == "continued"
             text, token = text + rest.text, rest.resume
         assert text == uncut.text
-        forged = await ask(box, first.resume[:-12] + "AAAAAAAAAAA=", stream=False)
+        forged = await ask(device, first.resume[:-12] + "AAAAAAAAAAA=", stream=False)
         assert (forged.status, forged.code) == (400, "invalid_value")

@@ -21,7 +21,7 @@ from tests.models.llama_cpp import scripted_drafts
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.waiting import until
 
-from ..box import POLICY, Answer, Box, config
+from ..device import POLICY, Answer, Device, config
 from ..scripted import ScriptedCloud, ScriptedEngine
 
 pytestmark = pytest.mark.engine
@@ -29,7 +29,7 @@ ON_DEVICE = {"x-causeway-prefer": "only_on_device"}
 
 
 @asynccontextmanager
-async def real_engine(tmp_path: Path, backoff: RestartBackoff) -> AsyncIterator[tuple[Box, EngineBackend]]:
+async def real_engine(tmp_path: Path, backoff: RestartBackoff) -> AsyncIterator[tuple[Device, EngineBackend]]:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
     # Sampled, the answer of a tiny random model may be empty, or end before it is cancelled.
     model = EngineModel(temperature=0.0, name="m-small")
@@ -40,7 +40,7 @@ async def real_engine(tmp_path: Path, backoff: RestartBackoff) -> AsyncIterator[
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            yield Box(app, ScriptedEngine(), ScriptedCloud(), session), engine
+            yield Device(app, ScriptedEngine(), ScriptedCloud(), session), engine
     finally:
         await app.close()
 
@@ -56,9 +56,9 @@ async def kill(engine: EngineBackend) -> None:
 
 async def test_a_request_does_not_wait_for_a_distant_restart(tmp_path: Path) -> None:
     """It is refused at once with 503, and Retry-After says when the engine is restarted."""
-    async with real_engine(tmp_path, RestartBackoff(first_s=50.0)) as (box, engine):
+    async with real_engine(tmp_path, RestartBackoff(first_s=50.0)) as (device, engine):
         await kill(engine)
-        answer = await box.ask(headers=ON_DEVICE)
+        answer = await device.ask(headers=ON_DEVICE)
         assert (answer.status, engine.state) == (503, "backing_off")
         assert 1 < int(answer.headers["Retry-After"]) <= 50
         assert "SIGKILL" in answer.message
@@ -67,10 +67,10 @@ async def test_a_request_does_not_wait_for_a_distant_restart(tmp_path: Path) -> 
 
 async def test_a_request_waits_for_a_restart_that_begins_soon(tmp_path: Path) -> None:
     """The pause does not grow while each child is healthy before it is killed."""
-    async with real_engine(tmp_path, RestartBackoff(first_s=0.6, healthy_s=0.0)) as (box, engine):
+    async with real_engine(tmp_path, RestartBackoff(first_s=0.6, healthy_s=0.0)) as (device, engine):
         for killed in (1, 2, 3):
             await kill(engine)
-            answer = await box.ask(headers=ON_DEVICE, max_tokens=4)
+            answer = await device.ask(headers=ON_DEVICE, max_tokens=4)
             assert (answer.status, engine.restarts) == (200, killed)
 
 
@@ -101,11 +101,11 @@ async def test_a_child_killed_amid_a_speculated_answer_repeats_and_loses_nothing
         "stream": True,
     }
     text = "turn on the light in the kitchen and set the alarm for six " * 3
-    async with real_engine(tmp_path, RestartBackoff(first_s=0.1)) as (box, engine):
-        whole = await box.ask(text, headers=ON_DEVICE, seed=1, **question)
+    async with real_engine(tmp_path, RestartBackoff(first_s=0.1)) as (device, engine):
+        whole = await device.ask(text, headers=ON_DEVICE, seed=1, **question)
         assert (whole.status, whole.done) == (200, True)
         (tmp_path / "stop").touch()
-        asking = asyncio.create_task(box.ask(text, headers=ON_DEVICE, seed=2, **question))
+        asking = asyncio.create_task(device.ask(text, headers=ON_DEVICE, seed=2, **question))
         await until((tmp_path / "stopped").exists)
         left = int((tmp_path / "stopped").read_text())
         (tmp_path / "stop").unlink()
@@ -117,7 +117,7 @@ async def test_a_child_killed_amid_a_speculated_answer_repeats_and_loses_nothing
         # The first bytes of a character are held back until its last one.
         assert 0 <= 300 - left - len(got) <= 3
         assert len(got) > scripted_drafts.ENOUGH
-        again = await box.ask(text, headers=ON_DEVICE, seed=3, **question)
+        again = await device.ask(text, headers=ON_DEVICE, seed=3, **question)
         assert (again.text, again.done) == (whole.text, True)
 
 

@@ -17,7 +17,7 @@ from causeway_server.router.types import Chunk, Usage
 from tests.jumping_loop import JumpingLoop, run_jumping
 from tests.waiting import until
 
-from ..box import running
+from ..device import running
 from ..scripted import EDGE_WORDS, ScriptedEngine
 
 TEXT = "".join(EDGE_WORDS)
@@ -59,16 +59,16 @@ def test_a_fault_after_the_finish_reason_is_no_second_end(
 
 
 async def assert_one_end(folder: Path, engine: EndlessEngine, temperature: int) -> None:
-    async with running(folder, engine=engine) as box:
+    async with running(folder, engine=engine) as device:
         usage = {"include_usage": True}
-        answer = await box.ask(stream=True, stream_options=usage, temperature=temperature)
+        answer = await device.ask(stream=True, stream_options=usage, temperature=temperature)
         assert answer.done
         assert answer.text == TEXT
         assert answer.finish_reasons == ["stop"]
         assert not [event for event in answer.events if "error" in event]
-        record = await box.record(answer)
-        await until(lambda: box.engine.running == 0)
-        box.assert_nothing_leaks()
+        record = await device.record(answer)
+        await until(lambda: device.engine.running == 0)
+        device.assert_nothing_leaks()
     assert (record.outcome.status, record.outcome.finish_reason, record.outcome.error) == ("ok", "stop", "")
 
 
@@ -84,24 +84,24 @@ class HalfEngine(ScriptedEngine):
 
 async def test_one_finished_choice_of_two_is_no_end_of_the_stream(tmp_path: Path) -> None:
     """A finish reason ends its choice; an error event ends the stream, and the answer counts as failed."""
-    async with running(tmp_path, engine=HalfEngine()) as box:
-        answer = await box.ask(stream=True, n=2, temperature=1)
+    async with running(tmp_path, engine=HalfEngine()) as device:
+        answer = await device.ask(stream=True, n=2, temperature=1)
         assert answer.finish_reasons == ["stop"]
         assert "error" in answer.events[-1]
         assert not answer.done
-        assert (await box.record(answer)).outcome.status == "error"
-        box.assert_nothing_leaks()
+        assert (await device.record(answer)).outcome.status == "error"
+        device.assert_nothing_leaks()
 
 
 async def test_a_client_that_leaves_at_the_finish_reason_has_its_answer(tmp_path: Path) -> None:
     body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    async with running(tmp_path, engine=EndlessEngine()) as box:
-        async with box.session.post("/v1/chat/completions", json=body, headers={"Connection": "close"}) as response:
+    async with running(tmp_path, engine=EndlessEngine()) as device:
+        async with device.session.post("/v1/chat/completions", json=body, headers={"Connection": "close"}) as response:
             async for line in response.content:
                 if b'"finish_reason":"stop"' in line:
                     break
             response.close()
-        await until(lambda: len(box.parts.decisions.memory))
-        await until(lambda: box.engine.running == 0)
-        assert box.newest().outcome.status == "ok"
-        box.assert_nothing_leaks()
+        await until(lambda: len(device.parts.decisions.memory))
+        await until(lambda: device.engine.running == 0)
+        assert device.newest().outcome.status == "ok"
+        device.assert_nothing_leaks()

@@ -15,64 +15,64 @@ import pytest
 from click.testing import CliRunner, Result
 
 from causeway_server.edge_node.cli.main import main
-from tests.edge_node.box import POLICY, Box, running
+from tests.edge_node.device import POLICY, Device, running
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
     async with running(tmp_path) as started:
         yield started
 
 
-async def run(box: Box, *arguments: str, stdin: str = "") -> Result:
+async def run(device: Device, *arguments: str, stdin: str = "") -> Result:
     """Run a command against the daemon, in a thread."""
-    url = f"http://127.0.0.1:{box.app.port}"
+    url = f"http://127.0.0.1:{device.app.port}"
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--url", url], input=stdin)
 
 
-async def test_ask_prints_the_answer_and_its_route(box: Box) -> None:
+async def test_ask_prints_the_answer_and_its_route(device: Device) -> None:
     """The answer goes to stdout; route, target, reason, cache and times to stderr."""
-    result = await run(box, "ask", "hello")
+    result = await run(device, "ask", "hello")
     assert (result.exit_code, result.stdout) == (0, "edge says so\n")
     for text in ("edge → small", "reason edge-first", "cache bypass", "first token", "total", "test@"):
         assert text in result.stderr
 
 
-async def test_a_repeated_ask_is_answered_from_the_cache(box: Box) -> None:
-    await run(box, "ask", "hello", "--temperature", "0")
-    result = await run(box, "ask", "hello", "--temperature", "0", "--no-stream")
+async def test_a_repeated_ask_is_answered_from_the_cache(device: Device) -> None:
+    await run(device, "ask", "hello", "--temperature", "0")
+    result = await run(device, "ask", "hello", "--temperature", "0", "--no-stream")
     assert result.stdout == "edge says so\n"
     assert "cache hit" in result.stderr
 
 
-async def test_ask_reads_stdin_and_passes_on_hints(box: Box) -> None:
+async def test_ask_reads_stdin_and_passes_on_hints(device: Device) -> None:
     """Tags and preference reach the policy."""
-    result = await run(box, "ask", "-", "--prefer", "only_cloud", "--tag", "a", "--max-tokens", "5", stdin="hello\n")
+    result = await run(device, "ask", "-", "--prefer", "only_cloud", "--tag", "a", "--max-tokens", "5", stdin="hello\n")
     assert result.stdout == "cloud says so\n"
-    assert box.cloud.bodies[0]["max_tokens"] == 5
-    assert box.newest().request.tags == ("a",)
+    assert device.cloud.bodies[0]["max_tokens"] == 5
+    assert device.newest().request.tags == ("a",)
 
 
-async def test_ask_prints_json(box: Box) -> None:
-    document = json.loads((await run(box, "ask", "hello", "--json")).stdout)
+async def test_ask_prints_json(device: Device) -> None:
+    document = json.loads((await run(device, "ask", "hello", "--json")).stdout)
     assert document["text"] == "edge says so"
     assert document["decision"]["target"] == "small"
     assert document["decision"]["first_token_ms"] > 0
 
 
-async def test_a_rejected_request_is_exit_code_1(box: Box) -> None:
-    result = await run(box, "ask", "hello", "--tag", "private", "--prefer", "only_cloud")
+async def test_a_rejected_request_is_exit_code_1(device: Device) -> None:
+    result = await run(device, "ask", "hello", "--tag", "private", "--prefer", "only_cloud")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "503 no_route" in result.stderr
 
 
-async def test_a_failure_during_the_answer_is_exit_code_1(box: Box) -> None:
+async def test_a_failure_during_the_answer_is_exit_code_1(device: Device) -> None:
     """The part that had arrived stays on stdout."""
-    box.engine.fault = "die"
-    result = await run(box, "ask", "hello", "--tag", "edge")
+    device.engine.fault = "die"
+    result = await run(device, "ask", "hello", "--tag", "edge")
     assert result.exit_code == 1
     assert result.stdout.startswith("edge ")
     assert "engine_crashed" in result.stderr
@@ -86,31 +86,31 @@ async def test_no_daemon_is_exit_code_3() -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-stream",), ("--json",)])
-async def test_a_deadline_that_passes_is_exit_code_4(box: Box, flags: tuple[str, ...]) -> None:
+async def test_a_deadline_that_passes_is_exit_code_4(device: Device, flags: tuple[str, ...]) -> None:
     """The message says that the time is up, not an HTTP status."""
-    box.engine.gate = asyncio.Event()  # never opened
-    result = await run(box, "ask", "hello", "--tag", "edge", "--deadline", "0.1", *flags)
+    device.engine.gate = asyncio.Event()  # never opened
+    result = await run(device, "ask", "hello", "--tag", "edge", "--deadline", "0.1", *flags)
     assert (result.exit_code, result.stdout.strip()) == (4, "")
     assert "timed out: the deadline passed while small was answering" in result.stderr
 
 
-async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(box: Box) -> None:
-    box.engine.fault = "drip"
-    result = await run(box, "ask", "hello", "--tag", "edge", "--deadline", "0.35")
+async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(device: Device) -> None:
+    device.engine.fault = "drip"
+    result = await run(device, "ask", "hello", "--tag", "edge", "--deadline", "0.35")
     assert result.exit_code == 4
     assert result.stdout.startswith("edge ")
     assert "timed out: the deadline passed" in result.stderr
 
 
-async def test_a_usage_error_is_exit_code_2(box: Box) -> None:
-    assert (await run(box, "ask", "-", stdin=" \n")).exit_code == 2
-    assert (await run(box, "ask", "hello", "--prefer", "somewhere")).exit_code == 2
+async def test_a_usage_error_is_exit_code_2(device: Device) -> None:
+    assert (await run(device, "ask", "-", stdin=" \n")).exit_code == 2
+    assert (await run(device, "ask", "hello", "--prefer", "somewhere")).exit_code == 2
 
 
 @pytest.mark.parametrize("command", [("ask", "hello"), ("route", "hello"), ("jobs", "list"), ("listen", "-")])
 def test_a_malformed_url_is_a_usage_error(command: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(main, [*command, "--url", "box:8080"], input="sound")
-    assert (result.exit_code, "'box:8080' is no URL of a device" in result.stderr) == (2, True)
+    result = CliRunner().invoke(main, [*command, "--url", "device:8080"], input="sound")
+    assert (result.exit_code, "'device:8080' is no URL of a device" in result.stderr) == (2, True)
 
 
 def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:
@@ -119,9 +119,9 @@ def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:
     assert (result.exit_code, "not UTF-8 text" in result.stderr) == (2, True)
 
 
-async def test_ctrl_c_during_an_answer_is_exit_code_130(box: Box) -> None:
+async def test_ctrl_c_during_an_answer_is_exit_code_130(device: Device) -> None:
     """And stops the work: the daemon sees the client go."""
-    box.engine.pause_after = 1
+    device.engine.pause_after = 1
     command = [
         sys.executable,
         "-m",
@@ -129,7 +129,7 @@ async def test_ctrl_c_during_an_answer_is_exit_code_130(box: Box) -> None:
         "ask",
         "hello",
         "--url",
-        f"http://127.0.0.1:{box.app.port}",
+        f"http://127.0.0.1:{device.app.port}",
     ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     asking = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environ)
@@ -139,49 +139,49 @@ async def test_ctrl_c_during_an_answer_is_exit_code_130(box: Box) -> None:
         asking.send_signal(signal.SIGINT)
         _, complaint = await asking.communicate()
     assert (asking.returncode, complaint) == (130, b"")
-    await until(lambda: box.engine.running == 0)
+    await until(lambda: device.engine.running == 0)
 
 
-async def test_an_error_is_one_line_however_long_it_is(box: Box) -> None:
-    result = await run(box, "ask", "hello", "--model", "x" * 200)
+async def test_an_error_is_one_line_however_long_it_is(device: Device) -> None:
+    result = await run(device, "ask", "hello", "--model", "x" * 200)
     assert f"the model `{'x' * 64}" in result.stderr.splitlines()[0]
     assert "available: auto, small, large" in result.stderr.splitlines()[0]
 
 
-async def test_route_promises_no_hit_that_would_not_happen(box: Box) -> None:
+async def test_route_promises_no_hit_that_would_not_happen(device: Device) -> None:
     """Neither command sends a temperature that the user did not give."""
-    result = await run(box, "route", "hello")
+    result = await run(device, "route", "hello")
     assert "cache    bypass: sampled: the request sets no temperature" in result.stdout
-    await run(box, "ask", "hello", "--no-stream")
-    assert box.newest().outcome.cache == "bypass"
-    assert box.engine.calls[0].request.sampling.temperature is None
+    await run(device, "ask", "hello", "--no-stream")
+    assert device.newest().outcome.cache == "bypass"
+    assert device.engine.calls[0].request.sampling.temperature is None
 
 
-async def test_route_prints_rules_and_attempts(box: Box) -> None:
+async def test_route_prints_rules_and_attempts(device: Device) -> None:
     """No target is asked."""
-    result = await run(box, "route", "hello", "--tag", "handoff", "--temperature", "0")
+    result = await run(device, "route", "hello", "--tag", "handoff", "--temperature", "0")
     assert result.exit_code == 0
     for text in ("unsure", "did not hold", "held", "1.", "small", "2.", "large", "handoff if confidence is below 0.5"):
         assert text in result.stdout
     assert "would be fresh for 30 s" in result.stdout
-    assert (box.engine.calls, box.cloud.bodies) == ([], [])
+    assert (device.engine.calls, device.cloud.bodies) == ([], [])
 
 
-async def test_route_names_the_targets_that_a_constraint_excludes(box: Box) -> None:
-    result = await run(box, "route", "hello", "--tag", "private")
+async def test_route_names_the_targets_that_a_constraint_excludes(device: Device) -> None:
+    result = await run(device, "route", "hello", "--tag", "private")
     assert "private-stays" in result.stdout
     assert "constraint excluded large" in result.stdout
     assert "bound to the device" in result.stdout
 
 
-async def test_route_says_when_no_attempt_is_left(box: Box) -> None:
-    result = await run(box, "route", "hello", "--tag", "private", "--prefer", "only_cloud")
+async def test_route_says_when_no_attempt_is_left(device: Device) -> None:
+    result = await run(device, "route", "hello", "--tag", "private", "--prefer", "only_cloud")
     assert result.exit_code == 0
     assert "503" in result.stdout
 
 
-async def test_route_prints_json(box: Box) -> None:
-    document = json.loads((await run(box, "route", "hello", "--json")).stdout)
+async def test_route_prints_json(device: Device) -> None:
+    document = json.loads((await run(device, "route", "hello", "--json")).stdout)
     assert document["decision"]["rule"] == "edge-first"
 
 

@@ -25,7 +25,7 @@ from causeway_server.router.bundle.settings import ResponseCacheConfig
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import DeviceSignals
 
-from .boxes import plant
+from .devices import plant
 
 POLICY = Path(__file__).parents[3] / "policies" / "default.yaml"
 MIB = 2**20
@@ -160,14 +160,14 @@ GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30)
             GpuReport((), ("CPU",)),
             True,
             "warn",
-            "this box has an NVIDIA GPU, and llama.cpp is compiled for the",
+            "this device has an NVIDIA GPU, and llama.cpp is compiled for the",
         ),
         (-1, GpuReport((), ("CPU",)), False, "warn", "engine.gpu_layers is -1, and llama.cpp is compiled for the CPU"),
         (0, GpuReport((), ("CUDA", "CPU")), True, "ok", "engine.gpu_layers is 0"),
         ("auto", GpuReport(), False, "ok", "finds no GPU"),
     ],
 )
-def test_why_the_cpu_decodes_is_said_on_a_box_with_a_gpu(
+def test_why_the_cpu_decodes_is_said_on_a_device_with_a_gpu(
     layers: int | Literal["auto"], report: GpuReport, has_gpu: bool, level: str, words: str
 ) -> None:
     """A driver that is not loaded, and a llama.cpp that was compiled without CUDA, have different remedies."""
@@ -461,7 +461,7 @@ def test_an_unreachable_cloud_is_a_warning() -> None:
 
 
 def test_every_warning_and_failure_has_an_advice(tmp_path: Path) -> None:
-    """All checks, on a box with many problems."""
+    """All checks, on a device with many problems."""
     config = Config(
         state_dir=str(tmp_path),
         server=ServerConfig(host="192.0.2.1", socket="/nowhere/s"),

@@ -32,7 +32,7 @@ def add_speech(root: Path, content: bytes = b"weights") -> None:
     save_manifest(Manifest("speech", "model.bin", sha256, 7, "ctranslate2", "whisper", "F16", 0, "MIT"), folder)
 
 
-def test_a_box_without_the_extras_or_with_the_encoders_off_has_no_finding(config: Config) -> None:
+def test_a_device_without_the_extras_or_with_the_encoders_off_has_no_finding(config: Config) -> None:
     assert list(check_encoders(config, lambda _: False)) == []
     assert list(check_encoders(Config(modalities=ModalitiesConfig(enabled=False)), lambda _: True)) == []
 

@@ -1,4 +1,4 @@
-"""Boxes that take uploads, and the official client of OpenAI that speaks to them."""
+"""Devices that take uploads, and the official client of OpenAI that speaks to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 from tests.models.modalities.test_files import ALL
 
-from ..box import Answer, Box, running
+from ..device import Answer, Device, running
 
 ACCEPTING = DeviceFilesConfig(accept=True)
 KEYS = ("kiosk", "till")
@@ -27,19 +27,19 @@ def server_of_keys(**more: Any) -> ServerConfig:
 
 
 @asynccontextmanager
-async def filing(folder: Path, **settings: Any) -> AsyncIterator[tuple[Box, openai.AsyncOpenAI]]:
-    """A box that takes uploads, and a client of it."""
+async def filing(folder: Path, **settings: Any) -> AsyncIterator[tuple[Device, openai.AsyncOpenAI]]:
+    """A device that takes uploads, and a client of it."""
     accepting: dict[str, Any] = {"files": ACCEPTING, "encoders": ALL} | settings
-    async with running(folder, **accepting) as box, client_of(box) as client:
-        yield box, client
+    async with running(folder, **accepting) as device, client_of(device) as client:
+        yield device, client
 
 
-def client_of(box: Box, key: str = "kiosk") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{box.app.port}/v1", api_key=key, max_retries=0)
+def client_of(device: Device, key: str = "kiosk") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{device.app.port}/v1", api_key=key, max_retries=0)
 
 
-def folder_of(box: Box) -> Path:
-    return Path(box.app.config.state_dir) / "files"
+def folder_of(device: Device) -> Path:
+    return Path(device.app.config.state_dir) / "files"
 
 
 def contents(folder: Path) -> list[Path]:
@@ -47,10 +47,10 @@ def contents(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name != "clock.json") if folder.is_dir() else []
 
 
-async def post_form(box: Box, body: bytes, boundary: str = "b", headers: Mapping[str, str] = {}) -> Answer:
+async def post_form(device: Device, body: bytes, boundary: str = "b", headers: Mapping[str, str] = {}) -> Answer:
     """Send a form as it stands."""
     sent = {"Content-Type": f"multipart/form-data; boundary={boundary}", **headers}
-    async with box.session.post("/v1/files", data=body, headers=sent) as response:
+    async with device.session.post("/v1/files", data=body, headers=sent) as response:
         return Answer(response.status, dict(response.headers), await response.read())
 
 
@@ -63,8 +63,8 @@ def form(*fields: tuple[str, bytes], boundary: str = "b") -> bytes:
     return b"".join(parts) + f"--{boundary}--\r\n".encode()
 
 
-async def post(box: Box, path: str, body: object, headers: Mapping[str, str] = {}) -> Answer:
-    async with box.session.post(path, json=body, headers=dict(headers)) as response:
+async def post(device: Device, path: str, body: object, headers: Mapping[str, str] = {}) -> Answer:
+    async with device.session.post(path, json=body, headers=dict(headers)) as response:
         return Answer(response.status, dict(response.headers), await response.read())
 
 

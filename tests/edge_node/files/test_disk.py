@@ -32,22 +32,22 @@ MIB = 1024 * 1024
 
 
 async def test_files_survive_a_restart_and_only_their_owner_reads_them(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
-        folder = folder_of(box)
+        folder = folder_of(device)
         (stored,) = contents(folder)
         assert [stat.S_IMODE(path.stat().st_mode) for path in (stored, folder)] == [0o600, 0o700]
         assert stat.S_IMODE((folder / "clock.json").stat().st_mode) == 0o600
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         assert await client.files.retrieve(uploaded.id) == uploaded
-        assert (await ask(box, named(uploaded.id))).status == 200
+        assert (await ask(device, named(uploaded.id))).status == 200
 
 
 async def test_a_deleted_file_is_overwritten_before_its_name_goes(tmp_path: Path) -> None:
     """A second name of the same blocks shows what is left of them."""
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode() * 100_000), purpose="user_data")
-        (stored,) = contents(folder_of(box))
+        (stored,) = contents(folder_of(device))
         os.link(stored, tmp_path / "blocks")
         assert NOTE.encode() in (tmp_path / "blocks").read_bytes()
         await client.files.delete(uploaded.id)
@@ -56,9 +56,9 @@ async def test_a_deleted_file_is_overwritten_before_its_name_goes(tmp_path: Path
 
 
 async def test_what_a_killed_daemon_left_is_erased_at_the_start(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
-        folder = folder_of(box)
+        folder = folder_of(device)
         whole = contents(folder)[0].read_bytes()
     (folder / "file-1.draft").write_bytes(whole[:5000])
     (folder / "file-2").write_bytes(whole)  # of another name
@@ -66,26 +66,26 @@ async def test_what_a_killed_daemon_left_is_erased_at_the_start(tmp_path: Path) 
     (folder / "file-4").write_bytes(bytes(len(whole)))
     os.link(folder / "file-1.draft", tmp_path / "blocks")
     (folder / "clock.json").write_bytes(b"{")
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         assert [path.name for path in contents(folder)] == [uploaded.id]
         assert not any((tmp_path / "blocks").read_bytes())
-        assert (await ask(box, named(uploaded.id))).status == 200
+        assert (await ask(device, named(uploaded.id))).status == 200
 
 
 async def test_a_damaged_file_is_no_part_of_a_request(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
-        (stored,) = contents(folder_of(box))
+        (stored,) = contents(folder_of(device))
         stored.write_bytes(stored.read_bytes()[:-1] + b"?")
-        answer = await ask(box, named(uploaded.id))
+        answer = await ask(device, named(uploaded.id))
         assert (answer.status, answer.code) == (503, "file_store_unavailable")
-        assert uploaded.id in str(box.parts.problems())
+        assert uploaded.id in str(device.parts.problems())
         assert (await client.files.delete(uploaded.id)).deleted
 
 
 async def test_bounds_are_507_with_what_to_do_and_what_expired_makes_room(tmp_path: Path) -> None:
     bounds = DeviceFilesConfig(accept=True, max_files=2, max_bytes=10_000)
-    async with filing(tmp_path, files=bounds) as (box, client):
+    async with filing(tmp_path, files=bounds) as (device, client):
         first = await client.files.create(file=("a.txt", b"a" * 6000), purpose="user_data")
         with pytest.raises(openai.InternalServerError, match=r"files\.max_bytes") as full:
             await client.files.create(file=("b.txt", b"b" * 6000), purpose="user_data")
@@ -93,7 +93,7 @@ async def test_bounds_are_507_with_what_to_do_and_what_expired_makes_room(tmp_pa
         await client.files.create(file=("b.txt", b"b"), purpose="user_data")
         with pytest.raises(openai.InternalServerError, match=r"files\.max_files"):
             await client.files.create(file=("c.txt", b"c"), purpose="user_data")
-        assert len(contents(folder_of(box))) == 2
+        assert len(contents(folder_of(device))) == 2
         await client.files.delete(first.id)
         await client.files.create(file=("c.txt", b"c" * 6000), purpose="user_data")
 
@@ -113,15 +113,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_full_disk_is_507_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
         filler = small_disk / "filler"
         filler.write_bytes(bytes(3 * MIB))
-        with pytest.raises(openai.InternalServerError, match="disk of this box is full") as full:
+        with pytest.raises(openai.InternalServerError, match="disk of this device is full") as full:
             await client.files.create(file=("large.txt", b"x" * (5 * MIB)), purpose="user_data")
         assert full.value.status_code == 507
-        assert [path.name for path in contents(folder_of(box))] == [note.id]
-        assert (await ask(box, named(note.id))).status == 200
+        assert [path.name for path in contents(folder_of(device))] == [note.id]
+        assert (await ask(device, named(note.id))).status == 200
         filler.unlink()
         await client.files.create(file=("large.txt", b"x" * (2 * MIB)), purpose="user_data")
 
@@ -191,25 +191,25 @@ async def test_one_client_does_not_fill_the_folder_for_others(
 @pytest.mark.parametrize("damage", [b"\xff", b'{"id": 7, "of_a_newer_version": true}'], ids=["bit rot", "newer"])
 async def test_a_file_whose_header_cannot_be_read_is_set_aside_and_taken_back(tmp_path: Path, damage: bytes) -> None:
     """After an upgrade: a downgrade erases nothing."""
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
         other = await client.files.create(file=("other.txt", NOTE.encode()), purpose="user_data")
-        folder = folder_of(box)
+        folder = folder_of(device)
     whole = (folder / uploaded.id).read_bytes()
     (folder / uploaded.id).write_bytes(damage + whole[len(damage) :])
     for _ in range(2):
-        async with filing(tmp_path) as (box, client):
+        async with filing(tmp_path) as (device, client):
             with pytest.raises(openai.NotFoundError):
                 await client.files.retrieve(uploaded.id)
-            assert (await ask(box, named(other.id))).status == 200
-            assert "uploaded files that cannot be read: 1" in str(box.parts.problems())
+            assert (await ask(device, named(other.id))).status == 200
+            assert "uploaded files that cannot be read: 1" in str(device.parts.problems())
         (aside,) = folder.glob("*.unreadable")
         assert stat.S_IMODE(aside.stat().st_mode) == 0o600
     aside.write_bytes(whole)
-    async with filing(tmp_path) as (box, client):
+    async with filing(tmp_path) as (device, client):
         assert await client.files.retrieve(uploaded.id) == uploaded
-        assert (await ask(box, named(uploaded.id))).status == 200
-        assert not box.parts.problems()
+        assert (await ask(device, named(uploaded.id))).status == 200
+        assert not device.parts.problems()
 
 
 async def test_a_file_that_cannot_be_read_is_erased_when_it_would_have_expired(tmp_path: Path) -> None:

@@ -55,13 +55,13 @@ HOSTILE: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("body", "words"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
 async def test_a_wrong_form_is_refused_and_leaves_nothing(tmp_path: Path, body: bytes, words: str) -> None:
-    async with filing(tmp_path) as (box, client):
-        refused = await post_form(box, body)
+    async with filing(tmp_path) as (device, client):
+        refused = await post_form(device, body)
         assert refused.status in (400, 413), refused.body
         assert words in refused.message
-        assert contents(folder_of(box)) == []
-        assert (await post_form(box, b"{}", headers={"Content-Type": "application/json"})).status == 415
-        assert (await post_form(box, GOOD, headers={"Content-Encoding": "gzip"})).status == 415
+        assert contents(folder_of(device)) == []
+        assert (await post_form(device, b"{}", headers={"Content-Type": "application/json"})).status == 415
+        assert (await post_form(device, GOOD, headers={"Content-Encoding": "gzip"})).status == 415
         assert (await client.files.create(file=("a.txt", b"hello"), purpose="user_data")).bytes == 5
 
 
@@ -77,26 +77,26 @@ async def test_a_wrong_form_is_refused_and_leaves_nothing(tmp_path: Path, body: 
     ],
 )
 async def test_a_name_is_shown_and_never_a_path(tmp_path: Path, sent: str, kept: str) -> None:
-    async with filing(tmp_path) as (box, _):
-        answer = await post_form(box, form(PURPOSE, (f'name="file"; filename="{sent}"', b"hello")))
+    async with filing(tmp_path) as (device, _):
+        answer = await post_form(device, form(PURPOSE, (f'name="file"; filename="{sent}"', b"hello")))
         assert (answer.status, answer.json["filename"]) == (200, kept)
-        assert [path.name for path in contents(folder_of(box))] == [answer.json["id"]]
-        assert (await ask(box, named(answer.json["id"]))).status == 200
-        assert texts(prompt(box.engine))[0].startswith(f"[A file named {kept[:100]}; text in it:")
+        assert [path.name for path in contents(folder_of(device))] == [answer.json["id"]]
+        assert (await ask(device, named(answer.json["id"]))).status == 200
+        assert texts(prompt(device.engine))[0].startswith(f"[A file named {kept[:100]}; text in it:")
 
 
 async def test_a_file_without_a_name_is_taken(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, _):
-        answer = await post_form(box, form(PURPOSE, ("name=file", b"hello")))
+    async with filing(tmp_path) as (device, _):
+        answer = await post_form(device, form(PURPOSE, ("name=file", b"hello")))
         assert (answer.status, answer.json["filename"]) == (200, "file")
 
 
 async def test_a_file_is_as_large_as_a_request_can_carry_and_no_larger(tmp_path: Path) -> None:
     server = ServerConfig(port=0, drain_s=1.0, max_body_bytes=100_000)
-    async with filing(tmp_path, server=server) as (box, client):
-        most = box.parts.files.max_file_bytes
+    async with filing(tmp_path, server=server) as (device, client):
+        most = device.parts.files.max_file_bytes
         largest = await client.files.create(file=("a.txt", b"x" * most), purpose="user_data")
-        assert (await ask(box, named(largest.id))).status == 200
+        assert (await ask(device, named(largest.id))).status == 200
         with pytest.raises(openai.APIStatusError, match=r"server\.max_body_bytes") as refused:
             await client.files.create(file=("a.txt", b"x" * (most + 1)), purpose="user_data")
         assert refused.value.status_code == 413
@@ -108,28 +108,28 @@ async def test_a_file_is_as_large_as_a_request_can_carry_and_no_larger(tmp_path:
 
         writer = aiohttp.payload.AsyncIterablePayload(endless(), content_type="multipart/form-data; boundary=b")
         try:
-            async with box.session.post("/v1/files", data=writer) as response:
+            async with device.session.post("/v1/files", data=writer) as response:
                 assert response.status == 413
         except aiohttp.ClientConnectionError:
             pass  # it was cut while it still sent
-        await until(lambda: len(contents(folder_of(box))) == 1)
+        await until(lambda: len(contents(folder_of(device))) == 1)
 
 
 async def test_a_client_that_leaves_or_stops_in_its_upload_leaves_nothing(tmp_path: Path) -> None:
     server = ServerConfig(port=0, drain_s=1.0, read_timeout_s=0.5)
-    async with filing(tmp_path, server=server) as (box, client):
-        _, writer = await asyncio.open_connection("127.0.0.1", box.app.port)
+    async with filing(tmp_path, server=server) as (device, client):
+        _, writer = await asyncio.open_connection("127.0.0.1", device.app.port)
         head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         begun = f"{head}Content-Length: 3000000\r\n\r\n".encode() + form(PURPOSE, FILE)[:-9] + b"x" * 2_000_000
         writer.write(begun)
-        await until(lambda: contents(folder_of(box)))
+        await until(lambda: contents(folder_of(device)))
         writer.close()
-        await until(lambda: not contents(folder_of(box)))
-        reader, writer = await asyncio.open_connection("127.0.0.1", box.app.port)
+        await until(lambda: not contents(folder_of(device)))
+        reader, writer = await asyncio.open_connection("127.0.0.1", device.app.port)
         writer.write(begun)
         async with asyncio.timeout(60.0):
             assert b" 408 " in await reader.readline()
-        await until(lambda: not contents(folder_of(box)))
+        await until(lambda: not contents(folder_of(device)))
         writer.close()
         assert (await client.files.create(file=("a.txt", NOTE.encode()), purpose="user_data")).bytes
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from causeway_server.edge_node.config.schema import OutboxConfig
-from tests.edge_node.box import Answer, Box
+from tests.edge_node.device import Answer, Device
 from tests.models.modalities.test_files import NOTE
 
 from .support import contents, filing, folder_of, form, post, post_form
@@ -19,8 +19,8 @@ UPLOAD = form(('name="purpose"', b"user_data"), ('name="file"; filename="note.tx
 RESTRICTED = [{"x-causeway-tags": "Private"}, {"x-causeway-prefer": "only_on_device"}]
 
 
-async def upload(box: Box, headers: dict[str, str]) -> str:
-    answer = await post_form(box, UPLOAD, headers=headers)
+async def upload(device: Device, headers: dict[str, str]) -> str:
+    answer = await post_form(device, UPLOAD, headers=headers)
     assert answer.status == 200
     return str(msgspec.json.decode(answer.body)["id"])
 
@@ -30,70 +30,70 @@ def body(file_id: str, **more: object) -> dict[str, object]:
     return {"model": "auto", "messages": [{"role": "user", "content": content}], **more}
 
 
-async def ask(box: Box, file_id: str, **more: object) -> Answer:
+async def ask(device: Device, file_id: str, **more: object) -> Answer:
     """Ask about a file; the route of the request's own tag prefers the cloud."""
-    return await post(box, "/v1/chat/completions", body(file_id, **more), CLOUD)
+    return await post(device, "/v1/chat/completions", body(file_id, **more), CLOUD)
 
 
 @pytest.mark.parametrize("headers", RESTRICTED, ids=["tag", "preference"])
 async def test_a_file_that_was_uploaded_as_private_never_leaves(tmp_path: Path, headers: dict[str, str]) -> None:
-    async with filing(tmp_path) as (box, _):
-        assert (await ask(box, await upload(box, {}))).headers["x-causeway-route"] == "cloud"
-        private = await upload(box, headers)
-        answer = await ask(box, private)
+    async with filing(tmp_path) as (device, _):
+        assert (await ask(device, await upload(device, {}))).headers["x-causeway-route"] == "cloud"
+        private = await upload(device, headers)
+        answer = await ask(device, private)
         assert (answer.status, answer.headers["x-causeway-route"]) == (200, "edge")
-        assert (await ask(box, private, causeway={"tags": ["a"]})).headers["x-causeway-route"] == "edge"
-        assert len(box.cloud.bodies) == 1
+        assert (await ask(device, private, causeway={"tags": ["a"]})).headers["x-causeway-route"] == "edge"
+        assert len(device.cloud.bodies) == 1
 
 
 async def test_a_private_file_fails_closed(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, _):
-        private = await upload(box, RESTRICTED[0])
-        box.engine.fault = "refuse"
-        assert (await ask(box, private)).status == 503
-        assert box.cloud.bodies == []
+    async with filing(tmp_path) as (device, _):
+        private = await upload(device, RESTRICTED[0])
+        device.engine.fault = "refuse"
+        assert (await ask(device, private)).status == 503
+        assert device.cloud.bodies == []
 
 
 async def test_a_job_about_a_private_file_stays(tmp_path: Path) -> None:
-    async with filing(tmp_path, jobs=OutboxConfig(accept_parts=True)) as (box, _):
-        answer = await post(box, "/v1/jobs", body(await upload(box, RESTRICTED[0])), CLOUD)
+    async with filing(tmp_path, jobs=OutboxConfig(accept_parts=True)) as (device, _):
+        answer = await post(device, "/v1/jobs", body(await upload(device, RESTRICTED[0])), CLOUD)
         assert answer.status == 202
-        job, _ = await (await box.parts.jobs.open()).store.get(msgspec.json.decode(answer.body)["id"], None)
+        job, _ = await (await device.parts.jobs.open()).store.get(msgspec.json.decode(answer.body)["id"], None)
         assert not job.may_leave
 
 
 async def test_a_preference_that_contradicts_the_files_is_refused(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, _):
-        private = await upload(box, RESTRICTED[1])
-        answer = await ask(box, private, causeway={"prefer": "only_cloud"})
-        assert (answer.status, box.cloud.bodies) == (400, [])
+    async with filing(tmp_path) as (device, _):
+        private = await upload(device, RESTRICTED[1])
+        answer = await ask(device, private, causeway={"prefer": "only_cloud"})
+        assert (answer.status, device.cloud.bodies) == (400, [])
         assert "causeway.prefer" in answer.message
 
 
 async def test_a_malformed_hint_of_a_body_is_still_refused_by_its_path(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, _):
-        private = await upload(box, RESTRICTED[0])
+    async with filing(tmp_path) as (device, _):
+        private = await upload(device, RESTRICTED[0])
         for wrong in ("private", {"tags": "private"}, {"prefr": "only_cloud"}):
-            assert (await ask(box, private, causeway=wrong)).status == 400
+            assert (await ask(device, private, causeway=wrong)).status == 400
 
 
 async def test_a_file_keeps_its_tags_over_a_restart_and_one_of_an_earlier_version_has_none(tmp_path: Path) -> None:
-    async with filing(tmp_path) as (box, _):
-        private, plain = await upload(box, RESTRICTED[0]), await upload(box, {})
-        for path in contents(folder_of(box)):
+    async with filing(tmp_path) as (device, _):
+        private, plain = await upload(device, RESTRICTED[0]), await upload(device, {})
+        for path in contents(folder_of(device)):
             if path.name == plain:  # as it was written before files had tags
                 whole = path.read_bytes()
                 header = msgspec.json.decode(whole[:HEAD].rstrip(b"\0"))
                 del header["tags"], header["prefer"]
                 path.write_bytes(msgspec.json.encode(header).ljust(HEAD, b"\0") + whole[HEAD:])
-    async with filing(tmp_path) as (box, _):
-        assert (await ask(box, private)).headers["x-causeway-route"] == "edge"
-        assert (await ask(box, plain)).headers["x-causeway-route"] == "cloud"
+    async with filing(tmp_path) as (device, _):
+        assert (await ask(device, private)).headers["x-causeway-route"] == "edge"
+        assert (await ask(device, plain)).headers["x-causeway-route"] == "cloud"
 
 
 @pytest.mark.parametrize("tags", ["ü" * 64 + "," + ",".join("ü" * 63 + chr(97 + n) for n in range(20)), "a b"])
 async def test_tags_that_cannot_be_kept_are_refused_with_the_file(tmp_path: Path, tags: str) -> None:
-    async with filing(tmp_path) as (box, _):
-        answer = await post_form(box, UPLOAD, headers={"x-causeway-tags": tags})
-        assert (answer.status, contents(folder_of(box))) == (400, [])
+    async with filing(tmp_path) as (device, _):
+        answer = await post_form(device, UPLOAD, headers={"x-causeway-tags": tags})
+        assert (answer.status, contents(folder_of(device))) == (400, [])
         assert "tags" in answer.message

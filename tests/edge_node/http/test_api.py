@@ -10,33 +10,36 @@ from yarl import URL
 
 from tests.waiting import until
 
-from ..box import POLICY, Box, running
+from ..device import POLICY, Device, running
 from ..scripted import ScriptedEngine
 
 
-async def test_models_are_auto_and_the_targets(box: Box) -> None:
-    models = (await box.get("/v1/models")).json["data"]
+async def test_models_are_auto_and_the_targets(device: Device) -> None:
+    models = (await device.get("/v1/models")).json["data"]
     assert [(model["id"], model["owned_by"]) for model in models] == [
         ("auto", "causeway"),
         ("small", "edge"),
         ("large", "cloud"),
     ]
-    assert (await box.get("/v1/models/large")).json["id"] == "large"
+    assert (await device.get("/v1/models/large")).json["id"] == "large"
 
 
-async def test_an_unknown_model_is_a_404(box: Box) -> None:
+async def test_an_unknown_model_is_a_404(device: Device) -> None:
     """The message names the models that exist."""
-    answer = await box.ask(model="gpt-99")
+    answer = await device.ask(model="gpt-99")
     assert (answer.status, answer.code) == (404, "model_not_found")
     assert "auto, small, large" in answer.message
-    box.assert_nothing_leaks()
+    device.assert_nothing_leaks()
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "/v1/decisions/?limit=1", "/v1/models/small/"])
-async def test_slashes_that_a_base_url_leaves_make_no_other_path(box: Box, path: str) -> None:
-    await box.ask()
-    await until(lambda: len(box.parts.decisions.memory) == 1)
-    found, plain = await box.get(path), await box.get("/" + "/".join(filter(None, path.split("/"))).replace("/?", "?"))
+async def test_slashes_that_a_base_url_leaves_make_no_other_path(device: Device, path: str) -> None:
+    await device.ask()
+    await until(lambda: len(device.parts.decisions.memory) == 1)
+    found, plain = (
+        await device.get(path),
+        await device.get("/" + "/".join(filter(None, path.split("/"))).replace("/?", "?")),
+    )
     assert (found.status, found.body) == (200, plain.body)
 
 
@@ -50,9 +53,9 @@ async def test_slashes_that_a_base_url_leaves_make_no_other_path(box: Box, path:
     ],
     ids=["chat", "completion", "embedding", "tagged"],
 )
-async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object], first: str) -> None:
+async def test_route_explains_and_runs_nothing(device: Device, body: dict[str, object], first: str) -> None:
     """Attempts, reasons and signals; no target is called and nothing is recorded."""
-    async with box.session.post(
+    async with device.session.post(
         "/v1/route",
         json={"model": "auto", "temperature": 0, **body} if "input" not in body else {"model": "auto", **body},
     ) as response:
@@ -63,15 +66,15 @@ async def test_route_explains_and_runs_nothing(box: Box, body: dict[str, object]
     assert body_json["cache"]["exact"]["ttl_s"] == 30.0
     assert body_json["cached_age_s"] is None
     assert body_json["snapshot"]["edge"]["loaded"] is True
-    assert box.engine.calls == []
-    assert box.cloud.bodies == []
-    assert len(box.parts.decisions.memory) == 0
+    assert device.engine.calls == []
+    assert device.cloud.bodies == []
+    assert len(device.parts.decisions.memory) == 0
 
 
-async def test_route_reports_the_age_of_a_cached_answer(box: Box) -> None:
-    await box.ask(temperature=0)
+async def test_route_reports_the_age_of_a_cached_answer(device: Device) -> None:
+    await device.ask(temperature=0)
     body = {"model": "auto", "temperature": 0, "messages": [{"role": "user", "content": "hello"}]}
-    async with box.session.post("/v1/route", json=body) as response:
+    async with device.session.post("/v1/route", json=body) as response:
         assert 0 <= (await response.json())["cached_age_s"] < 5
 
 
@@ -88,26 +91,26 @@ async def test_route_knows_the_body_of_a_response_from_that_of_embeddings(tmp_pa
         ({"input": [{"role": "user", "content": "hello"}]}, "edge-first"),
         ({"input": "hello", "max_output_tokens": 5}, "edge-first"),
     ]
-    async with running(tmp_path, policy=policy) as box:
+    async with running(tmp_path, policy=policy) as device:
         for body, rule in bodies:
-            async with box.session.post("/v1/route", json={"model": "auto", **body}) as response:
+            async with device.session.post("/v1/route", json={"model": "auto", **body}) as response:
                 assert (await response.json())["decision"]["rule"] == rule
 
 
-async def test_route_refuses_an_invalid_body(box: Box) -> None:
-    async with box.session.post("/v1/route", json={"messages": 7}) as response:
+async def test_route_refuses_an_invalid_body(device: Device) -> None:
+    async with device.session.post("/v1/route", json={"messages": 7}) as response:
         assert response.status == 400
 
 
-async def test_decisions_can_be_searched(box: Box) -> None:
-    first = await box.ask("one", temperature=0)
-    await box.ask("one", temperature=0)
-    third = await box.ask("three", tags="cloud")
-    box.engine.fault, box.cloud.fault = "refuse", "refuse"
-    failed = await box.ask("four")
+async def test_decisions_can_be_searched(device: Device) -> None:
+    first = await device.ask("one", temperature=0)
+    await device.ask("one", temperature=0)
+    third = await device.ask("three", tags="cloud")
+    device.engine.fault, device.cloud.fault = "refuse", "refuse"
+    failed = await device.ask("four")
 
     async def ids(query: str) -> list[str]:
-        found = (await box.get(f"/v1/decisions?{query}")).json["data"]
+        found = (await device.get(f"/v1/decisions?{query}")).json["data"]
         return [record["id"] for record in found]
 
     assert len(await ids("")) == 4
@@ -122,54 +125,54 @@ async def test_decisions_can_be_searched(box: Box) -> None:
 async def test_readyz_is_503_while_no_target_can_answer(tmp_path: Path) -> None:
     """The body names what is missing: the engine is loading, the cloud is unreachable."""
     engine = ScriptedEngine()
-    async with running(tmp_path, engine=engine) as box:
-        assert (await box.get("/readyz")).status == 200
+    async with running(tmp_path, engine=engine) as device:
+        assert (await device.get("/readyz")).status == 200
         engine.state = "loading"
-        await box.cloud.stop()
-        await box.parts.cloud.connection.probe()  # type: ignore[union-attr]
-        body_json = await box.get("/readyz")
+        await device.cloud.stop()
+        await device.parts.cloud.connection.probe()  # type: ignore[union-attr]
+        body_json = await device.get("/readyz")
         assert body_json.status == 503
         assert body_json.json["waiting_for"] == ["target small", "target large"]
         assert (body_json.json["edge"], body_json.json["cloud"]) == ("loading", "unreachable")
-        assert (await box.get("/healthz")).status == 200
+        assert (await device.get("/healthz")).status == 200
         engine.state = "ready"
-        assert (await box.get("/readyz")).json["ready"] is True
+        assert (await device.get("/readyz")).json["ready"] is True
 
 
 async def test_a_rejected_policy_is_reported_and_the_last_good_one_stays_active(tmp_path: Path) -> None:
     """/readyz names file, line and key; the metrics count it."""
-    async with running(tmp_path) as box:
+    async with running(tmp_path) as device:
         (tmp_path / "policy.yaml").write_text(POLICY.replace("version: 1", "version: 1\ncolour: red"))
-        await box.parts.policies.reload()
-        policy = (await box.get("/readyz")).json["policy"]
+        await device.parts.policies.reload()
+        policy = (await device.get("/readyz")).json["policy"]
         assert "policy.yaml:3" in policy["refused"]
         assert "colour" in policy["refused"]
-        metrics = numbers((await box.get("/metrics")).body)
+        metrics = numbers((await device.get("/metrics")).body)
         assert metrics["causeway_edge_policy_rejected", ()] == 1.0
         assert metrics["causeway_edge_policy_loads_total", (("result", "refused"),)] == 1.0
-        assert (await box.ask()).status == 200
+        assert (await device.ask()).status == 200
 
 
 @pytest.mark.slow
 async def test_a_changed_policy_file_is_activated(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        await box.ask()
+    async with running(tmp_path) as device:
+        await device.ask()
         changed = POLICY.replace("use: [small, large]\ncache", "use: [large]\ncache").replace("queue: 4}", "queue: 0}")
         (tmp_path / "policy.yaml").write_text(changed)
-        await until(lambda: box.parts.policies.active.limits.queue == 0)
-        assert (await box.ask()).headers["x-causeway-target"] == "large"
+        await until(lambda: device.parts.policies.active.limits.queue == 0)
+        assert (await device.ask()).headers["x-causeway-target"] == "large"
 
 
-async def test_metrics_count_requests_with_bounded_labels(box: Box) -> None:
+async def test_metrics_count_requests_with_bounded_labels(device: Device) -> None:
     """Requests by route, target, status and cache; GenAI histograms; no model name that a client invented."""
-    await box.ask("one", temperature=0)
-    await box.ask("one", temperature=0)
-    box.engine.fault = "refuse"
-    await box.ask("two")
-    await box.ask("three", model="m-large")
-    async with box.session.post("/v1/chat/completions", data=b"{", headers={"Content-Type": "application/json"}):
+    await device.ask("one", temperature=0)
+    await device.ask("one", temperature=0)
+    device.engine.fault = "refuse"
+    await device.ask("two")
+    await device.ask("three", model="m-large")
+    async with device.session.post("/v1/chat/completions", data=b"{", headers={"Content-Type": "application/json"}):
         pass
-    metrics = numbers((await box.get("/metrics")).body)
+    metrics = numbers((await device.get("/metrics")).body)
     request = "causeway_edge_requests_total"
     assert metrics[request, (("cache", "miss"), ("route", "edge"), ("status", "ok"), ("target", "small"))] == 1
     assert metrics[request, (("cache", "hit"), ("route", "cache"), ("status", "ok"), ("target", "small"))] == 1
@@ -196,8 +199,10 @@ async def test_metrics_count_requests_with_bounded_labels(box: Box) -> None:
         ("?since=today", "`since` must be a number of at least 0, not 'today'"),
     ],
 )
-async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(box: Box, query: str, words: str) -> None:
-    answer = await box.get(f"/v1/decisions{query}")
+async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(
+    device: Device, query: str, words: str
+) -> None:
+    answer = await device.get(f"/v1/decisions{query}")
     assert answer.status == 400
     assert words in answer.message
 
@@ -211,45 +216,45 @@ async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(bo
         ("/v1", "the API is under /v1, the page at /console"),
     ],
 )
-async def test_a_wrong_base_url_is_answered_with_the_right_path(box: Box, path: str, words: str) -> None:
-    answer = await box.get(path)
+async def test_a_wrong_base_url_is_answered_with_the_right_path(device: Device, path: str, words: str) -> None:
+    answer = await device.get(path)
     assert (answer.status, words in answer.message) == (404, True), answer.message
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1/chat/completions", "/v1///chat/completions//"])
-async def test_a_slash_too_many_reaches_the_same_handler(box: Box, path: str) -> None:
+async def test_a_slash_too_many_reaches_the_same_handler(device: Device, path: str) -> None:
     """The path is as it is joined by clients whose base URL ends with a slash."""
     body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
-    async with box.session.post(URL(f"http://127.0.0.1:{box.app.port}{path}"), json=body) as response:
+    async with device.session.post(URL(f"http://127.0.0.1:{device.app.port}{path}"), json=body) as response:
         assert (response.status, response.history) == (200, ())
-    assert (await box.get("/v1/models/")).json == (await box.get("/v1/models")).json
-    async with box.session.post("/v1/nothing/", json=body) as response:
+    assert (await device.get("/v1/models/")).json == (await device.get("/v1/models")).json
+    async with device.session.post("/v1/nothing/", json=body) as response:
         assert response.status == 404
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/small/", "/v1/models/gpt-99", "/metrics", "/console"])
-async def test_head_is_answered_as_get_without_the_body(box: Box, path: str) -> None:
-    whole = await box.get(path)
-    async with box.session.head(path) as head:
+async def test_head_is_answered_as_get_without_the_body(device: Device, path: str) -> None:
+    whole = await device.get(path)
+    async with device.session.head(path) as head:
         assert (head.status, head.headers["Content-Type"]) == (whole.status, whole.headers["Content-Type"])
         assert path == "/metrics" or head.headers["Content-Length"] == whole.headers["Content-Length"]
         assert await head.read() == b""
 
 
-async def test_head_where_no_get_is_is_405(box: Box) -> None:
-    async with box.session.head("/v1/chat/completions") as head:
+async def test_head_where_no_get_is_is_405(device: Device) -> None:
+    async with device.session.head("/v1/chat/completions") as head:
         assert (head.status, head.headers["Allow"]) == (405, "POST")
 
 
-async def test_only_rejected_requests_for_an_answer_are_counted(box: Box) -> None:
+async def test_only_rejected_requests_for_an_answer_are_counted(device: Device) -> None:
     """Errors of explanations, records and unknown paths are none."""
     for path in ("/v1/route", "/v1/nothing", "/v1/completions"):
-        async with box.session.post(path, data=b"{", headers={"Content-Type": "application/json"}) as response:
+        async with device.session.post(path, data=b"{", headers={"Content-Type": "application/json"}) as response:
             assert response.status in (400, 404)
-    assert (await box.get("/v1/decisions/none")).status == 404
+    assert (await device.get("/v1/decisions/none")).status == 404
     rejected = {
         labels: value
-        for (name, labels), value in numbers((await box.get("/metrics")).body).items()
+        for (name, labels), value in numbers((await device.get("/metrics")).body).items()
         if name == "causeway_edge_rejected_requests_total"
     }
     assert rejected == {(("code", "invalid_json"),): 1}

@@ -17,7 +17,7 @@ from causeway_server.router.serving.listener import Address, ConnectionTable, Li
 from causeway_server.router.web_origins import WebOrigins
 from tests.waiting import until
 
-from ..box import running
+from ..device import running
 from .test_server import BODY, GOOD, HEAD, JSON, Raw, code, connected
 
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -70,14 +70,14 @@ async def crowd(port: int | None, start: bytes = b"", size: int = 1100) -> Async
 @pytest.mark.parametrize("start", [b"", HEAD], ids=["silent", "half a head"])
 async def test_more_idle_connections_than_the_limit_lock_no_client_out(tmp_path: Path, start: bytes) -> None:
     path = tmp_path / "edge.sock"
-    async with running(tmp_path, server=ServerConfig(port=0, socket=str(path), read_timeout_s=60.0)) as box:
-        async with crowd(box.app.port, start) as clients, connected(box.app.port) as late:
+    async with running(tmp_path, server=ServerConfig(port=0, socket=str(path), read_timeout_s=60.0)) as device:
+        async with crowd(device.app.port, start) as clients, connected(device.app.port) as late:
             await late.send(GOOD)
             assert (await late.answer())[0] == 200
             assert await clients[0].closed(), "the oldest made room"
             assert await over_socket(path) == 200
             assert not clients[-1].reader.at_eof()
-        metrics = (await box.get("/metrics")).body
+        metrics = (await device.get("/metrics")).body
         assert b'causeway_edge_refused_connections_total{address="tcp"} 0.0' in metrics
         assert b'causeway_edge_closed_idle_connections_total{address="unix"} 0.0' in metrics
 

@@ -19,7 +19,7 @@ import pytest
 
 from causeway_server.edge_node.config.schema import ServerConfig
 
-from ..box import Answer, Box, running
+from ..device import Answer, Device, running
 from ..raw_upstream import RawUpstream, call, delta, document, events, reply, whole
 from ..scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedCloud
 
@@ -378,15 +378,15 @@ WHOLES: dict[str, tuple[bytes, Read]] = {
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with running(tmp_path, cloud=RawUpstream()) as box:
-        yield box
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
+    async with running(tmp_path, cloud=RawUpstream()) as device:
+        yield device
 
 
-async def ask(box: Box, upstream: bytes, *, stream: bool, headers: Mapping[str, str] = {}) -> Answer:
-    assert isinstance(box.cloud, RawUpstream)
-    box.cloud.replies = [upstream]
-    return await box.ask(tags="cloud", headers=headers, stream=stream, tools=TOOLS)
+async def ask(device: Device, upstream: bytes, *, stream: bool, headers: Mapping[str, str] = {}) -> Answer:
+    assert isinstance(device.cloud, RawUpstream)
+    device.cloud.replies = [upstream]
+    return await device.ask(tags="cloud", headers=headers, stream=stream, tools=TOOLS)
 
 
 def message_of(answer: Answer) -> dict[str, Any]:
@@ -412,7 +412,7 @@ def message_of(answer: Answer) -> dict[str, Any]:
     return message
 
 
-async def assert_read(box: Box, answer: Answer, expected: Read) -> None:
+async def assert_read(device: Device, answer: Answer, expected: Read) -> None:
     assert (answer.status, answer.headers["x-causeway-route"]) == (200, "cloud"), answer.body
     message = message_of(answer)
     calls = message.get("tool_calls") or []
@@ -429,23 +429,23 @@ async def assert_read(box: Box, answer: Answer, expected: Read) -> None:
     assert len(message["finish"]) == 1
     assert len({call["id"] for call in calls}) == len(calls)
     assert all(call["id"] for call in calls)
-    assert len(box.cloud.bodies) == 1
-    assert box.parts.cloud is not None
-    assert box.parts.cloud.signals().breaker == "closed"
-    record = await box.record(answer)
+    assert len(device.cloud.bodies) == 1
+    assert device.parts.cloud is not None
+    assert device.parts.cloud.signals().breaker == "closed"
+    record = await device.record(answer)
     assert expected.note in record.outcome.attempts[0].detail
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_is_read_as_it_was_meant(box: Box, name: str) -> None:
+async def test_a_stream_is_read_as_it_was_meant(device: Device, name: str) -> None:
     upstream, expected = STREAMS[name]
-    await assert_read(box, await ask(box, upstream, stream=True), expected)
+    await assert_read(device, await ask(device, upstream, stream=True), expected)
 
 
 @pytest.mark.parametrize("name", WHOLES)
-async def test_a_whole_answer_is_read_as_it_was_meant(box: Box, name: str) -> None:
+async def test_a_whole_answer_is_read_as_it_was_meant(device: Device, name: str) -> None:
     upstream, expected = WHOLES[name]
-    await assert_read(box, await ask(box, upstream, stream=False), expected)
+    await assert_read(device, await ask(device, upstream, stream=False), expected)
 
 
 # --- refusals and what cannot be read ---------------------------------------------------------------------------------
@@ -497,23 +497,23 @@ UNREADABLE_STREAMS = {
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("status", REFUSALS)
-async def test_a_refusal_has_its_status_and_runs_once(box: Box, status: str, stream: bool, error: str) -> None:
+async def test_a_refusal_has_its_status_and_runs_once(device: Device, status: str, stream: bool, error: str) -> None:
     """The vendor's reason reaches the client where it is about the request, and stays out where it is about a key."""
     expected_status, code, has_reason = REFUSALS[status]
     upstream = document(ERRORS[error], status=status)
-    answer = await ask(box, upstream, stream=stream, headers=ONLY_CLOUD)
+    answer = await ask(device, upstream, stream=stream, headers=ONLY_CLOUD)
     assert (answer.status, answer.code) == (expected_status, code)
     assert (REASON in answer.message) is has_reason
     assert "the prompt" not in answer.message
     assert (answer.headers.get("x-should-retry") == "false") is (code == "cloud_rejected")
-    assert len(box.cloud.bodies) == 1
+    assert len(device.cloud.bodies) == 1
 
 
 @pytest.mark.parametrize("status", [status for status in REFUSALS if not status.startswith("400")])
-async def test_the_policys_next_attempt_comes_first(box: Box, status: str) -> None:
-    answer = await ask(box, document(ERRORS["openai"], status=status), stream=False)
+async def test_the_policys_next_attempt_comes_first(device: Device, status: str) -> None:
+    answer = await ask(device, document(ERRORS["openai"], status=status), stream=False)
     assert (answer.status, answer.text) == (200, EDGE)
-    assert len(box.cloud.bodies) == 1
+    assert len(device.cloud.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -521,13 +521,15 @@ async def test_the_policys_next_attempt_comes_first(box: Box, status: str) -> No
     [*((value, False) for value in UNREADABLE.values()), *((value, True) for value in UNREADABLE_STREAMS.values())],
     ids=[*UNREADABLE, *(f"{name}, streamed" for name in UNREADABLE_STREAMS)],
 )
-async def test_an_answer_that_cannot_be_read_is_not_the_targets_outage(box: Box, upstream: bytes, stream: bool) -> None:
+async def test_an_answer_that_cannot_be_read_is_not_the_targets_outage(
+    device: Device, upstream: bytes, stream: bool
+) -> None:
     """However often: another client's request is sent, and answered."""
     for _ in range(6):
-        answer = await ask(box, upstream, stream=stream, headers=ONLY_CLOUD)
+        answer = await ask(device, upstream, stream=stream, headers=ONLY_CLOUD)
         assert (answer.status, answer.code) == (502, "all_attempts_failed")
-    assert (await ask(box, document(whole()), stream=False)).headers["x-causeway-route"] == "cloud"
-    assert len(box.cloud.bodies) == 7
+    assert (await ask(device, document(whole()), stream=False)).headers["x-causeway-route"] == "cloud"
+    assert len(device.cloud.bodies) == 7
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "422 Unprocessable Content"])
@@ -540,21 +542,21 @@ async def test_an_answer_that_cannot_be_read_is_not_the_targets_outage(box: Box,
     ],
 )
 async def test_a_server_without_stream_options_is_asked_again_once(
-    box: Box, status: str, error: dict[str, object]
+    device: Device, status: str, error: dict[str, object]
 ) -> None:
-    assert isinstance(box.cloud, RawUpstream)
-    box.cloud.replies = [document(error, status=status), events(*HI)]
+    assert isinstance(device.cloud, RawUpstream)
+    device.cloud.replies = [document(error, status=status), events(*HI)]
     for _ in range(2):
-        answer = await box.ask(tags="cloud", stream=True, stream_options={"include_usage": True})
+        answer = await device.ask(tags="cloud", stream=True, stream_options={"include_usage": True})
         assert (answer.status, answer.text, answer.headers["x-causeway-route"]) == (200, "hi", "cloud")
         assert answer.events[-1]["usage"]["completion_tokens"] == 2
-    assert ["stream_options" in body for body in box.cloud.bodies] == [True, False, False]
+    assert ["stream_options" in body for body in device.cloud.bodies] == [True, False, False]
 
 
-async def test_a_connection_that_closes_without_an_answer_is_one_post_and_a_502(box: Box) -> None:
-    answer = await ask(box, b"", stream=False, headers=ONLY_CLOUD)
+async def test_a_connection_that_closes_without_an_answer_is_one_post_and_a_502(device: Device) -> None:
+    answer = await ask(device, b"", stream=False, headers=ONLY_CLOUD)
     assert (answer.status, answer.code) == (502, "all_attempts_failed")
-    assert len(box.cloud.bodies) == 1
+    assert len(device.cloud.bodies) == 1
 
 
 # --- fields that we do not interpret ----------------------------------------------------------------------------------
@@ -563,7 +565,7 @@ SIGNATURE = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_unknown_fields_of_an_answer_reach_the_client(box: Box, stream: bool) -> None:
+async def test_unknown_fields_of_an_answer_reach_the_client(device: Device, stream: bool) -> None:
     calls = [{**call("weather", OSLO, index=0, id="a"), "extra_content": SIGNATURE}]
     details = {"reasoning_details": [{"type": "x", "data": "y"}]}
     upstream = (
@@ -571,7 +573,7 @@ async def test_unknown_fields_of_an_answer_reach_the_client(box: Box, stream: bo
         if stream
         else document(whole(None, "tool_calls", tool_calls=calls, **details))
     )
-    answer = await ask(box, upstream, stream=stream)
+    answer = await ask(device, upstream, stream=stream)
     messages = (
         [c["delta"] for e in answer.events for c in e["choices"]]
         if stream
@@ -583,7 +585,7 @@ async def test_unknown_fields_of_an_answer_reach_the_client(box: Box, stream: bo
     assert found["tool_calls"][0]["function"]["arguments"] == OSLO
 
 
-async def test_unknown_fields_of_a_request_reach_the_target_with_what_they_belong_to(box: Box) -> None:
+async def test_unknown_fields_of_a_request_reach_the_target_with_what_they_belong_to(device: Device) -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "s", **mark}], **mark},
@@ -597,20 +599,22 @@ async def test_unknown_fields_of_a_request_reach_the_target_with_what_they_belon
         {"role": "tool", "tool_call_id": "a", "content": "cold", **mark},
     ]
     tool = {**TOOLS[0], **mark, "function": {**TOOLS[0]["function"], "cache": 1}}  # type: ignore[dict-item]
-    assert isinstance(box.cloud, RawUpstream)
-    box.cloud.replies = [document(whole())]
-    await box.ask(tags="cloud", messages=messages, tools=[tool])
-    (sent,) = box.cloud.bodies
+    assert isinstance(device.cloud, RawUpstream)
+    device.cloud.replies = [document(whole())]
+    await device.ask(tags="cloud", messages=messages, tools=[tool])
+    (sent,) = device.cloud.bodies
     assert sent["tools"] == [tool]
     assert sent["messages"] == messages
 
 
-async def test_requests_that_differ_in_an_unknown_field_share_no_cached_answer(box: Box) -> None:
-    assert isinstance(box.cloud, RawUpstream)
-    box.cloud.replies = [document(whole())]
+async def test_requests_that_differ_in_an_unknown_field_share_no_cached_answer(device: Device) -> None:
+    assert isinstance(device.cloud, RawUpstream)
+    device.cloud.replies = [document(whole())]
     for effort in ("low", "high", "high"):
-        await box.ask(tags="cloud", temperature=0, messages=[{"role": "user", "content": "hello", "x_effort": effort}])
-    assert len(box.cloud.bodies) == 2
+        await device.ask(
+            tags="cloud", temperature=0, messages=[{"role": "user", "content": "hello", "x_effort": effort}]
+        )
+    assert len(device.cloud.bodies) == 2
 
 
 # --- silence ----------------------------------------------------------------------------------------------------------
@@ -620,10 +624,10 @@ async def test_a_silent_stream_gets_comments_where_the_owner_wants_them(tmp_path
     cloud = ScriptedCloud()
     cloud.gate = asyncio.Event()
     server = ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0, heartbeat_s=0.02)
-    async with running(tmp_path, cloud=cloud, server=server) as box:
+    async with running(tmp_path, cloud=cloud, server=server) as device:
         body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "stream": True}
         headers = {"x-causeway-tags": "cloud"}
-        async with box.session.post("/v1/chat/completions", json=body, headers=headers) as response:
+        async with device.session.post("/v1/chat/completions", json=body, headers=headers) as response:
             assert (response.status, response.headers["Content-Type"][:17]) == (200, "text/event-stream")
             assert await response.content.readexactly(4) == b": \n\n"
             assert await response.content.readexactly(4) == b": \n\n"
@@ -632,7 +636,7 @@ async def test_a_silent_stream_gets_comments_where_the_owner_wants_them(tmp_path
         answer = Answer(200, dict(response.headers), rest.replace(b": \n\n", b""))
         assert (answer.text, answer.done) == (CLOUD, True)
         cloud.gate, cloud.status = asyncio.Event(), 500
-        async with box.session.post(
+        async with device.session.post(
             "/v1/chat/completions", json=body, headers={**headers, "x-causeway-prefer": "only_cloud"}
         ) as response:
             assert await response.content.readexactly(4) == b": \n\n"
@@ -640,5 +644,5 @@ async def test_a_silent_stream_gets_comments_where_the_owner_wants_them(tmp_path
             rest = await response.content.read()
         assert b"all_attempts_failed" in rest
         assert b"[DONE]" not in rest
-        quick = await box.ask(tags="edge", stream=True)
+        quick = await device.ask(tags="edge", stream=True)
         assert (quick.text, quick.headers["x-causeway-route"]) == (EDGE, "edge")

@@ -11,7 +11,7 @@ import pytest
 from causeway_server.edge_node.http.api import REQUEST_HEADERS
 from causeway_server.edge_node.openapi import RESPONSE_HEADERS
 
-from ..box import running
+from ..device import running
 
 ROOMS = [Path(__file__).parents[3] / "edge_node" / room for room in ("http", "jobs")]
 SOURCES = [path for room in ROOMS for path in room.glob("*.py") if path.stem != "headers"]
@@ -24,8 +24,8 @@ def test_every_causeway_header_in_the_code_has_a_meaning() -> None:
 
 
 async def test_every_response_header_of_an_answer_has_a_meaning(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        sent = {name.lower() for name in (await box.ask()).headers}
+    async with running(tmp_path) as device:
+        sent = {name.lower() for name in (await device.ask()).headers}
     sent.add("x-causeway-modalities")  # only of a request with sound or pictures: tests/models/modalities
     sent.add("x-causeway-loosened")  # only of a request with tools that cannot be held: tests/conformance
     assert {name for name in sent if name.startswith("x-")} == {name for name in RESPONSE_HEADERS if name[:2] == "x-"}
@@ -55,8 +55,8 @@ REQUESTS = {
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_no_response_names_versions_of_software(tmp_path: Path, name: str) -> None:
     sent, expected = REQUESTS[name]
-    async with running(tmp_path) as box:
-        reader, writer = await asyncio.open_connection("127.0.0.1", box.app.port)
+    async with running(tmp_path) as device:
+        reader, writer = await asyncio.open_connection("127.0.0.1", device.app.port)
         writer.write(sent)
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
         writer.close()

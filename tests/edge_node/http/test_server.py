@@ -18,7 +18,7 @@ from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
-from ..box import Box, running
+from ..device import Device, running
 from ..scripted import EDGE_WORDS
 
 pytestmark = pytest.mark.slow
@@ -64,8 +64,8 @@ async def connected(port: int | None) -> AsyncIterator[Raw]:
         writer.close()
 
 
-def raw(box: Box) -> AbstractAsyncContextManager[Raw]:
-    return connected(box.app.port)
+def raw(device: Device) -> AbstractAsyncContextManager[Raw]:
+    return connected(device.app.port)
 
 
 def code(body: bytes) -> str:
@@ -74,13 +74,13 @@ def code(body: bytes) -> str:
     return str(error["code"])
 
 
-async def assert_still_well(box: Box) -> None:
+async def assert_still_well(device: Device) -> None:
     # On a connection of its own: a kept one may be closed for its idleness just as it is used again.
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{box.app.port}") as session:
-        answer = await Box(box.app, box.engine, box.cloud, session).ask()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{device.app.port}") as session:
+        answer = await Device(device.app, device.engine, device.cloud, session).ask()
     assert answer.status == 200
     assert answer.text == "".join(EDGE_WORDS)
-    box.assert_nothing_leaks()
+    device.assert_nothing_leaks()
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ async def assert_still_well(box: Box) -> None:
     ],
     ids=["no http", "tls", "version", "bytes", "length", "smuggling", "chunks", "header", "long header", "long line"],
 )
-async def test_malformed_http_gets_a_4xx_or_a_closed_connection(box: Box, bad: bytes) -> None:
-    async with raw(box) as client:
+async def test_malformed_http_gets_a_4xx_or_a_closed_connection(device: Device, bad: bytes) -> None:
+    async with raw(device) as client:
         await client.send(bad)
         status, body = await client.answer()
         if status:
             assert 400 <= status < 500
             assert code(body)
         assert await client.closed()
-    await assert_still_well(box)
+    await assert_still_well(device)
 
 
-async def test_ten_megabytes_of_headers_are_refused_early(box: Box) -> None:
-    async with raw(box) as client:
+async def test_ten_megabytes_of_headers_are_refused_early(device: Device) -> None:
+    async with raw(device) as client:
         await client.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         sent = 0
         with pytest.raises(ConnectionError):  # noqa: PT012 -- which write notices first is the kernel's business
@@ -119,13 +119,13 @@ async def test_ten_megabytes_of_headers_are_refused_early(box: Box) -> None:
                 await client.send(b"x-header-%d: %s\r\n" % (number, b"a" * 500))
                 sent += 500
         assert sent < 5_000_000
-    await assert_still_well(box)
+    await assert_still_well(device)
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 async def test_a_body_that_is_too_large_is_a_413(tmp_path: Path, chunked: bool) -> None:
     """With Content-Length or chunked: as soon as it is known to be too large."""
-    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=10_000)) as box, raw(box) as client:
+    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=10_000)) as device, raw(device) as client:
         if chunked:
             await client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
             for _ in range(30):
@@ -134,13 +134,13 @@ async def test_a_body_that_is_too_large_is_a_413(tmp_path: Path, chunked: bool) 
             await client.send(HEAD + b"Content-Length: 99999999999\r\n\r\n" + b"a" * 1000)
         status, body = await client.answer()
         assert (status, code(body)) == (413, "body_too_large")
-        await assert_still_well(box)
+        await assert_still_well(device)
 
 
 async def test_partly_received_bodies_are_bounded_together(tmp_path: Path) -> None:
     limit = 100_000
-    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=60.0)) as box:
-        clients = [await asyncio.open_connection("127.0.0.1", box.app.port) for _ in range(12)]
+    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=60.0)) as device:
+        clients = [await asyncio.open_connection("127.0.0.1", device.app.port) for _ in range(12)]
         for _, writer in clients:
             writer.write(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
         answers = [asyncio.ensure_future(reader.readline()) for reader, _ in clients]
@@ -153,16 +153,16 @@ async def test_partly_received_bodies_are_bounded_together(tmp_path: Path) -> No
             answer.cancel()
         for _, writer in clients:
             writer.close()
-        await assert_still_well(box)
+        await assert_still_well(device)
 
 
 @pytest.fixture
-async def impatient(tmp_path: Path) -> AsyncIterator[Box]:
-    async with running(tmp_path, server=ServerConfig(port=0, read_timeout_s=0.5)) as box:
-        yield box
+async def impatient(tmp_path: Path) -> AsyncIterator[Device]:
+    async with running(tmp_path, server=ServerConfig(port=0, read_timeout_s=0.5)) as device:
+        yield device
 
 
-async def test_a_slow_body_is_a_408(impatient: Box) -> None:
+async def test_a_slow_body_is_a_408(impatient: Device) -> None:
     """Other requests are answered meanwhile."""
     async with raw(impatient) as client:
         await client.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY))
@@ -174,23 +174,23 @@ async def test_a_slow_body_is_a_408(impatient: Box) -> None:
 
 
 @pytest.mark.parametrize("head", [b"", b"POST /v1/chat/comp", HEAD], ids=["nothing", "a line", "a head"])
-async def test_an_incomplete_head_closes_the_connection(impatient: Box, head: bytes) -> None:
+async def test_an_incomplete_head_closes_the_connection(impatient: Device, head: bytes) -> None:
     async with raw(impatient) as client:
         await client.send(head)
         assert await client.closed()
 
 
-async def test_a_client_that_disconnects_in_the_body_leaves_no_record(box: Box) -> None:
-    async with raw(box) as client:
+async def test_a_client_that_disconnects_in_the_body_leaves_no_record(device: Device) -> None:
+    async with raw(device) as client:
         await client.send(HEAD + b"Content-Length: 100\r\n\r\n{")
-        await until(lambda: box.app.in_flight == 1)
-    await until(lambda: box.app.in_flight == 0)
-    assert len(box.parts.decisions.memory) == 0
-    await assert_still_well(box)
+        await until(lambda: device.app.in_flight == 1)
+    await until(lambda: device.app.in_flight == 0)
+    assert len(device.parts.decisions.memory) == 0
+    await assert_still_well(device)
 
 
-async def test_pipelined_requests_are_answered_in_order(box: Box) -> None:
-    async with raw(box) as client:
+async def test_pipelined_requests_are_answered_in_order(device: Device) -> None:
+    async with raw(device) as client:
         await client.send(
             b"".join(b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(100))
         )
@@ -211,13 +211,13 @@ async def test_pipelined_requests_are_answered_in_order(box: Box) -> None:
     ],
 )
 async def test_keep_alive_follows_the_http_version_and_the_connection_header(
-    box: Box, version: str, connection: str, stays: bool, stream: bool
+    device: Device, version: str, connection: str, stays: bool, stream: bool
 ) -> None:
     body = BODY.replace(b'"auto"', b'"auto", "stream": true') if stream else BODY
     head = (
         f"POST /v1/chat/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n{connection}"
     )
-    async with raw(box) as client:
+    async with raw(device) as client:
         await client.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         answer = await client.reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(f"HTTP/{version} 200 OK\r\n".encode())
@@ -234,8 +234,8 @@ async def test_keep_alive_follows_the_http_version_and_the_connection_header(
             assert await client.closed()
 
 
-async def test_expect_100_continue_is_answered_before_the_body(box: Box) -> None:
-    async with raw(box) as client:
+async def test_expect_100_continue_is_answered_before_the_body(device: Device) -> None:
+    async with raw(device) as client:
         await client.send(HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY))
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await client.send(BODY)
@@ -244,10 +244,10 @@ async def test_expect_100_continue_is_answered_before_the_body(box: Box) -> None
         assert json.loads(body)["object"] == "chat.completion"
 
 
-async def test_compressed_bodies_are_refused_before_decompression(box: Box) -> None:
+async def test_compressed_bodies_are_refused_before_decompression(device: Device) -> None:
     bomb = gzip.compress(b" " * 50_000_000)
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-    async with box.session.post("/v1/chat/completions", data=bomb, headers=headers) as response:
+    async with device.session.post("/v1/chat/completions", data=bomb, headers=headers) as response:
         assert response.status == 415
         assert code(await response.read()) == "unsupported_media_type"
 
@@ -268,9 +268,9 @@ async def test_compressed_bodies_are_refused_before_decompression(box: Box) -> N
     ],
 )
 async def test_wrong_paths_and_methods_are_openai_errors(
-    box: Box, method: str, path: str, status: int, error: str
+    device: Device, method: str, path: str, status: int, error: str
 ) -> None:
-    async with box.session.request(method, path) as response:
+    async with device.session.request(method, path) as response:
         assert response.status == status
         assert response.content_type == "application/json"
         assert code(await response.read()) == error
@@ -290,14 +290,14 @@ async def test_wrong_paths_and_methods_are_openai_errors(
     ],
     ids=["empty", "array", "cut", "missing", "type", "utf-8", "deep", "temperature"],
 )
-async def test_bad_bodies_are_400_with_the_keys_path(box: Box, body: bytes, param: str | None) -> None:
+async def test_bad_bodies_are_400_with_the_keys_path(device: Device, body: bytes, param: str | None) -> None:
     headers = {"Content-Type": "application/json"}
-    async with box.session.post("/v1/chat/completions", data=body, headers=headers) as response:
+    async with device.session.post("/v1/chat/completions", data=body, headers=headers) as response:
         assert response.status == 400
         error = (await response.json())["error"]
         assert error["param"] == param
         assert error["type"] == "invalid_request_error"
-    await assert_still_well(box)
+    await assert_still_well(device)
 
 
 @pytest.mark.parametrize(
@@ -312,29 +312,31 @@ async def test_bad_bodies_are_400_with_the_keys_path(box: Box, body: bytes, para
     ],
     ids=lambda headers: next(iter(headers.items()))[1][:12],
 )
-async def test_an_invalid_routing_header_is_a_400(box: Box, headers: dict[str, str]) -> None:
+async def test_an_invalid_routing_header_is_a_400(device: Device, headers: dict[str, str]) -> None:
     """It may be meant to protect privacy, so it is not ignored."""
-    answer = await box.ask(headers=headers)
+    answer = await device.ask(headers=headers)
     assert answer.status == 400
-    assert box.engine.calls == []
+    assert device.engine.calls == []
 
 
 @pytest.mark.parametrize(
     ("header", "meant"),
     [("x-causeway-tag", "x-causeway-tags"), ("X-Causeway-Dedline-Ms", "x-causeway-deadline-ms")],
 )
-async def test_a_misspelt_routing_header_is_a_400_that_names_the_right_one(box: Box, header: str, meant: str) -> None:
+async def test_a_misspelt_routing_header_is_a_400_that_names_the_right_one(
+    device: Device, header: str, meant: str
+) -> None:
     """Also after the same body was answered: nothing is remembered that would let it pass."""
-    assert (await box.ask()).status == 200
-    answer = await box.ask(headers={header: "private"})
+    assert (await device.ask()).status == 200
+    answer = await device.ask(headers={header: "private"})
     assert (answer.status, answer.code) == (400, "unknown_parameter")
     assert f"did you mean `{meant}`?" in answer.message
-    assert (await box.ask(headers={"x-causeway-experiment": "1"})).status == 200
+    assert (await device.ask(headers={"x-causeway-experiment": "1"})).status == 200
 
 
-async def test_the_wrong_media_type_is_a_415(box: Box) -> None:
+async def test_the_wrong_media_type_is_a_415(device: Device) -> None:
     """The message names the right one."""
-    async with box.session.post("/v1/chat/completions", data={"model": "auto"}) as response:
+    async with device.session.post("/v1/chat/completions", data={"model": "auto"}) as response:
         assert response.status == 415
         assert "application/json" in (await response.json())["error"]["message"]
 
@@ -343,13 +345,13 @@ class TestKeys:
     """API keys, where some are configured."""
 
     @pytest.fixture
-    async def guarded(self, tmp_path: Path) -> AsyncIterator[Box]:
+    async def guarded(self, tmp_path: Path) -> AsyncIterator[Device]:
         key = KeyConfig("till-7", hashlib.sha256(b"s3cret").hexdigest(), ("private",))
-        async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as box:
-            yield box
+        async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as device:
+            yield device
 
     @pytest.mark.parametrize("value", [None, "Bearer", "Bearer wrong", "Basic s3cret", "s3cret", "Bearer \u00e9"])
-    async def test_a_missing_or_wrong_key_is_a_401(self, guarded: Box, value: str | None) -> None:
+    async def test_a_missing_or_wrong_key_is_a_401(self, guarded: Device, value: str | None) -> None:
         headers = {"Authorization": value} if value else {}
         for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/decisions")):
             async with guarded.session.request(method, path, headers=headers, json={}) as response:
@@ -358,7 +360,7 @@ class TestKeys:
                 assert code(await response.read()) == "invalid_api_key"
         assert guarded.engine.calls == []
 
-    async def test_a_key_names_the_client_and_adds_its_tags(self, guarded: Box) -> None:
+    async def test_a_key_names_the_client_and_adds_its_tags(self, guarded: Device) -> None:
         answer = await guarded.ask(headers={"Authorization": "Bearer s3cret"})
         assert answer.status == 200
         record = guarded.newest()
@@ -367,7 +369,7 @@ class TestKeys:
         assert record.decision.private
 
     @pytest.mark.parametrize("path", ["/healthz", "/health", "/readyz", "/metrics"])
-    async def test_health_needs_no_key(self, guarded: Box, path: str) -> None:
+    async def test_health_needs_no_key(self, guarded: Device, path: str) -> None:
         assert (await guarded.get(path)).status == 200
 
 
@@ -376,14 +378,14 @@ class TestUnixSocket:
 
     async def test_it_answers_like_tcp_and_is_removed_on_close(self, tmp_path: Path) -> None:
         path = tmp_path / "edge.sock"
-        async with running(tmp_path, server=ServerConfig(port=0, socket=str(path))) as box:
+        async with running(tmp_path, server=ServerConfig(port=0, socket=str(path))) as device:
             assert path.stat().st_mode & 0o777 == 0o660
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
                 session.post("http://edge/v1/chat/completions", data=BODY, headers=JSON) as response,
             ):
                 assert response.status == 200
-            assert box.newest().request.client == "unix"
+            assert device.newest().request.client == "unix"
         assert not path.exists()
 
     async def test_a_dead_daemons_socket_is_replaced(self, tmp_path: Path) -> None:
@@ -403,26 +405,26 @@ class TestUnixSocket:
 
 
 async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
-    async with running(tmp_path / "1") as box:
-        assert box.app.port is not None
+    async with running(tmp_path / "1") as device:
+        assert device.app.port is not None
         with pytest.raises(ConfigError, match="another program listens"):
-            async with running(tmp_path / "2", server=ServerConfig(port=box.app.port)):
+            async with running(tmp_path / "2", server=ServerConfig(port=device.app.port)):
                 pass
 
 
 async def test_a_client_that_reads_nothing_is_dropped_at_the_deadline(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        box.engine.flood = True
-        async with raw(box) as client:
+    async with running(tmp_path) as device:
+        device.engine.flood = True
+        async with raw(device) as client:
             body = BODY.replace(b'"auto"', b'"small", "stream": true')
             head = HEAD + b"x-causeway-deadline-ms: 1500\r\nContent-Length: %d\r\n\r\n" % len(body)
             await client.send(head + body)
-            await until(lambda: box.engine.running == 1)
-            await until(lambda: box.engine.running == 0)
-        await until(lambda: len(box.parts.decisions.memory) == 1)
-        assert box.newest().outcome.status in ("error", "cancelled")
-        box.engine.flood = False
-        await assert_still_well(box)
+            await until(lambda: device.engine.running == 1)
+            await until(lambda: device.engine.running == 0)
+        await until(lambda: len(device.parts.decisions.memory) == 1)
+        assert device.newest().outcome.status in ("error", "cancelled")
+        device.engine.flood = False
+        await assert_still_well(device)
 
 
 JSON = {"Content-Type": "application/json"}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ..box import Box, running
+from ..device import Device, running
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with running(tmp_path) as box:
-        yield box
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
+    async with running(tmp_path) as device:
+        yield device

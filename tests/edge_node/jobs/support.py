@@ -16,7 +16,7 @@ from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.router.openai.upstream.decode import Event, SSEParser
 from tests.waiting import until
 
-from ..box import Answer, Box
+from ..device import Answer, Device
 from .cloud import JobCloud
 
 PROMPT = OutboxConfig(jitter_s=0.0, steady_per_s=1000.0)
@@ -31,38 +31,46 @@ def away() -> JobCloud:
     return cloud
 
 
-async def request(box: Box, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}) -> Answer:
+async def request(
+    device: Device, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}
+) -> Answer:
     data = None if body is None else json.dumps(body).encode()
     sent = {"Content-Type": "application/json", **headers}
-    async with box.session.request(method, path, data=data, headers=sent) as response:
+    async with device.session.request(method, path, data=data, headers=sent) as response:
         return Answer(response.status, dict(response.headers), await response.read())
 
 
 async def submit(
-    box: Box, text: str = "hello", *, tags: str = "", key: str = "", headers: Mapping[str, str] = {}, **fields: object
+    device: Device,
+    text: str = "hello",
+    *,
+    tags: str = "",
+    key: str = "",
+    headers: Mapping[str, str] = {},
+    **fields: object,
 ) -> Answer:
     headers = {**headers, **({"x-causeway-tags": tags} if tags else {}), **({"Idempotency-Key": key} if key else {})}
     body = {"model": "auto", "messages": [{"role": "user", "content": text}], **fields}
-    return await request(box, "POST", "/v1/jobs", body, headers)
+    return await request(device, "POST", "/v1/jobs", body, headers)
 
 
-async def accepted(box: Box, text: str = "hello", **fields: Any) -> str:
+async def accepted(device: Device, text: str = "hello", **fields: Any) -> str:
     """Submit a job, which must be accepted; its id."""
-    answer = await submit(box, text, **fields)
+    answer = await submit(device, text, **fields)
     assert answer.status == 202, answer.body
     return str(answer.json["id"])
 
 
-async def view(box: Box, job: str) -> dict[str, Any]:
-    answer = await request(box, "GET", f"/v1/jobs/{job}")
+async def view(device: Device, job: str) -> dict[str, Any]:
+    answer = await request(device, "GET", f"/v1/jobs/{job}")
     assert answer.status == 200, answer.body
     return answer.json
 
 
-async def ended(box: Box, job: str) -> dict[str, Any]:
+async def ended(device: Device, job: str) -> dict[str, Any]:
     """Wait for the end of a job."""
     async with asyncio.timeout(60.0):
-        while (found := await view(box, job))["status"] not in ENDED:  # noqa: ASYNC110 -- what ends it has no event here
+        while (found := await view(device, job))["status"] not in ENDED:  # noqa: ASYNC110 -- what ends it has no event here
             await asyncio.sleep(0.01)
     return found
 

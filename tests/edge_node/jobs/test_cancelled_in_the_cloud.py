@@ -15,19 +15,19 @@ from causeway_server.edge_node.jobs.rows import Cancellation
 from causeway_server.router.jobs.job import LateParts
 from tests.waiting import until
 
-from ..box import Box, running
+from ..device import Device, running
 from .cloud import JobCloud
 from .killed_outbox import new_job
 from .support import PROMPT, accepted, away, opened, request, view
 
 
-async def cancel(box: Box, job: str) -> None:
-    assert (await request(box, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
+async def cancel(device: Device, job: str) -> None:
+    assert (await request(device, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
 
 
-def told(box: Box) -> bool:
+def told(device: Device) -> bool:
     """Whether the device has nothing to tell the cloud."""
-    stats = box.parts.jobs.stats
+    stats = device.parts.jobs.stats
     return stats is not None and stats.cancellations_due == 0
 
 
@@ -35,11 +35,11 @@ def told(box: Box) -> bool:
 async def test_a_cancelled_job_is_cancelled_in_the_cloud(tmp_path: Path) -> None:
     cloud = JobCloud()
     cloud.waits = True
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        job = await accepted(box, tags="cloud")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        job = await accepted(device, tags="cloud")
         await until(lambda: cloud.submissions == 1)
-        await cancel(box, job)
-        await until(lambda: told(box))
+        await cancel(device, job)
+        await until(lambda: told(device))
         assert cloud.cancelled == [job]
 
 
@@ -47,20 +47,20 @@ async def test_a_cancelled_job_is_cancelled_in_the_cloud(tmp_path: Path) -> None
 async def test_a_cancellation_waits_for_the_cloud_also_over_a_restart(tmp_path: Path) -> None:
     cloud = JobCloud()
     cloud.waits = True
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        job = await accepted(box, tags="cloud", deadline_ms=3_600_000)
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        job = await accepted(device, tags="cloud", deadline_ms=3_600_000)
         await until(lambda: cloud.submissions == 1)
         cloud.cancel_status = 503
-        await cancel(box, job)
+        await cancel(device, job)
         await until(lambda: bool(cloud.cancelled))
-        assert not told(box)
+        assert not told(device)
     gone = away()
-    async with running(tmp_path, cloud=gone, jobs=PROMPT, probe_interval_s=0.02) as box:
-        assert (await view(box, job))["status"] == "cancelled"
-        assert not told(box)
+    async with running(tmp_path, cloud=gone, jobs=PROMPT, probe_interval_s=0.02) as device:
+        assert (await view(device, job))["status"] == "cancelled"
+        assert not told(device)
         await gone.come_back()
         await until(lambda: gone.cancelled == [job])  # which does not know it: asked once more, in a minute
-        assert not told(box)
+        assert not told(device)
 
 
 @pytest.mark.slow
@@ -69,11 +69,11 @@ async def test_an_answer_that_another_try_would_not_change_is_final(tmp_path: Pa
     cloud = JobCloud()
     cloud.waits = True
     cloud.cancel_status = status
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        job = await accepted(box, tags="cloud")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        job = await accepted(device, tags="cloud")
         await until(lambda: cloud.submissions == 1)
-        await cancel(box, job)
-        await until(lambda: told(box))
+        await cancel(device, job)
+        await until(lambda: told(device))
     assert cloud.cancelled == [job]
 
 
@@ -84,18 +84,18 @@ async def test_a_cloud_that_does_not_know_the_job_is_asked_once_more(tmp_path: P
     clock = Clock(lambda: time.monotonic() + passed_s, boot_id="one")
     cloud = JobCloud()
     cloud.waits = True
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, clock=clock) as box:
-        job = await accepted(box, tags="cloud", deadline_ms=3_600_000)
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, clock=clock) as device:
+        job = await accepted(device, tags="cloud", deadline_ms=3_600_000)
         await until(lambda: cloud.submissions == 1)
         cloud.forget()
-        await cancel(box, job)
+        await cancel(device, job)
         await until(lambda: len(cloud.cancelled) == 1)
-        assert not told(box)
+        assert not told(device)
 
         def told_later() -> bool:
             nonlocal passed_s
             passed_s += 1.0  # the minute begins when the daemon has read the answer, which is soon
-            return told(box)
+            return told(device)
 
         await until(told_later)
     assert cloud.cancelled == [job, job]
@@ -104,9 +104,9 @@ async def test_a_cloud_that_does_not_know_the_job_is_asked_once_more(tmp_path: P
 @pytest.mark.slow
 async def test_a_job_that_was_never_sent_is_not_told_of(tmp_path: Path) -> None:
     cloud = away()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        await cancel(box, await accepted(box, tags="cloud"))
-        assert told(box)
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        await cancel(device, await accepted(device, tags="cloud"))
+        assert told(device)
     assert cloud.cancelled == []
 
 

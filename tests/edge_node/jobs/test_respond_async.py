@@ -10,16 +10,16 @@ import pytest
 
 from causeway_server.router.jobs.job import wait_of
 
-from ..box import Answer, Box, running
+from ..device import Answer, Device, running
 from .cloud import JobCloud
 from .support import PROMPT, ended, request, text_of
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
 
 
-async def ask(box: Box, prefer: str, tags: str = "edge", **fields: object) -> Answer:
+async def ask(device: Device, prefer: str, tags: str = "edge", **fields: object) -> Answer:
     headers = {"Prefer": prefer, "x-causeway-tags": tags}
-    return await request(box, "POST", "/v1/chat/completions", {**CHAT, **fields}, headers)
+    return await request(device, "POST", "/v1/chat/completions", {**CHAT, **fields}, headers)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_the_preference_is_read_as_the_rfc_says(headers: list[str], wait_s: floa
 
 @pytest.mark.slow
 async def test_a_request_becomes_a_job_if_it_takes_longer(tmp_path: Path) -> None:
-    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
-        quick = await ask(box, "respond-async, wait=60")
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as device:
+        quick = await ask(device, "respond-async, wait=60")
         assert (quick.status, quick.text, quick.headers["x-causeway-route"]) == (200, "edge says so", "edge")
         assert quick.headers["Preference-Applied"] == "respond-async"
-        box.engine.gate = asyncio.Event()
-        slow = await ask(box, "respond-async")
+        device.engine.gate = asyncio.Event()
+        slow = await ask(device, "respond-async")
         assert (slow.status, slow.json["object"]) == (202, "job")
-        box.engine.gate.set()
-        assert text_of(await ended(box, slow.json["id"])) == "edge says so"
+        device.engine.gate.set()
+        assert text_of(await ended(device, slow.json["id"])) == "edge says so"
         completion = await request(
-            box, "POST", "/v1/completions", {"model": "auto", "prompt": "x"}, {"Prefer": "respond-async, wait=60"}
+            device, "POST", "/v1/completions", {"model": "auto", "prompt": "x"}, {"Prefer": "respond-async, wait=60"}
         )
         assert completion.json["object"] == "text_completion"
 
@@ -61,34 +61,34 @@ async def test_a_request_becomes_a_job_if_it_takes_longer(tmp_path: Path) -> Non
 async def test_a_job_that_fails_within_the_wait_answers_with_its_error(tmp_path: Path) -> None:
     cloud = JobCloud()
     cloud.ends = "dead"
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        failed = await ask(box, "respond-async, wait=60", tags="cloud")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        failed = await ask(device, "respond-async, wait=60", tags="cloud")
         assert (failed.status, failed.code, failed.message) == (502, "cloud_failed", "it crashed")
 
 
-async def test_what_is_no_job_ignores_the_preference(box: Box) -> None:
+async def test_what_is_no_job_ignores_the_preference(device: Device) -> None:
     """Other preferences; a streamed answer cannot become one."""
-    assert (await ask(box, "return=minimal")).status == 200
-    assert box.parts.jobs.stats is None
-    assert (await ask(box, "respond-async", stream=True)).code == "invalid_value"
+    assert (await ask(device, "return=minimal")).status == 200
+    assert device.parts.jobs.stats is None
+    assert (await ask(device, "respond-async", stream=True)).code == "invalid_value"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["/v1/responses", "/v1/embeddings"])
-async def test_a_job_names_any_endpoint_and_is_answered_as_that(box: Box, endpoint: str) -> None:
+async def test_a_job_names_any_endpoint_and_is_answered_as_that(device: Device, endpoint: str) -> None:
     """By a job's body and by the preference, on the device and in the cloud, from the cache as well."""
     for place in ("small", "large"):
         body = {"model": place, "input": "hello"}
-        plain = await request(box, "POST", endpoint, body)
+        plain = await request(device, "POST", endpoint, body)
         assert plain.status == 200, plain.body
-        submitted = await request(box, "POST", "/v1/jobs", {**body, "endpoint": endpoint})
+        submitted = await request(device, "POST", "/v1/jobs", {**body, "endpoint": endpoint})
         assert submitted.status == 202, submitted.body
-        result = (await ended(box, submitted.json["id"]))["result"]
-        preferred = await request(box, "POST", endpoint, body, {"Prefer": "respond-async, wait=60"})
+        result = (await ended(device, submitted.json["id"]))["result"]
+        preferred = await request(device, "POST", endpoint, body, {"Prefer": "respond-async, wait=60"})
         assert preferred.headers["Preference-Applied"] == "respond-async"
         for answer in (result, preferred.json):
             assert _content(answer) == _content(plain.json)
-    refused = await request(box, "POST", "/v1/jobs", {"model": "small", "input": "x", "endpoint": "/v1/images"})
+    refused = await request(device, "POST", "/v1/jobs", {"model": "small", "input": "x", "endpoint": "/v1/images"})
     assert (refused.status, refused.json["error"]["param"]) == (400, "endpoint")
 
 

@@ -21,7 +21,7 @@ from causeway_server.edge_node.jobs.store import JobOutbox
 from causeway_server.router.errors import CloudFailed, NotFound, RecordUnreadable
 from causeway_server.router.jobs.job import JobEvent
 
-from ..box import running
+from ..device import running
 from .killed_outbox import WEBHOOK, new_job
 from .support import PROMPT, accepted, away, ended, opened, request, submit, view
 
@@ -61,24 +61,24 @@ async def test_a_job_that_cannot_be_read_stops_neither_the_daemon_nor_other_jobs
     tmp_path: Path, state: str, edit: Edit | None
 ) -> None:
     cloud = away()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        poison, other = await accepted(box, "poison", tags="cloud"), await accepted(box, "other", tags="cloud")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        poison, other = await accepted(device, "poison", tags="cloud"), await accepted(device, "other", tags="cloud")
     folder = tmp_path / "state"
     edit_record(folder, 1, edit)
     with sqlite3.connect(folder / FILE) as database:
         database.execute("UPDATE jobs SET state = ? WHERE seq = 1", (state,))
     database.close()
     await cloud.come_back()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        assert (await ended(box, other))["status"] == "succeeded"
-        assert (await box.ask()).status == 200
-        found = await request(box, "GET", f"/v1/jobs/{poison}")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        assert (await ended(device, other))["status"] == "succeeded"
+        assert (await device.ask()).status == 200
+        found = await request(device, "GET", f"/v1/jobs/{poison}")
         assert (found.status, found.code) == (500, "record_unreadable")
-        assert "jobs that cannot be read: 1" in str((await box.get("/readyz")).json["problems"])
-        assert "causeway_edge_jobs_unreadable 1.0" in (await box.get("/metrics")).body.decode()
-        listed = (await request(box, "GET", "/v1/jobs")).json["data"]
+        assert "jobs that cannot be read: 1" in str((await device.get("/readyz")).json["problems"])
+        assert "causeway_edge_jobs_unreadable 1.0" in (await device.get("/metrics")).body.decode()
+        listed = (await request(device, "GET", "/v1/jobs")).json["data"]
         assert [job["id"] for job in listed] == [other]
-        assert not box.app.restarting
+        assert not device.app.restarting
     assert cloud.effects == {"other": 1}
 
 
@@ -86,32 +86,32 @@ async def test_a_downgrade_loses_no_job_and_the_upgrade_runs_it(tmp_path: Path) 
     """The key of a job that cannot be read stays taken, so that it is not done twice."""
     cloud = away()
     folder = tmp_path / "state"
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        job = await accepted(box, "newer", tags="cloud", key="k")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        job = await accepted(device, "newer", tags="cloud", key="k")
     edit_record(folder, 1, endpoint("/v1/of-a-newer-version"))
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        again = await submit(box, "newer", tags="cloud", key="k")
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        again = await submit(device, "newer", tags="cloud", key="k")
         assert (again.status, again.code) == (500, "record_unreadable")
-        assert (await request(box, "DELETE", f"/v1/jobs/{job}")).code == "record_unreadable"
+        assert (await request(device, "DELETE", f"/v1/jobs/{job}")).code == "record_unreadable"
     edit_record(folder, 1, endpoint("/v1/chat/completions"))
     await cloud.come_back()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        assert (await ended(box, job))["status"] == "succeeded"
-        assert (await view(box, job))["error"] is None
-        assert (await box.get("/readyz")).json["problems"] == []
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        assert (await ended(device, job))["status"] == "succeeded"
+        assert (await view(device, job))["error"] is None
+        assert (await device.get("/readyz")).json["problems"] == []
     assert cloud.effects == {"newer": 1}
 
 
 async def test_rows_of_an_older_and_of_a_newer_version_are_read_where_only_fields_differ(tmp_path: Path) -> None:
     cloud = away()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
-        jobs = [await accepted(box, text, tags="cloud") for text in ("older", "newer")]
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as device:
+        jobs = [await accepted(device, text, tags="cloud") for text in ("older", "newer")]
     optional = ("late", "late_error", "revision", "revise_within_s", "webhook", "webhook_status", "lost", "revived")
     edit_record(tmp_path / "state", 1, lambda fields: [fields.pop(name) for name in optional])
     edit_record(tmp_path / "state", 2, lambda fields: fields.update(of_a_newer_version={"any": 1}))
     await cloud.come_back()
-    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
-        assert [(await ended(box, job))["status"] for job in jobs] == ["succeeded"] * 2
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as device:
+        assert [(await ended(device, job))["status"] for job in jobs] == ["succeeded"] * 2
     assert cloud.effects == {"older": 1, "newer": 1}
 
 

@@ -1,4 +1,5 @@
-"""Webhooks of a box's jobs on bad days: a month offline, names that no server resolves, and receivers that misbehave.
+"""Webhooks of a device's jobs on bad days: a month offline, names that no server resolves, and receivers that
+misbehave.
 
 The outbox and the sender are real, receivers listen on loopback, the clock can be moved on.
 """
@@ -43,7 +44,7 @@ Ends = Callable[[JobOutbox, EdgeJob], Awaitable[object]]
 
 
 class NoResolver(AbstractResolver):
-    """Resolves no name, and does not say so: what a box without a network has."""
+    """Resolves no name, and does not say so: what a device without a network has."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -155,7 +156,7 @@ def ids(receiver: Receiver) -> list[str]:
 
 
 async def test_a_webhook_outlives_a_month_offline(tmp_path: Path) -> None:
-    """The answer's own time has passed long before, and the box was started anew."""
+    """The answer's own time has passed long before, and the device was started anew."""
     clocks, port = Clocks(), free_port()
     async with outbox(tmp_path, clocks=clocks) as before:
         job = await before.answered(f"http://127.0.0.1:{port}/hook")
@@ -170,68 +171,68 @@ async def test_a_webhook_outlives_a_month_offline(tmp_path: Path) -> None:
 
 async def test_a_webhook_that_nobody_takes_ends_by_its_age_and_the_job_says_so(tmp_path: Path) -> None:
     config = msgspec.structs.replace(HERE, max_age_s=10 * DAY_S)
-    async with outbox(tmp_path, config) as box:
-        job = await box.answered(f"http://127.0.0.1:{free_port()}/hook")
-        await box.pass_s(9 * DAY_S)
-        await box.store.expire()
-        assert await box.status(job) == "pending"
-        await box.pass_s(2 * DAY_S)
-        await box.store.expire()
-        assert box.store.stats.webhooks == {"expired": 1}
-        assert box.store.stats.webhooks_due == 0
-        assert await box.status(job) == "failed"
-        await box.store.expire()
+    async with outbox(tmp_path, config) as device:
+        job = await device.answered(f"http://127.0.0.1:{free_port()}/hook")
+        await device.pass_s(9 * DAY_S)
+        await device.store.expire()
+        assert await device.status(job) == "pending"
+        await device.pass_s(2 * DAY_S)
+        await device.store.expire()
+        assert device.store.stats.webhooks == {"expired": 1}
+        assert device.store.stats.webhooks_due == 0
+        assert await device.status(job) == "failed"
+        await device.store.expire()
         with pytest.raises(NotFound):
-            await box.store.get(job.id, None)
+            await device.store.get(job.id, None)
 
 
 async def test_what_is_kept_for_a_webhook_alone_has_no_content_and_no_room_of_others(tmp_path: Path) -> None:
     """A dead letter without its request cannot be retried, and says so."""
-    async with outbox(tmp_path) as box:
+    async with outbox(tmp_path) as device:
         url = f"http://127.0.0.1:{free_port()}/hook"
-        job = await box.answered(url)
-        claimed = await box.claimed(url, "two")
-        await exhausted(box.store, claimed.job)
-        assert box.store.stats.bytes > 0
-        await box.pass_s(8 * DAY_S)
-        await box.store.expire()
-        assert (box.store.stats.bytes, box.store.stats.empty) == (0, 2)
-        assert (await box.store.get(job.id, None))[1] == b""
+        job = await device.answered(url)
+        claimed = await device.claimed(url, "two")
+        await exhausted(device.store, claimed.job)
+        assert device.store.stats.bytes > 0
+        await device.pass_s(8 * DAY_S)
+        await device.store.expire()
+        assert (device.store.stats.bytes, device.store.stats.empty) == (0, 2)
+        assert (await device.store.get(job.id, None))[1] == b""
         with pytest.raises(JobNotDead, match="submit it again"):
-            await box.store.retry(claimed.job.id, None)
+            await device.store.retry(claimed.job.id, None)
         await erased(tmp_path, [b"the request", b"the answer"])
 
 
 async def test_a_name_that_no_server_resolves_costs_no_attempt(tmp_path: Path) -> None:
     """Offline, DNS often hangs instead of failing: three days of that must not end a delivery."""
     config, resolver = msgspec.structs.replace(HERE, timeout_s=0.05), NoResolver()
-    async with outbox(tmp_path, config, resolver=resolver) as box:
-        job = await box.answered("http://receiver.example/hook")
-        await box.passing(600.0, lambda: resolver.asked >= 4)
-        await until(lambda: box.queue.unreachable >= 3)
-        (due,) = await box.store.run(box.store.webhooks.due, 10, (), ())
-        assert (due.attempts, await box.status(job)) == (0, "pending")
+    async with outbox(tmp_path, config, resolver=resolver) as device:
+        job = await device.answered("http://receiver.example/hook")
+        await device.passing(600.0, lambda: resolver.asked >= 4)
+        await until(lambda: device.queue.unreachable >= 3)
+        (due,) = await device.store.run(device.store.webhooks.due, 10, (), ())
+        assert (due.attempts, await device.status(job)) == (0, "pending")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7", "169.254.169.254"])
-async def test_a_name_that_points_into_the_box_or_its_network_gets_nothing(tmp_path: Path, address: str) -> None:
+async def test_a_name_that_points_into_the_device_or_its_network_gets_nothing(tmp_path: Path, address: str) -> None:
     """The name is harmless when the job comes, and is resolved again for each connection."""
     config, resolver = OutboxWebhookConfig(allow_http=True), PointsTo(address)
-    async with receiving() as receiver, outbox(tmp_path, config, resolver=resolver) as box:
-        job = await box.answered(f"http://harmless.example:{receiver.port}/hook")
-        await box.passing(600.0, lambda: box.queue.unreachable >= 3)
-        assert (receiver.deliveries, await box.status(job)) == (0, "pending")
+    async with receiving() as receiver, outbox(tmp_path, config, resolver=resolver) as device:
+        job = await device.answered(f"http://harmless.example:{receiver.port}/hook")
+        await device.passing(600.0, lambda: device.queue.unreachable >= 3)
+        assert (receiver.deliveries, await device.status(job)) == (0, "pending")
     assert resolver.asked >= 3
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 500, 503])
 async def test_a_receiver_that_does_not_take_it_gets_the_same_id_again(tmp_path: Path, status: int) -> None:
     """A redirect is not followed: it could lead anywhere."""
-    async with receiving() as receiver, outbox(tmp_path) as box:
+    async with receiving() as receiver, outbox(tmp_path) as device:
         receiver.answers = [status, status]
-        job = await box.answered(at(receiver))
-        await box.passing(300.0, lambda: receiver.deliveries >= 3)
-        await box.becomes(job, "delivered")
+        job = await device.answered(at(receiver))
+        await device.passing(300.0, lambda: receiver.deliveries >= 3)
+        await device.becomes(job, "delivered")
         assert len(receiver.arrived) == 3
         assert len(set(ids(receiver))) == 1
 
@@ -268,12 +269,12 @@ async def test_a_receiver_that_hangs_or_floods_costs_an_attempt_and_holds_up_no_
     tmp_path: Path, answer: bytes
 ) -> None:
     config = msgspec.structs.replace(HERE, timeout_s=0.3, concurrency=4)
-    async with raw(answer) as port, receiving() as receiver, outbox(tmp_path, config) as box:
-        hung = [await box.answered(f"http://127.0.0.1:{port}/", f"hung-{number}") for number in range(8)]
-        job = await box.answered(at(receiver))
-        await box.becomes(job, "delivered")
-        await until(lambda: box.store.stats.webhooks_due == len(hung))
-        assert {await box.status(one) for one in hung} == {"pending"}
+    async with raw(answer) as port, receiving() as receiver, outbox(tmp_path, config) as device:
+        hung = [await device.answered(f"http://127.0.0.1:{port}/", f"hung-{number}") for number in range(8)]
+        job = await device.answered(at(receiver))
+        await device.becomes(job, "delivered")
+        await until(lambda: device.store.stats.webhooks_due == len(hung))
+        assert {await device.status(one) for one in hung} == {"pending"}
 
 
 async def cancelled(store: JobOutbox, job: EdgeJob) -> None:
@@ -294,63 +295,63 @@ async def expired(store: JobOutbox, job: EdgeJob) -> None:
 
 @pytest.mark.parametrize("end", [cancelled, failed, exhausted, expired])
 async def test_every_end_is_told(tmp_path: Path, end: Ends) -> None:
-    async with receiving() as receiver, outbox(tmp_path) as box:
-        claimed = await box.claimed(at(receiver))
-        await end(box.store, claimed.job)
-        await box.becomes(claimed.job, "delivered")
-        state = (await box.store.get(claimed.job.id, None))[0].state
+    async with receiving() as receiver, outbox(tmp_path) as device:
+        claimed = await device.claimed(at(receiver))
+        await end(device.store, claimed.job)
+        await device.becomes(claimed.job, "delivered")
+        state = (await device.store.get(claimed.job.id, None))[0].state
         assert told(receiver) == [f"job.{state.value}"]
 
 
 async def test_a_dead_letter_that_dies_again_is_another_delivery(tmp_path: Path) -> None:
     """Receivers drop an id that they have seen."""
-    async with receiving() as receiver, outbox(tmp_path) as box:
-        claimed = await box.claimed(at(receiver))
-        await exhausted(box.store, claimed.job)
-        await box.becomes(claimed.job, "delivered")
-        await box.store.retry(claimed.job.id, None)
-        assert await box.status(claimed.job) == ""
-        await box.store.place([(one.job, "edge") for one in await box.store.unplaced(10)])
-        (again,) = await box.store.claim("edge", 10)
-        await exhausted(box.store, again.job)
-        await box.becomes(claimed.job, "delivered")
+    async with receiving() as receiver, outbox(tmp_path) as device:
+        claimed = await device.claimed(at(receiver))
+        await exhausted(device.store, claimed.job)
+        await device.becomes(claimed.job, "delivered")
+        await device.store.retry(claimed.job.id, None)
+        assert await device.status(claimed.job) == ""
+        await device.store.place([(one.job, "edge") for one in await device.store.unplaced(10)])
+        (again,) = await device.store.claim("edge", 10)
+        await exhausted(device.store, again.job)
+        await device.becomes(claimed.job, "delivered")
         assert told(receiver) == ["job.dead", "job.dead"]
         assert len(set(ids(receiver))) == 2
 
 
 async def test_a_revision_is_told_after_the_answer_it_revises(tmp_path: Path) -> None:
-    async with receiving() as receiver, outbox(tmp_path) as box:
+    async with receiving() as receiver, outbox(tmp_path) as device:
         receiver.answers = [500]
-        claimed = await box.claimed(at(receiver))
-        late = LateParts(("image",), box.store.time.now() + 500.0)
-        await box.store.succeed(claimed.job, ANSWER, late)
+        claimed = await device.claimed(at(receiver))
+        late = LateParts(("image",), device.store.time.now() + 500.0)
+        await device.store.succeed(claimed.job, ANSWER, late)
         job = msgspec.structs.replace(claimed.job, late=late)
-        assert await box.store.revise(job, ["image"], JobAnswer(b"revised", "miss", "edge", "d"))
-        await box.passing(10.0, lambda: receiver.deliveries >= 3)
-        await box.becomes(job, "delivered")
+        assert await device.store.revise(job, ["image"], JobAnswer(b"revised", "miss", "edge", "d"))
+        await device.passing(10.0, lambda: receiver.deliveries >= 3)
+        await device.becomes(job, "delivered")
         assert told(receiver) == ["job.succeeded", "job.succeeded", "job.revised"]
         assert ids(receiver)[0] == ids(receiver)[1] != ids(receiver)[2]
 
 
 async def test_a_wall_clock_that_jumps_neither_delays_nor_ends_a_delivery(tmp_path: Path) -> None:
     clocks = Clocks()
-    async with receiving() as receiver, outbox(tmp_path, clocks=clocks) as box:
+    async with receiving() as receiver, outbox(tmp_path, clocks=clocks) as device:
         receiver.answers = [500, 500]
-        job = await box.answered(at(receiver))
+        job = await device.answered(at(receiver))
         await until(lambda: receiver.deliveries == 1)
         clocks.unix -= 20 * 365 * DAY_S
-        await box.passing(10.0, lambda: receiver.deliveries == 2)
+        await device.passing(10.0, lambda: receiver.deliveries == 2)
         clocks.unix += 40 * 365 * DAY_S
-        await box.passing(300.0, lambda: receiver.deliveries == 3)
-        await box.becomes(job, "delivered")
+        await device.passing(300.0, lambda: receiver.deliveries == 3)
+        await device.becomes(job, "delivered")
 
 
 async def test_a_store_that_fails_after_the_delivery_repeats_it_with_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk was full when the delivery was to be noted."""
-    async with receiving() as receiver, outbox(tmp_path) as box:
-        finish, refused = box.store.webhooks.finish, 0
+    async with receiving() as receiver, outbox(tmp_path) as device:
+        finish, refused = device.store.webhooks.finish, 0
 
         def once_full(db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
             nonlocal refused
@@ -359,16 +360,16 @@ async def test_a_store_that_fails_after_the_delivery_repeats_it_with_its_id(
                 raise JobStoreUnavailable("disk full")
             return finish(db, number, status)
 
-        monkeypatch.setattr(box.store.webhooks, "finish", once_full)
-        job = await box.answered(at(receiver))
-        await box.becomes(job, "delivered")
+        monkeypatch.setattr(device.store.webhooks, "finish", once_full)
+        job = await device.answered(at(receiver))
+        await device.becomes(job, "delivered")
         assert len(receiver.arrived) == 2
         assert len(set(ids(receiver))) == 1
 
 
 async def test_each_owner_has_a_secret_of_its_own(tmp_path: Path) -> None:
-    async with outbox(tmp_path) as box:
-        run, secrets = box.store.run, box.store.webhooks.secrets
+    async with outbox(tmp_path) as device:
+        run, secrets = device.store.run, device.store.webhooks.secrets
         mine, yours = await run(secrets, "me"), await run(secrets, "you")
         assert mine != yours
         assert await run(secrets, "me") == mine
@@ -399,9 +400,9 @@ async def test_nothing_is_left_of_a_url_whose_job_was_purged(tmp_path: Path) -> 
 
 
 async def test_a_url_of_a_purged_job_leaves_the_log_too(tmp_path: Path) -> None:
-    async with outbox(tmp_path) as box:
+    async with outbox(tmp_path) as device:
         url = f"http://127.0.0.1:{free_port()}/token-4711"
-        job = await box.answered(url)
+        job = await device.answered(url)
         assert readable(tmp_path, [b"token-4711"])
-        await box.store.purge(job.id, None)
+        await device.store.purge(job.id, None)
         await erased(tmp_path, [b"token-4711"])

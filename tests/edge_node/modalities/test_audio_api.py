@@ -31,7 +31,7 @@ from tests.models.modalities.test_decoding import WAIT_S
 from tests.models.modalities.worker_processes import worker_processes
 from tests.waiting import until
 
-from ..box import POLICY, Answer, Box, running
+from ..device import POLICY, Answer, Device, running
 from .test_fusion import COMMAND, PATIENT, SILENCE, SPEECH, ask, encoder, sound, text
 
 pytestmark = pytest.mark.slow
@@ -81,19 +81,19 @@ def install_voices(tmp_path: Path) -> Path:
 @contextlib.asynccontextmanager
 async def talking(
     tmp_path: Path, voices: Path | None = None, fault: str = "", policy: str = POLICY
-) -> AsyncIterator[Box]:
+) -> AsyncIterator[Device]:
     environ = {} if voices is None else {"PATH": str(voices)}
     encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND, fault)}
-    async with running(tmp_path / "box", policy=policy, encoders=encoders, environ=environ) as box:
-        yield box
+    async with running(tmp_path / "device", policy=policy, encoders=encoders, environ=environ) as device:
+        yield device
 
 
-def client(box: Box) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(api_key="none", base_url=f"http://127.0.0.1:{box.app.port}/v1", max_retries=0)
+def client(device: Device) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key="none", base_url=f"http://127.0.0.1:{device.app.port}/v1", max_retries=0)
 
 
-async def send(box: Box, path: str, data: Any = None, headers: Mapping[str, str] = {}, **json: Any) -> Answer:
-    async with box.session.post(f"/v1/audio/{path}", headers=headers, data=data, json=json or None) as reply:
+async def send(device: Device, path: str, data: Any = None, headers: Mapping[str, str] = {}, **json: Any) -> Answer:
+    async with device.session.post(f"/v1/audio/{path}", headers=headers, data=data, json=json or None) as reply:
         return Answer(reply.status, dict(reply.headers), await reply.read())
 
 
@@ -107,8 +107,8 @@ def form(file: bytes = SPEECH, model: str = "auto", more: Mapping[str, str] = {}
 
 
 async def test_the_official_client_gets_the_words_of_a_sound_in_each_form(tmp_path: Path) -> None:
-    async with talking(tmp_path) as box:
-        official = client(box)
+    async with talking(tmp_path) as device:
+        official = client(device)
         audio = official.audio.transcriptions
         file = ("a.wav", SPEECH)
         assert (await audio.create(model="auto", file=file)).text == COMMAND
@@ -132,8 +132,8 @@ async def test_the_official_client_gets_the_words_of_a_sound_in_each_form(tmp_pa
 
 async def test_words_have_their_times_where_the_client_asks(tmp_path: Path) -> None:
     """Also of a sound that was understood before without them."""
-    async with talking(tmp_path) as box:
-        official = client(box)
+    async with talking(tmp_path) as device:
+        official = client(device)
         audio, file = official.audio.transcriptions, ("a.wav", SPEECH)
         plain = await audio.create(model="whisper-1", file=file, response_format="verbose_json")
         assert (plain.words, len(plain.segments or ())) == (None, 1)
@@ -154,45 +154,45 @@ async def test_words_have_their_times_where_the_client_asks(tmp_path: Path) -> N
 
 
 async def test_a_model_without_times_of_words_says_so(tmp_path: Path) -> None:
-    async with talking(tmp_path, fault="no words") as box:
+    async with talking(tmp_path, fault="no words") as device:
         more = {"timestamp_granularities[]": "word"}
-        answer = await send(box, "transcriptions", form(more=more, response_format="verbose_json"))
+        answer = await send(device, "transcriptions", form(more=more, response_format="verbose_json"))
         assert (answer.status, answer.code) == (400, "unsupported_feature")
         assert "gives no times of words" in answer.message
 
 
 async def test_a_transcription_is_recorded_with_its_hash_and_without_its_words(tmp_path: Path) -> None:
-    async with talking(tmp_path) as box:
-        answer = await send(box, "transcriptions", form(), {"x-causeway-tags": "private"})
+    async with talking(tmp_path) as device:
+        answer = await send(device, "transcriptions", form(), {"x-causeway-tags": "private"})
         assert (answer.status, answer.json["text"]) == (200, COMMAND)
         assert answer.headers["x-causeway-route"] == "edge"
         assert answer.headers["x-causeway-policy"].startswith("test@")
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert (record.request.kind, record.request.tags) == ("transcription", ("private",))
         assert (record.outcome.status, record.outcome.route, record.outcome.model) == ("ok", "edge", "speech")
         (part,) = record.parts
         assert (part.part, part.size_bytes, part.confidence) == ("file", len(SPEECH), 0.875)
-        stored = (await box.get(f"/v1/decisions/{answer.headers['x-causeway-decision']}")).body.decode()
+        stored = (await device.get(f"/v1/decisions/{answer.headers['x-causeway-decision']}")).body.decode()
         assert COMMAND not in stored
-        assert_what_if_says_nothing(box, record)
-        metrics = (await box.get("/metrics")).body.decode()
+        assert_what_if_says_nothing(device, record)
+        metrics = (await device.get("/metrics")).body.decode()
         assert 'causeway_edge_requests_total{cache="bypass",route="edge",status="ok",target=""} 1.0' in metrics
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 @contextlib.asynccontextmanager
-async def pacing(tmp_path: Path) -> AsyncIterator[tuple[Box, Path]]:
+async def pacing(tmp_path: Path) -> AsyncIterator[tuple[Device, Path]]:
     """A daemon that tells two segments, the second one once the file is there."""
     gate = tmp_path / "gate"
     spec = WorkerSpec(
         "tests.models.modalities.workers:TinyEncoder", options={"text": "turn on|the lights", "then": str(gate)}
     )
-    async with running(tmp_path / "box", encoders={"audio": spec}, parts=PATIENT) as box:
-        yield box, gate
+    async with running(tmp_path / "device", encoders={"audio": spec}, parts=PATIENT) as device:
+        yield device, gate
 
 
 async def test_a_streamed_transcript_tells_each_segment_as_soon_as_it_is_understood(tmp_path: Path) -> None:
-    async with pacing(tmp_path) as (box, gate), client(box) as official:
+    async with pacing(tmp_path) as (device, gate), client(device) as official:
         for deltas in (["turn on", " the lights"], ["turn on the lights"]):  # the second time it is known
             events = await official.audio.transcriptions.create(model="auto", file=("a.wav", SPEECH), stream=True)
             first = await anext(aiter(events))
@@ -202,11 +202,11 @@ async def test_a_streamed_transcript_tells_each_segment_as_soon_as_it_is_underst
             assert [first.delta, *(event.delta for event in others if event.type == first.type)] == deltas
             assert others[-1].type == "transcript.text.done"
             assert others[-1].text == "turn on the lights"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_a_streamed_transcript_that_breaks_ends_with_an_error(tmp_path: Path) -> None:
-    async with pacing(tmp_path) as (box, _), client(box) as official:
+    async with pacing(tmp_path) as (device, _), client(device) as official:
         create = official.audio.transcriptions.create
         with pytest.raises(openai.BadRequestError, match="`file`"):
             await create(model="auto", file=("a.wav", b""), stream=True)
@@ -216,12 +216,12 @@ async def test_a_streamed_transcript_that_breaks_ends_with_an_error(tmp_path: Pa
             child.kill()
         with pytest.raises(openai.APIError, match="could not be read"):
             await anext(aiter(events))
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
-def assert_what_if_says_nothing(box: Box, record: DecisionRecord) -> None:
+def assert_what_if_says_nothing(device: Device, record: DecisionRecord) -> None:
     """No policy decided it, so none decides it anew."""
-    assert what_if(box.parts.policies.active, record, {}).as_recorded.decisions == (None,)
+    assert what_if(device.parts.policies.active, record, {}).as_recorded.decisions == (None,)
 
 
 async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answered(tmp_path: Path) -> None:
@@ -244,85 +244,85 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (b"{}", 415, "multipart/form-data"),
         (form(bytes(MAX_BODY_BYTES)), 413, "(`max_body_bytes`). Send a smaller one."),
     ]
-    async with talking(tmp_path) as box:
+    async with talking(tmp_path) as device:
         for data, status, words in cases:
-            answer = await send(box, "transcriptions", data)
+            answer = await send(device, "transcriptions", data)
             assert (answer.status, words in answer.message) == (status, True), answer.message
         cut_off = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx'
         for body in (b"", b"nonsense", b"--b\r\n", cut_off, b"--b--"):
-            answer = await send(box, "transcriptions", body, {"Content-Type": "multipart/form-data; boundary=b"})
+            answer = await send(device, "transcriptions", body, {"Content-Type": "multipart/form-data; boundary=b"})
             assert answer.status == 400, body
-        assert (await send(box, "transcriptions", b"", {"Content-Type": "multipart/form-data"})).status == 400
+        assert (await send(device, "transcriptions", b"", {"Content-Type": "multipart/form-data"})).status == 400
         for name, sound in HOSTILE_SOUNDS.items():
             if len(sound) > MAX_BODY_BYTES:
                 continue  # the 413 above
-            answer = await send(box, "transcriptions", form(sound))
+            answer = await send(device, "transcriptions", form(sound))
             assert (answer.status, "`file`: " in answer.message, "Send" in answer.message) == (400, True, True), name
-        assert (await send(box, "transcriptions", form())).status == 200
-        async with box.session.get("/v1/audio/transcriptions") as wrong:
+        assert (await send(device, "transcriptions", form())).status == 200
+        async with device.session.get("/v1/audio/transcriptions") as wrong:
             assert (wrong.status, wrong.headers["Allow"]) == (405, "POST")
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_a_configured_language_that_the_encoder_does_not_know_is_not_blamed_on_the_sound(tmp_path: Path) -> None:
     encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND)}
     config = ModalitiesConfig(audio_timeout_s=WAIT_S, language="xx")
-    async with running(tmp_path, encoders=encoders, parts=config) as box:
-        unread = await send(box, "transcriptions", form())
+    async with running(tmp_path, encoders=encoders, parts=config) as device:
+        unread = await send(device, "transcriptions", form())
         assert (unread.status, unread.code) == (503, "encoder_failed")
         assert "the configured language: 'xx' is not known here" in unread.message
-        degraded = await ask(box, text("hello"), sound())
+        degraded = await ask(device, text("hello"), sound())
         assert (degraded.status, degraded.headers["x-causeway-modalities"]) == (200, "audio=failed")
-        assert (await send(box, "transcriptions", form(language="en"))).status == 200
+        assert (await send(device, "transcriptions", form(language="en"))).status == 200
 
 
 async def test_what_is_not_installed_is_named_with_how_to_install_it(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        deaf = await send(box, "transcriptions", form())
+    async with running(tmp_path) as device:
+        deaf = await send(device, "transcriptions", form())
         assert (deaf.status, deaf.code) == (400, "unsupported_feature")
         assert "causeway-router[voice]" in deaf.message
         assert "causeway-models pull speech" in deaf.message
-        mute = await send(box, "speech", model="auto", voice="en-us", input="hello")
+        mute = await send(device, "speech", model="auto", voice="en-us", input="hello")
         assert (mute.status, mute.code) == (400, "unsupported_feature")
         assert "apt install espeak-ng" in mute.message
-        assert (await box.record(mute)).outcome.status == "rejected"
+        assert (await device.record(mute)).outcome.status == "rejected"
 
 
 async def test_a_child_that_dies_is_an_error_and_a_record(tmp_path: Path) -> None:
-    async with talking(tmp_path, fault="die") as box:
-        answer = await send(box, "transcriptions", form())
+    async with talking(tmp_path, fault="die") as device:
+        answer = await send(device, "transcriptions", form())
         assert (answer.status, answer.code) == (503, "encoder_failed")
-        assert (await box.record(answer)).outcome.status == "error"
-        assert (await box.ask("hello")).status == 200
-        box.assert_nothing_leaks()
+        assert (await device.record(answer)).outcome.status == "error"
+        assert (await device.ask("hello")).status == 200
+        device.assert_nothing_leaks()
 
 
 async def test_a_client_that_leaves_gives_its_permit_back(tmp_path: Path) -> None:
-    async with talking(tmp_path, fault="hang") as box:
-        asking = asyncio.create_task(send(box, "transcriptions", form()))
-        encoders = box.parts.encoders
+    async with talking(tmp_path, fault="hang") as device:
+        asking = asyncio.create_task(send(device, "transcriptions", form()))
+        encoders = device.parts.encoders
         await until(lambda: encoders is not None and encoders.graph.running, WAIT_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: box.parts.decisions.newest, WAIT_S)
-        assert box.newest().outcome.status == "cancelled"
-        box.assert_nothing_leaks()
+        await until(lambda: device.parts.decisions.newest, WAIT_S)
+        assert device.newest().outcome.status == "cancelled"
+        device.assert_nothing_leaks()
 
 
 async def test_admission_and_preferences_hold_for_sound_too(tmp_path: Path) -> None:
     once = POLICY.replace("limits: {", "limits: {per_client_rps: 0.001, ")
-    async with talking(tmp_path, policy=once) as box:
-        away = await send(box, "transcriptions", form(), {"x-causeway-prefer": "only_cloud"})
+    async with talking(tmp_path, policy=once) as device:
+        away = await send(device, "transcriptions", form(), {"x-causeway-prefer": "only_cloud"})
         assert (away.status, away.code) == (503, "no_route")
-        second = await send(box, "transcriptions", form())
+        second = await send(device, "transcriptions", form())
         assert (second.status, second.code) == (429, "rate_limit_exceeded")
-        assert (await box.record(second)).outcome.status == "rejected"
+        assert (await device.record(second)).outcome.status == "rejected"
 
 
 async def test_the_official_client_gets_speech_as_wav_and_pcm(tmp_path: Path, voices: Path) -> None:
-    async with talking(tmp_path, voices) as box:
-        official = client(box)
+    async with talking(tmp_path, voices) as device:
+        official = client(device)
         speech = official.audio.speech
         for more in ({}, {"response_format": "wav", "speed": 2.0}):
             spoken = await speech.create(model="auto", voice="en-us", input=SAID, **more)  # type: ignore[arg-type]
@@ -333,7 +333,7 @@ async def test_the_official_client_gets_speech_as_wav_and_pcm(tmp_path: Path, vo
         commands = (voices / "spoken").read_text()
         assert SAID not in commands  # words are never arguments
         assert [line.split()[-1] for line in commands.splitlines()] == ["175", "350", "175"]
-        record = box.newest()
+        record = device.newest()
         assert (record.request.kind, record.outcome.route, record.outcome.model) == ("speech", "edge", PROGRAM)
         await official.close()
 
@@ -355,12 +355,12 @@ async def test_what_is_wrong_with_a_text_to_speak_is_named(tmp_path: Path, voice
         ({"model": "tts-1"}, 404, f"available: auto, {PROGRAM}"),
         ({"input": "fail"}, 503, "failed with status 3"),
     ]
-    async with talking(tmp_path, voices) as box:
+    async with talking(tmp_path, voices) as device:
         for wrong, status, words in cases:
-            answer = await send(box, "speech", **{**good, **wrong})
+            answer = await send(device, "speech", **{**good, **wrong})
             assert (answer.status, words in answer.message) == (status, True), answer.message
-        assert (await send(box, "speech", **good)).status == 200
-        box.assert_nothing_leaks()
+        assert (await send(device, "speech", **good)).status == 200
+        device.assert_nothing_leaks()
 
 
 def test_speech_that_is_late_ends_with_its_process(voices: Path) -> None:

@@ -24,7 +24,7 @@ from tests.models.modalities.files import png, tone, wav
 from tests.models.modalities.test_decoding import WAIT_S, needs_pillow
 from tests.waiting import until
 
-from ..box import POLICY, Answer, Box, running
+from ..device import POLICY, Answer, Device, running
 from ..scripted import ScriptedEngine
 
 PATIENT = ModalitiesConfig(audio_timeout_s=WAIT_S, image_timeout_s=WAIT_S)
@@ -61,10 +61,10 @@ def text(words: str) -> dict[str, object]:
     return {"type": "text", "text": words}
 
 
-async def ask(box: Box, *parts: dict[str, object], tags: str = "", **body: object) -> Answer:
+async def ask(device: Device, *parts: dict[str, object], tags: str = "", **body: object) -> Answer:
     headers = {"x-causeway-tags": tags} if tags else {}
     whole = {"model": "auto", "messages": [{"role": "user", "content": list(parts)}], **body}
-    async with box.session.post("/v1/chat/completions", json=whole, headers=headers) as response:
+    async with device.session.post("/v1/chat/completions", json=whole, headers=headers) as response:
         return Answer(response.status, dict(response.headers), await response.read())
 
 
@@ -81,34 +81,36 @@ def texts(message: Message) -> list[str]:
 async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record_has_only_its_hash(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, encoders=BOTH) as box:
-        answer = await ask(box, sound())
+    async with running(tmp_path, encoders=BOTH) as device:
+        answer = await ask(device, sound())
         assert answer.status == 200, answer.body
         assert answer.headers["x-causeway-modalities"] == "audio=ok"
-        assert prompt(box.engine).content == COMMAND
-        record = await box.record(answer)
+        assert prompt(device.engine).content == COMMAND
+        record = await device.record(answer)
         (part,) = record.parts
         assert (part.part, part.modality, part.status) == ("messages[0].content[0].input_audio.data", "audio", "ok")
         assert (part.size_bytes, part.confidence, part.cached) == (len(SPEECH), 0.875, False)
         assert record.decision is not None
         assert record.decision.attempts[0].facts == ("audio",)
-        stored = (await box.get(f"/v1/decisions/{answer.headers['x-causeway-decision']}")).body.decode()
+        stored = (await device.get(f"/v1/decisions/{answer.headers['x-causeway-decision']}")).body.decode()
         assert COMMAND not in stored
         assert base64.b64encode(SPEECH).decode()[:40] not in stored
-        again = await ask(box, sound(), stream=True)
+        again = await ask(device, sound(), stream=True)
         assert again.text == answer.text
         assert again.headers["x-causeway-modalities"] == "audio=ok"
-        assert (await box.record(again)).parts[0].cached
-        box.assert_nothing_leaks()
+        assert (await device.record(again)).parts[0].cached
+        device.assert_nothing_leaks()
 
 
 async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_said(tmp_path: Path) -> None:
     policy = POLICY.replace("m-small", "assistant")  # its manifest says `transcripts: spoken`
-    async with running(tmp_path, policy=policy, encoders={"audio": encoder("Wake me up at six a.m., please!")}) as box:
-        assert (await ask(box, sound())).status == 200
-        assert prompt(box.engine).content == "wake me up at six am please"
-        assert (await ask(box, sound(), tags="cloud")).headers["x-causeway-target"] == "large"
-        messages = box.cloud.bodies[-1]["messages"]
+    async with running(
+        tmp_path, policy=policy, encoders={"audio": encoder("Wake me up at six a.m., please!")}
+    ) as device:
+        assert (await ask(device, sound())).status == 200
+        assert prompt(device.engine).content == "wake me up at six am please"
+        assert (await ask(device, sound(), tags="cloud")).headers["x-causeway-target"] == "large"
+        messages = device.cloud.bodies[-1]["messages"]
         assert messages == [{"role": "user", "content": "Wake me up at six a.m., please!"}]
 
 
@@ -119,9 +121,9 @@ async def test_a_doubtful_transcript_is_less_likely_to_be_answered_right(tmp_pat
     for at, sure in enumerate(("", "0.95", "0.2")):
         options = {"text": COMMAND, "fault": "", "confidence": sure or "1"}
         spec = WorkerSpec("tests.models.modalities.workers:TinyEncoder", options=options)
-        async with running(tmp_path / str(at), policy=policy, encoders={"audio": spec}, parts=PATIENT) as box:
+        async with running(tmp_path / str(at), policy=policy, encoders={"audio": spec}, parts=PATIENT) as device:
             said = sound() if sure else text(COMMAND)
-            confidence = (await box.record(await ask(box, said, tags="handoff"))).outcome.attempts[0].confidence
+            confidence = (await device.record(await ask(device, said, tags="handoff"))).outcome.attempts[0].confidence
             assert confidence is not None
             scores.append(confidence.score)
     typed, clear, doubtful = scores
@@ -130,10 +132,10 @@ async def test_a_doubtful_transcript_is_less_likely_to_be_answered_right(tmp_pat
 
 @needs_pillow
 async def test_typed_text_a_sound_and_a_picture_are_fused_in_their_order_with_their_confidence(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders=BOTH) as box:
-        answer = await ask(box, text("What is the total?"), picture(), sound())
+    async with running(tmp_path, encoders=BOTH) as device:
+        answer = await ask(device, text("What is the total?"), picture(), sound())
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
-        question, seen, heard = texts(prompt(box.engine))
+        question, seen, heard = texts(prompt(device.engine))
         assert question == "What is the total?"
         assert INVOICE in seen
         assert "0.88" in seen
@@ -163,56 +165,56 @@ async def test_branches_of_one_request_run_at_the_same_time(tmp_path: Path) -> N
         for kind, spec in BOTH.items()
     }
     parts = ModalitiesConfig(audio_timeout_s=WAIT_S, image_timeout_s=WAIT_S)
-    async with running(tmp_path, encoders=meeting, parts=parts) as box:
-        answer = await ask(box, picture(), sound())
+    async with running(tmp_path, encoders=meeting, parts=parts) as device:
+        answer = await ask(device, picture(), sound())
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
 
 
 async def test_a_sound_in_which_nobody_speaks_is_a_clear_error_alone_and_a_fact_beside_text(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders=BOTH) as box:
-        alone = await ask(box, sound(SILENCE))
+    async with running(tmp_path, encoders=BOTH) as device:
+        alone = await ask(device, sound(SILENCE))
         assert (alone.status, alone.code) == (400, "invalid_value")
         assert "messages[0].content[0].input_audio.data" in alone.message
-        assert (await ask(box, text("hello"), sound(SILENCE))).status == 200
-        assert texts(prompt(box.engine))[1] == "[A sound without words in it.]"
+        assert (await ask(device, text("hello"), sound(SILENCE))).status == 200
+        assert texts(prompt(device.engine))[1] == "[A sound without words in it.]"
 
 
 def test_a_branch_that_hangs_is_left_out_and_said_so(tmp_path: Path) -> None:
     async def hang(loop: JumpingLoop) -> None:
         clock = Clock(monotonic=loop.time)
-        async with running(tmp_path, encoders={"audio": encoder("", "hang")}, clock=clock) as box:
+        async with running(tmp_path, encoders={"audio": encoder("", "hang")}, clock=clock) as device:
 
             async def late(*parts: dict[str, object], **body: Any) -> Answer:
-                asking = asyncio.create_task(ask(box, *parts, **body))
-                encoders = box.parts.encoders
+                asking = asyncio.create_task(ask(device, *parts, **body))
+                encoders = device.parts.encoders
                 await until(lambda: encoders is not None and encoders.graph.running)
                 loop.jump(ModalitiesConfig().audio_timeout_s)
                 return await asking
 
-            await assert_left_out(box, late, "timeout")
+            await assert_left_out(device, late, "timeout")
 
     run_jumping(hang)
 
 
 async def test_a_branch_that_dies_is_left_out_and_said_so(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders={"audio": encoder("", "die")}, parts=PATIENT) as box:
-        await assert_left_out(box, functools.partial(ask, box), "failed")
+    async with running(tmp_path, encoders={"audio": encoder("", "die")}, parts=PATIENT) as device:
+        await assert_left_out(device, functools.partial(ask, device), "failed")
 
 
-async def assert_left_out(box: Box, send: Callable[..., Awaitable[Answer]], status: str) -> None:
+async def assert_left_out(device: Device, send: Callable[..., Awaitable[Answer]], status: str) -> None:
     answer = await send(text("hello"), sound(), temperature=0)
     assert answer.status == 200
     assert answer.headers["x-causeway-modalities"] == f"audio={status}"
     assert answer.headers["x-causeway-degraded"] == "true"
-    assert texts(prompt(box.engine)) == ["hello", "[A sound that could not be read.]"]
-    assert (await box.record(answer)).parts[0].status == status
+    assert texts(prompt(device.engine)) == ["hello", "[A sound that could not be read.]"]
+    assert (await device.record(answer)).parts[0].status == status
     again = await send(text("hello"), sound(), temperature=0)
     assert again.headers["x-causeway-cache"] == "miss"  # such an answer is not kept
     alone = await send(sound(), tags="edge")
     assert alone.status == 503
     assert "could be read in time" in alone.message
-    assert (await box.ask("hello")).status == 200
-    box.assert_nothing_leaks()
+    assert (await device.ask("hello")).status == 200
+    device.assert_nothing_leaks()
 
 
 @needs_pillow
@@ -220,44 +222,44 @@ async def test_a_policy_may_answer_from_the_first_branch_that_is_ready(tmp_path:
     policy = POLICY.replace("edge-first\n    use", "edge-first\n    wait_for: first\n    use")
     encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND), "image": encoder("", "hang")}
     parts = ModalitiesConfig(image_timeout_s=WAIT_S)
-    async with running(tmp_path, policy=policy, encoders=encoders, parts=parts) as box:
-        answer = await ask(box, picture(), sound())
+    async with running(tmp_path, policy=policy, encoders=encoders, parts=parts) as device:
+        answer = await ask(device, picture(), sound())
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=skipped"
         assert answer.headers["x-causeway-degraded"] == "true"
-        assert COMMAND in texts(prompt(box.engine))[1]
-        record = await box.record(answer)
+        assert COMMAND in texts(prompt(device.engine))[1]
+        record = await device.record(answer)
         assert {part.modality: part.status for part in record.parts} == {"audio": "ok", "image": "skipped"}
         assert record.decision is not None
         plan = record.decision.attempts[0]
         assert (plan.facts, plan.fusion, plan.wait_for) == (("audio", "image"), "late", "first")
         body = {"model": "auto", "messages": [{"role": "user", "content": [picture()]}]}
-        async with box.session.post("/v1/route", json=body) as response:
+        async with device.session.post("/v1/route", json=body) as response:
             planned = (await response.json())["decision"]["attempts"][0]
         assert (planned["facts"], planned["fusion"], planned["wait_for"]) == (["image"], "late", "first")
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
 async def test_a_preview_that_reads_parts_takes_turns_with_requests(tmp_path: Path) -> None:
     """It uses the same child processes. One of text is answered beside a full queue."""
     full = POLICY.replace("limits: {concurrent: 4, queue: 4", "limits: {concurrent: 1, queue: 0")
-    async with running(tmp_path, policy=full, encoders=BOTH, parts=PATIENT) as box:
+    async with running(tmp_path, policy=full, encoders=BOTH, parts=PATIENT) as device:
 
         async def preview(*content: dict[str, object]) -> Answer:
             body = {"model": "auto", "messages": [{"role": "user", "content": list(content)}]}
-            async with box.session.post("/v1/route", json=body) as response:
+            async with device.session.post("/v1/route", json=body) as response:
                 return Answer(response.status, dict(response.headers), await response.read())
 
-        box.engine.gate = asyncio.Event()
-        running_request = asyncio.ensure_future(ask(box, text("hello")))
-        await box.engine.entered.wait()
+        device.engine.gate = asyncio.Event()
+        running_request = asyncio.ensure_future(ask(device, text("hello")))
+        await device.engine.entered.wait()
         refused = await preview(picture())
         assert (refused.status, refused.code) == (429, "queue_full")
         assert (await preview(text("hello"))).status == 200
-        box.engine.gate.set()
+        device.engine.gate.set()
         assert (await running_request).status == 200
         assert (await preview(picture())).status == 200
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp_path: Path) -> None:
@@ -269,55 +271,55 @@ async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp
         (url, "image_url.url", "nothing is fetched"),
         ({"type": "image_url", "image_url": {"url": "data:text/html;base64,aGk="}}, "image_url.url", "data: URL"),
     ]
-    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(max_parts=2, max_audio_s=5.0)) as box:
+    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(max_parts=2, max_audio_s=5.0)) as device:
         for part, path, words in cases:
-            answer = await ask(box, text("hello"), part)
+            answer = await ask(device, text("hello"), part)
             assert answer.status == 400, words
             assert f"messages[0].content[1].{path}" in answer.message
             assert words in answer.message
-        assert "at most 2" in (await ask(box, sound(), sound(), sound())).message
-        assert "longer than 5 s" in (await ask(box, sound(wav(np.zeros(96_000))))).message
-        assert (await ask(box, sound())).status == 200
-        box.assert_nothing_leaks()
+        assert "at most 2" in (await ask(device, sound(), sound(), sound())).message
+        assert "longer than 5 s" in (await ask(device, sound(wav(np.zeros(96_000))))).message
+        assert (await ask(device, sound())).status == 200
+        device.assert_nothing_leaks()
 
 
 async def test_without_an_encoder_and_for_files_it_is_the_clear_400_as_before(tmp_path: Path) -> None:
     file: dict[str, object] = {"type": "file", "file": {"file_data": "data:application/pdf;base64,aGk="}}
-    async with running(tmp_path, encoders={"audio": encoder(COMMAND)}) as box:
+    async with running(tmp_path, encoders={"audio": encoder(COMMAND)}) as device:
         for part in (picture(), file):
-            answer = await ask(box, text("hello"), part)
+            answer = await ask(device, text("hello"), part)
             assert (answer.status, answer.code) == (400, "unsupported_feature")
-    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(enabled=False)) as box:
-        assert (await ask(box, sound())).code == "unsupported_feature"
+    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(enabled=False)) as device:
+        assert (await ask(device, sound())).code == "unsupported_feature"
 
 
 @needs_pillow
 async def test_a_target_that_takes_pictures_gets_the_picture_and_the_fallback_its_facts(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=MIXED, encoders=BOTH) as box:
-        answer = await ask(box, text("hello"), picture(), tags="cloud")
+    async with running(tmp_path, policy=MIXED, encoders=BOTH) as device:
+        answer = await ask(device, text("hello"), picture(), tags="cloud")
         assert answer.headers["x-causeway-target"] == "large"
         assert "x-causeway-modalities" not in answer.headers
-        assert "image_url" in json.dumps(box.cloud.bodies[-1]["messages"])
-        box.cloud.fault = "refuse"
-        fallback = await ask(box, text("hello"), picture(), tags="cloud")
+        assert "image_url" in json.dumps(device.cloud.bodies[-1]["messages"])
+        device.cloud.fault = "refuse"
+        fallback = await ask(device, text("hello"), picture(), tags="cloud")
         assert fallback.headers["x-causeway-target"] == "small"
         assert fallback.headers["x-causeway-modalities"] == "image=ok"
-        assert INVOICE in texts(prompt(box.engine))[1]
+        assert INVOICE in texts(prompt(device.engine))[1]
 
 
 async def test_signals_of_a_spoken_request_are_those_of_its_words(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=ASKS_TOKENS, encoders=BOTH) as box:
-        answer = await ask(box, sound())
+    async with running(tmp_path, policy=ASKS_TOKENS, encoders=BOTH) as device:
+        answer = await ask(device, sound())
         assert answer.status == 200, answer.body
         assert answer.headers["x-causeway-reason"] == "short"  # five words
 
 
 async def test_a_client_that_leaves_ends_its_branches(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders={"audio": encoder("", "hang")}) as box:
-        asking = asyncio.create_task(ask(box, text("hello"), sound()))
-        await until(lambda: box.parts.admission.running, WAIT_S)
+    async with running(tmp_path, encoders={"audio": encoder("", "hang")}) as device:
+        asking = asyncio.create_task(ask(device, text("hello"), sound()))
+        await until(lambda: device.parts.admission.running, WAIT_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: not box.parts.admission.running, WAIT_S)
-        box.assert_nothing_leaks()
+        await until(lambda: not device.parts.admission.running, WAIT_S)
+        device.assert_nothing_leaks()

@@ -13,39 +13,39 @@ from causeway_sdk import AsyncCauseway, CausewayAPIError
 from causeway_server.edge_node.cli.main import main
 from tests.models.modalities.files import wav
 
-from ..box import Box, running
+from ..device import Device, running
 from .test_fusion import COMMAND, SILENCE, SPEECH, encoder, prompt
 
 
-async def run(box: Box, *arguments: str, stdin: bytes = b"") -> Result:
-    url = f"http://127.0.0.1:{box.app.port}"
+async def run(device: Device, *arguments: str, stdin: bytes = b"") -> Result:
+    url = f"http://127.0.0.1:{device.app.port}"
     return await asyncio.to_thread(CliRunner().invoke, main, ["listen", *arguments, "--url", url], input=stdin)
 
 
 async def test_a_file_and_stdin_are_heard_and_answered_with_route_and_times(tmp_path: Path) -> None:
     file = tmp_path / "a.wav"
     file.write_bytes(SPEECH)
-    async with running(tmp_path / "box", encoders={"audio": encoder(COMMAND)}) as box:
-        result = await run(box, str(file))
+    async with running(tmp_path / "device", encoders={"audio": encoder(COMMAND)}) as device:
+        result = await run(device, str(file))
         assert (result.exit_code, result.stdout) == (0, "edge says so\n")
         for words in (f"transcript  {COMMAND}", "confidence 0.88", " ms", "edge → small", "reason edge-first"):
             assert words in result.stderr
-        assert prompt(box.engine).content == COMMAND
-        transcription = box.newest()
+        assert prompt(device.engine).content == COMMAND
+        transcription = device.newest()
         assert (transcription.request.kind, transcription.parts[0].cached) == ("transcription", True)  # heard once
-        document = json.loads((await run(box, "-", "--json", "--tag", "edge", stdin=SPEECH)).stdout)
+        document = json.loads((await run(device, "-", "--json", "--tag", "edge", stdin=SPEECH)).stdout)
         assert (document["transcript"], document["text"]) == (COMMAND, "edge says so")
         assert document["parts"][0]["cached"]
-        silent = await run(box, "-", stdin=SILENCE)
+        silent = await run(device, "-", stdin=SILENCE)
         assert silent.exit_code == 1
         assert "400 invalid_value" in silent.stderr
 
 
 async def test_what_cannot_be_heard_is_said(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        assert "400 unsupported_feature" in (await run(box, "-", stdin=SPEECH)).stderr  # no encoder
+    async with running(tmp_path) as device:
+        assert "400 unsupported_feature" in (await run(device, "-", stdin=SPEECH)).stderr  # no encoder
         for arguments, words in (((str(tmp_path / "none.wav"),), "No such file"), (("-",), "empty")):
-            result = await run(box, *arguments)
+            result = await run(device, *arguments)
             assert (result.exit_code, words in result.stderr) == (2, True)
     gone = await asyncio.to_thread(
         CliRunner().invoke, main, ["listen", "-", "--url", "http://127.0.0.1:9"], input=SPEECH
@@ -64,8 +64,8 @@ def test_without_a_microphone_it_says_what_one_needs() -> None:
 
 async def test_the_sdk_transcribes(tmp_path: Path) -> None:
     async with (
-        running(tmp_path, encoders={"audio": encoder(COMMAND)}) as box,
-        AsyncCauseway(f"http://127.0.0.1:{box.app.port}") as causeway,
+        running(tmp_path, encoders={"audio": encoder(COMMAND)}) as device,
+        AsyncCauseway(f"http://127.0.0.1:{device.app.port}") as causeway,
     ):
         assert await causeway.transcribe(SPEECH, language="en") == COMMAND
         assert await causeway.transcribe(SILENCE) == ""

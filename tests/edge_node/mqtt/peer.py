@@ -23,24 +23,24 @@ from causeway_server.edge_node.mqtt.bridge import MqttBridge
 from causeway_server.edge_node.mqtt.messages import Message
 from tests.mosquitto import PATIENCE_S, Mosquitto
 
-from ..box import Box
+from ..device import Device
 
 ASK, ANSWERS = "plant/7/ask", "plant/7/answers"
-FILTER, STATE = "plant/+/ask", "causeway/box/state"
+FILTER, STATE = "plant/+/ask", "causeway/device/state"
 NOW = 1000.0  # unix s
 
 
 def mqtt_config(
     port: int, *, tags: tuple[str, ...] = (), topic: dict[str, Any] | None = None, **keys: Any
 ) -> MqttConfig:
-    """What a test's box takes: requests on `FILTER`, with answers where they say, else on ``TOPIC/answer``."""
+    """What a test's device takes: requests on `FILTER`, with answers where they say, else on ``TOPIC/answer``."""
     topics = (MqttTopicConfig(**({"filter": FILTER, "answer_topic": "{topic}/answer", "tags": tags} | (topic or {}))),)
-    keys = {"response_topics": ("plant/+/answers",), "client_id": "box", "topics": topics} | keys
+    keys = {"response_topics": ("plant/+/answers",), "client_id": "device", "topics": topics} | keys
     return MqttConfig(**{"url": f"mqtt://127.0.0.1:{port}", **keys})
 
 
 def message(**fields: Any) -> Message:
-    """A message as a box receives it."""
+    """A message as a device receives it."""
     given: dict[str, Any] = {
         "mid": 5,
         "topic": ASK,
@@ -52,14 +52,14 @@ def message(**fields: Any) -> Message:
     return Message(**(given | fields))
 
 
-def bridge_of(box: Box) -> MqttBridge:
-    assert box.parts.mqtt is not None
-    return box.parts.mqtt
+def bridge_of(device: Device) -> MqttBridge:
+    assert device.parts.mqtt is not None
+    return device.parts.mqtt
 
 
-def outbox_of(box: Box) -> OutboxStats:
-    """What the box has of jobs; before the first one, nothing."""
-    return box.parts.jobs.stats or OutboxStats()
+def outbox_of(device: Device) -> OutboxStats:
+    """What the device has of jobs; before the first one, nothing."""
+    return device.parts.jobs.stats or OutboxStats()
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ class Peer:
         return self._client.publish(topic, payload, qos=qos, retain=retain, properties=given)
 
     async def next(self) -> Received:
-        """The next message, of the box's state as well."""
+        """The next message, of the device's state as well."""
         return await asyncio.to_thread(self._received.get, timeout=PATIENCE_S)
 
     async def answer(self) -> Received:
@@ -141,7 +141,7 @@ class Peer:
         return received
 
     async def state(self, state: str) -> Received:
-        """Wait until the box is in this state."""
+        """Wait until the device is in this state."""
         while (received := await self.next()).topic != STATE or received.payload.decode() != state:
             pass
         return received

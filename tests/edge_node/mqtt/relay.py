@@ -1,4 +1,4 @@
-"""A link between a box and a broker, which can be cut, and lose what the box says."""
+"""A link between a device and a broker, which can be cut, and lose what the device says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class Relay:
-    """Forwards bytes to `target`. `mute`: what the box says is lost. `silent`: so is what the broker says."""
+    """Forwards bytes to `target`. `mute`: what the device says is lost. `silent`: so is what the broker says."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -31,14 +31,14 @@ class Relay:
         self._writers |= {writer, broker_writer}
         with contextlib.suppress(OSError):
             await asyncio.gather(
-                self._copy(reader, broker_writer, said_by_box=True),
-                self._copy(broker_reader, writer, said_by_box=False),
+                self._copy(reader, broker_writer, said_by_device=True),
+                self._copy(broker_reader, writer, said_by_device=False),
             )
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, said_by_box: bool) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, said_by_device: bool) -> None:
         try:
             while data := await reader.read(65536):
-                if not (self.mute if said_by_box else self.silent):
+                if not (self.mute if said_by_device else self.silent):
                     writer.write(data)
         finally:
             writer.close()

@@ -17,15 +17,15 @@ from tests.redis_deployments import Certificates
 from tests.stack import Stack
 from tests.waiting import until
 
-from ..box import Box, running
+from ..device import Device, running
 from .peer import bridge_of, mqtt_config, outbox_of, peer_of
 from .relay import relay_to
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow]
 
 
-def has_problem(box: Box, text: str) -> bool:
-    return any(text in problem for problem in box.parts.problems())
+def has_problem(device: Device, text: str) -> bool:
+    return any(text in problem for problem in device.parts.problems())
 
 
 async def test_a_killed_daemon_answers_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ engine: {{enabled: false}}
 jobs: {{jitter_s: 0}}
 mqtt:
   url: mqtt://127.0.0.1:{mosquitto.port}
-  client_id: box
+  client_id: device
   response_topics: [plant/+/answers]
   topics: [{{filter: plant/+/ask}}]
 """
@@ -74,54 +74,54 @@ async def test_a_broker_that_comes_late_or_again(
     cloud = JobCloud()
     cloud.waits = True
     settings = mqtt_config(mosquitto.port, tags=("cloud",))
-    async with running(tmp_path, jobs=PROMPT, mqtt=settings, cloud=cloud) as box:
-        await until(lambda: has_problem(box, "the broker cannot be used"))
+    async with running(tmp_path, jobs=PROMPT, mqtt=settings, cloud=cloud) as device:
+        await until(lambda: has_problem(device, "the broker cannot be used"))
         mosquitto.start()
         with peer_of(mosquitto) as peer:
             await peer.state("online")
-            await until(lambda: not has_problem(box, "broker"))
+            await until(lambda: not has_problem(device, "broker"))
             peer.ask("hello", correlation=b"1")
             await until(lambda: cloud.submissions)
         mosquitto.kill()
-        await until(lambda: has_problem(box, "closed the connection"))
+        await until(lambda: has_problem(device, "closed the connection"))
         mosquitto.start()
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             cloud.waits = False
             assert (await peer.answer()).correlation == b"1"
-            await until(lambda: outbox_of(box).replies_due == 0)
-        assert "has forgotten this box" in caplog.text
+            await until(lambda: outbox_of(device).replies_due == 0)
+        assert "has forgotten this device" in caplog.text
         assert cloud.effects == {"hello": 1}
 
 
 async def test_a_link_that_is_silent_is_cut(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """Connections stay open, and nothing passes: the box notices by its ping and connects anew."""
+    """Connections stay open, and nothing passes: the device notices by its ping and connects anew."""
     mosquitto.start()
     async with (
         relay_to(mosquitto.port) as relay,
-        running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(relay.port, tags=("edge",), keepalive_s=1.0)) as box,
+        running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(relay.port, tags=("edge",), keepalive_s=1.0)) as device,
     ):
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             relay.silent = relay.mute = True
             peer.ask("hello", correlation=b"1")
-            await until(lambda: has_problem(box, "the broker cannot be used"))
+            await until(lambda: has_problem(device, "the broker cannot be used"))
             relay.silent = relay.mute = False
             assert (await peer.answer()).correlation == b"1"
 
 
-async def test_a_box_that_stops_says_so_and_goes_on_later(mosquitto: Mosquitto, tmp_path: Path) -> None:
+async def test_a_device_that_stops_says_so_and_goes_on_later(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """What runs at the end of a drain is given back, and answered by the next start."""
     mosquitto.start()
     cloud = JobCloud()
     cloud.waits = True
     settings = mqtt_config(mosquitto.port, tags=("cloud",))
     with peer_of(mosquitto) as peer:
-        async with running(tmp_path, jobs=PROMPT, mqtt=settings, cloud=cloud) as box:
+        async with running(tmp_path, jobs=PROMPT, mqtt=settings, cloud=cloud) as device:
             await peer.state("online")
             peer.ask("hello", correlation=b"1")
             await until(lambda: cloud.submissions)
-            await box.app.drain()
+            await device.app.drain()
             peer.ask("late", correlation=b"2")
         assert (await peer.state("offline")).retain
         cloud.waits, cloud.url = False, ""
@@ -131,21 +131,21 @@ async def test_a_box_that_stops_says_so_and_goes_on_later(mosquitto: Mosquitto, 
         assert cloud.effects == {"hello": 1, "late": 1}
 
 
-async def test_a_broker_that_refuses_this_box_is_told(
+async def test_a_broker_that_refuses_this_device_is_told(
     mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A wrong password is an ERROR and a problem, until the file is corrected."""
     passwords, secret = tmp_path / "passwords", tmp_path / "secret"
     secret.write_text("wrong\n")
-    command = ["mosquitto_passwd", "-b", "-c", str(passwords), "box", "right"]
+    command = ["mosquitto_passwd", "-b", "-c", str(passwords), "device", "right"]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     mosquitto.settings = ["allow_anonymous false", f"password_file {passwords}"]
     mosquitto.start()
-    settings = mqtt_config(mosquitto.port, username="box", password_file=str(secret))
-    async with running(tmp_path, jobs=PROMPT, mqtt=settings) as box:
-        await until(lambda: has_problem(box, "refuses this box: Not authorized"))
-        assert [record.levelname for record in caplog.records if "refuses this box" in record.message] == ["ERROR"]
-        assert (await box.get("/readyz")).status == 200
+    settings = mqtt_config(mosquitto.port, username="device", password_file=str(secret))
+    async with running(tmp_path, jobs=PROMPT, mqtt=settings) as device:
+        await until(lambda: has_problem(device, "refuses this device: Not authorized"))
+        assert [record.levelname for record in caplog.records if "refuses this device" in record.message] == ["ERROR"]
+        assert (await device.get("/readyz")).status == 200
 
 
 async def test_tls_with_certificates_of_both_sides(
@@ -167,8 +167,8 @@ async def test_tls_with_certificates_of_both_sides(
         key_file=str(files.client_key),
     )
     wary = msgspec.structs.replace(trusting, ca_file=str(Certificates(other).ca))
-    async with running(tmp_path / "wary", jobs=PROMPT, mqtt=wary) as box:
-        await until(lambda: has_problem(box, "CERTIFICATE_VERIFY_FAILED"))
+    async with running(tmp_path / "wary", jobs=PROMPT, mqtt=wary) as device:
+        await until(lambda: has_problem(device, "CERTIFICATE_VERIFY_FAILED"))
         assert {record.levelname for record in caplog.records if "CERTIFICATE" in record.message} == {"ERROR"}
     async with running(tmp_path / "trusting", jobs=PROMPT, mqtt=trusting):
         with peer_of(mosquitto) as peer:
@@ -178,25 +178,25 @@ async def test_tls_with_certificates_of_both_sides(
 
 
 async def test_answers_that_the_broker_refuses_wait(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """Its access list lets the box read and not answer: told, and the answer is kept."""
+    """Its access list lets the device read and not answer: told, and the answer is kept."""
     acl = tmp_path / "acl"
-    acl.write_text("topic readwrite #\nuser box\ntopic read plant/+/ask\ntopic write causeway/#\n")
+    acl.write_text("topic readwrite #\nuser device\ntopic read plant/+/ask\ntopic write causeway/#\n")
     mosquitto.settings.append(f"acl_file {acl}")
     mosquitto.start()
-    settings = mqtt_config(mosquitto.port, tags=("edge",), username="box")
-    async with running(tmp_path, jobs=PROMPT, mqtt=settings) as box:
+    settings = mqtt_config(mosquitto.port, tags=("edge",), username="device")
+    async with running(tmp_path, jobs=PROMPT, mqtt=settings) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             peer.ask("hello", correlation=b"1")
-            await until(lambda: has_problem(box, "the broker refuses answers (Not authorized)"))
-            assert outbox_of(box).replies_due == 1
+            await until(lambda: has_problem(device, "the broker refuses answers (Not authorized)"))
+            assert outbox_of(device).replies_due == 1
 
 
-async def test_two_boxes_with_one_name_are_told(mosquitto: Mosquitto, tmp_path: Path) -> None:
+async def test_two_devices_with_one_name_are_told(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Copied images have the same `client_id`: each connection ends the other's."""
     mosquitto.start()
     settings = mqtt_config(mosquitto.port)
     async with running(tmp_path / "one", mqtt=settings) as one:
         await until(lambda: bridge_of(one).stats.connected)
         async with running(tmp_path / "two", mqtt=settings):
-            await until(lambda: has_problem(one, "another client may have the name 'box'"))
+            await until(lambda: has_problem(one, "another client may have the name 'device'"))

@@ -68,12 +68,12 @@ def test_a_structured_event_is_the_same_job_as_one_in_binary_mode(content_type: 
 def test_a_structured_event_is_answered_with_one(content_type: str) -> None:
     """It has the attributes that an answer in binary mode has, and its data is the answer."""
     received = in_binary_mode(structured(content_type), "chat")
-    address = address_of(received, mqtt_config(1883).topics[0], "plant/7/answers", "box")
+    address = address_of(received, mqtt_config(1883).topics[0], "plant/7/answers", "device")
     answer = answer_of(DueReply(SUCCEEDED, b'{"choices":[]}', address.encoded(), 0.0))
     assert (answer.content_type, answer.is_text) == (content_type, content_type == CONTENT_TYPE["json"])
     assert dict(answer.properties) == {"x-causeway-status": "succeeded", "x-causeway-job": "job_1"}
     event = parse_event(answer.payload, event_format(content_type))
-    assert (event.id, event.source, event.type) == ("job_1", "/causeway/box", "causeway.job.succeeded")
+    assert (event.id, event.source, event.type) == ("job_1", "/causeway/device", "causeway.job.succeeded")
     assert event.time == datetime.fromtimestamp(NOW, UTC)
     assert bytes(event.data) == b'{"choices":[]}'
     revised = msgspec.structs.replace(SUCCEEDED, revision=2)

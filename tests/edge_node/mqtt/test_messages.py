@@ -15,7 +15,7 @@ from tests.edge_node.jobs.support import PROMPT
 from tests.mosquitto import Mosquitto
 from tests.waiting import until
 
-from ..box import running
+from ..device import running
 from ..scripted import CLOUD_WORDS, EDGE_WORDS
 from .peer import ASK, FILTER, bridge_of, mqtt_config, outbox_of, peer_of
 from .relay import relay_to
@@ -29,7 +29,7 @@ EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 async def test_a_message_is_a_job_and_its_answer_is_published(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """The topic's tags bind a message as those of an API key bind a request: the policy keeps it on the device."""
     mosquitto.start()
-    async with running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(mosquitto.port, tags=("private",))) as box:
+    async with running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(mosquitto.port, tags=("private",))) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             peer.ask("hello", correlation=b"\x00 7", properties=[("x-causeway-tags", "cloud")])
@@ -37,17 +37,17 @@ async def test_a_message_is_a_job_and_its_answer_is_published(mosquitto: Mosquit
             assert (answer.text, answer.correlation, answer.retain) == (EDGE, b"\x00 7", False)
             assert answer.content_type == "application/json"
             assert answer.properties["x-causeway-status"] == "succeeded"
-            assert box.cloud.bodies == []
-            job, _ = await (await box.parts.jobs.open()).store.get(answer.properties["x-causeway-job"], None)
+            assert device.cloud.bodies == []
+            job, _ = await (await device.parts.jobs.open()).store.get(answer.properties["x-causeway-job"], None)
             assert (job.tags, job.owner, job.may_leave) == (("cloud", "private"), f"mqtt:{FILTER}", False)
-            await until(lambda: outbox_of(box).replies_due == 0)
+            await until(lambda: outbox_of(device).replies_due == 0)
 
 
 async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Without a response topic the answer goes to the topic's own. An event is answered with one, in its mode."""
     mosquitto.start()
     topic = {"form": "text", "system": "Be brief.", "priority": "bulk"}
-    async with running(tmp_path, mqtt=mqtt_config(mosquitto.port, topic=topic, tags=("edge",))) as box:
+    async with running(tmp_path, mqtt=mqtt_config(mosquitto.port, topic=topic, tags=("edge",))) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             event = [("specversion", "1.0"), ("id", "e-1"), ("source", "/sensor/7"), ("type", "asked")]
@@ -60,7 +60,7 @@ async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path
             found = {name: answer.properties[name] for name in ("specversion", "source", "type", "subject")}
             assert found == {
                 "specversion": "1.0",
-                "source": "/causeway/box",
+                "source": "/causeway/device",
                 "type": "causeway.job.succeeded",
                 "subject": "e-1",
             }
@@ -71,7 +71,7 @@ async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path
             found = json.loads(answer.payload)
             assert (found["data"], found["datacontenttype"], found["subject"]) == (EDGE, TEXT, "e-2")
             assert (found["specversion"], found["id"]) == ("1.0", answer.properties["x-causeway-job"])
-            call, _, last = box.engine.calls
+            call, _, last = device.engine.calls
             assert [message.content for message in call.request.messages] == ["Be brief.", "Wie spät?"]
             assert last.request.messages[-1].content == "Wo?"
 
@@ -80,26 +80,26 @@ async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path
 async def test_a_message_that_comes_again_is_the_same_job(
     mosquitto: Mosquitto, tmp_path: Path, correlation: bytes
 ) -> None:
-    """The box stores it, and the acknowledgement is lost with the link: the broker sends it again."""
+    """The device stores it, and the acknowledgement is lost with the link: the broker sends it again."""
     mosquitto.start()
     cloud = JobCloud()
     async with (
         relay_to(mosquitto.port) as relay,
-        running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(relay.port, tags=("cloud",)), cloud=cloud) as box,
+        running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(relay.port, tags=("cloud",)), cloud=cloud) as device,
     ):
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             relay.mute = True
             peer.ask("once", correlation=correlation)
-            await until(lambda: outbox_of(box).accepted == 1)
+            await until(lambda: outbox_of(device).accepted == 1)
             relay.cut()
             relay.mute = False
             answer = await peer.answer()
             assert (answer.text, answer.correlation) == (CLOUD, correlation)
-            await until(lambda: bridge_of(box).stats.messages.get("known") == 1)
+            await until(lambda: bridge_of(device).stats.messages.get("known") == 1)
             peer.ask("twice", correlation=b"8")
             assert (await peer.answer()).correlation == b"8"
-            assert (outbox_of(box).accepted, cloud.effects) == (2, {"once": 1, "twice": 1})
+            assert (outbox_of(device).accepted, cloud.effects) == (2, {"once": 1, "twice": 1})
 
 
 async def test_a_repeated_id_is_answered_again_and_an_equal_message_is_another(
@@ -109,7 +109,7 @@ async def test_a_repeated_id_is_answered_again_and_an_equal_message_is_another(
     mosquitto.start()
     cloud = JobCloud()
     config = mqtt_config(mosquitto.port, tags=("cloud",))
-    async with running(tmp_path, jobs=PROMPT, mqtt=config, cloud=cloud) as box:
+    async with running(tmp_path, jobs=PROMPT, mqtt=config, cloud=cloud) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             jobs = []
@@ -117,14 +117,14 @@ async def test_a_repeated_id_is_answered_again_and_an_equal_message_is_another(
                 peer.ask("hello", correlation=correlation)
                 jobs.append((await peer.answer()).properties["x-causeway-job"])
             assert jobs[0] == jobs[1]
-            assert len(set(jobs)) == outbox_of(box).accepted == cloud.effects["hello"] == 3
+            assert len(set(jobs)) == outbox_of(device).accepted == cloud.effects["hello"] == 3
 
 
 async def test_every_tag_of_the_user_properties_binds(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Names and tags have no case, and a name that comes twice is one list."""
     mosquitto.start()
     config = mqtt_config(mosquitto.port, tags=("Cloud",))
-    async with running(tmp_path, jobs=PROMPT, mqtt=config) as box:
+    async with running(tmp_path, jobs=PROMPT, mqtt=config) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             for properties in (
@@ -134,14 +134,14 @@ async def test_every_tag_of_the_user_properties_binds(mosquitto: Mosquitto, tmp_
             ):
                 peer.ask("hello", correlation=properties[0][0].encode(), properties=properties)
                 assert (await peer.answer()).properties["x-causeway-route"] == "edge"
-                assert {"a", "cloud", "private"} <= set(box.newest().request.tags)
-            assert box.cloud.bodies == []
+                assert {"a", "cloud", "private"} <= set(device.newest().request.tags)
+            assert device.cloud.bodies == []
 
 
 async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Errors are acknowledged and never retained, and an answer never goes where it would be a request."""
     mosquitto.start()
-    async with running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(mosquitto.port, max_message_bytes=4096)) as box:
+    async with running(tmp_path, jobs=PROMPT, mqtt=mqtt_config(mosquitto.port, max_message_bytes=4096)) as device:
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             refused = [
@@ -171,7 +171,7 @@ async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosq
             assert not any(answer.retain for answer in answers)
             peer.ask("hello", correlation=b"good")
             assert (await peer.answer()).correlation == b"good"
-            assert (outbox_of(box).accepted, bridge_of(box).stats.messages) == (1, {"refused": 8, "accepted": 1})
+            assert (outbox_of(device).accepted, bridge_of(device).stats.messages) == (1, {"refused": 8, "accepted": 1})
 
 
 async def test_a_flood_waits_at_the_broker(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -179,16 +179,16 @@ async def test_a_flood_waits_at_the_broker(mosquitto: Mosquitto, tmp_path: Path)
     mosquitto.start()
     jobs = OutboxConfig(max_jobs=3, device_concurrency=1)
     config = mqtt_config(mosquitto.port, tags=("edge",), receive_maximum=4)
-    async with running(tmp_path, jobs=jobs, mqtt=config) as box:
-        box.engine.gate = asyncio.Event()
+    async with running(tmp_path, jobs=jobs, mqtt=config) as device:
+        device.engine.gate = asyncio.Event()
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             for number in range(60):
                 peer.ask(f"message {number}", correlation=b"%d" % number)
-            await until(lambda: any("messages wait unacknowledged" in one for one in box.parts.problems()))
-            assert outbox_of(box).accepted == 3
-            box.engine.gate.set()
+            await until(lambda: any("messages wait unacknowledged" in one for one in device.parts.problems()))
+            assert outbox_of(device).accepted == 3
+            device.engine.gate.set()
             answers = [(await peer.answer()).correlation for _ in range(60)]
             assert sorted(answers) == sorted(b"%d" % number for number in range(60))
-            assert outbox_of(box).accepted == 60
-            await until(lambda: not bridge_of(box).problems)
+            assert outbox_of(device).accepted == 60
+            await until(lambda: not bridge_of(device).problems)

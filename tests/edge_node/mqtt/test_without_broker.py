@@ -18,7 +18,7 @@ from causeway_server.edge_node.mqtt.topics import Topics, overlaps
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from tests.ports import free_port
 
-from ..box import config
+from ..device import config
 from .peer import NOW, message, mqtt_config
 
 _PROGRAM = """
@@ -49,7 +49,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     (topic,) = good.topics
     bad: list[tuple[MqttConfig, str]] = [
         (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: must be a URL"),
-        (msgspec.structs.replace(good, url="mqtt://box:secret@broker"), "mqtt.url: holds credentials"),
+        (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: holds credentials"),
         (msgspec.structs.replace(good, topics=()), "mqtt.topics: takes nothing"),
         (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is no filter"),
         (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
@@ -102,15 +102,22 @@ def test_filters_that_match_the_same_topic(first: str, second: str, *, both: boo
     assert overlaps(first, second) == overlaps(second, first) == both
 
 
-def test_answers_go_where_this_box_may_answer() -> None:
+def test_answers_go_where_this_device_may_answer() -> None:
     """A topic of requests, of the broker, with a wildcard, or one that is not listed is refused."""
-    topics = Topics(mqtt_config(1883), "causeway/box/state")
+    topics = Topics(mqtt_config(1883), "causeway/device/state")
     found = topics.find("plant/7/ask")
     assert found is not None
     assert topics.find("plant/7/ask/answer") is None
     assert topics.answer_topic(found, "plant/7/ask", "") == "plant/7/ask/answer"
     assert topics.answer_topic(found, "plant/7/ask", "plant/9/answers") == "plant/9/answers"
-    for response_topic in ("plant/8/ask", "$SYS/x", "plant/+/answers", "valve/open", "causeway/box/state", "x" * 2000):
+    for response_topic in (
+        "plant/8/ask",
+        "$SYS/x",
+        "plant/+/answers",
+        "valve/open",
+        "causeway/device/state",
+        "x" * 2000,
+    ):
         with pytest.raises(InvalidRequest, match="the response topic"):
             topics.answer_topic(found, "plant/7/ask", response_topic)
 

@@ -10,23 +10,23 @@ import pytest
 
 from causeway_sdk import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Job, Usage
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 from tests.waiting import until
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
     async with running(tmp_path) as started:
         yield started
 
 
 @pytest.fixture
-async def causeway(box: Box) -> AsyncIterator[AsyncCauseway]:
-    async with AsyncCauseway(f"http://127.0.0.1:{box.app.port}") as client:
+async def causeway(device: Device) -> AsyncIterator[AsyncCauseway]:
+    async with AsyncCauseway(f"http://127.0.0.1:{device.app.port}") as client:
         yield client
 
 
-async def test_an_answer_carries_the_daemons_decision(box: Box, causeway: AsyncCauseway) -> None:
+async def test_an_answer_carries_the_daemons_decision(device: Device, causeway: AsyncCauseway) -> None:
     """Headers, record and model list say the same."""
     answer = await causeway.chat("hello")
     assert answer.text == "edge says so"
@@ -38,7 +38,7 @@ async def test_an_answer_carries_the_daemons_decision(box: Box, causeway: AsyncC
     assert [model.id for model in await causeway.models()] == ["auto", "small", "large"]
 
 
-async def test_a_stream_has_its_decision_and_usage(box: Box, causeway: AsyncCauseway) -> None:
+async def test_a_stream_has_its_decision_and_usage(device: Device, causeway: AsyncCauseway) -> None:
     """The decision is there with the first piece, the usage with the last."""
     async with await causeway.chat("hello", stream=True, tags=["cloud"]) as stream:
         assert stream.decision.route == "cloud"
@@ -47,7 +47,7 @@ async def test_a_stream_has_its_decision_and_usage(box: Box, causeway: AsyncCaus
     assert answer.usage == Usage(7, 3, 10)
 
 
-async def test_the_same_question_comes_from_the_cache(box: Box, causeway: AsyncCauseway) -> None:
+async def test_the_same_question_comes_from_the_cache(device: Device, causeway: AsyncCauseway) -> None:
     """Whole and streamed, with the cache named as the route."""
     await causeway.chat("hello", temperature=0.0)
     whole = await causeway.chat("hello", temperature=0.0)
@@ -57,47 +57,47 @@ async def test_the_same_question_comes_from_the_cache(box: Box, causeway: AsyncC
         assert (answer.text, answer.decision.route, answer.decision.cache) == ("edge says so", "cache", "hit")
 
 
-async def test_wishes_reach_the_policy(box: Box, causeway: AsyncCauseway) -> None:
+async def test_wishes_reach_the_policy(device: Device, causeway: AsyncCauseway) -> None:
     """`prefer` and tags of the SDK narrow the route; nothing of them is sent to the cloud."""
     forced = await causeway.chat("hello", prefer="only_cloud")
     kept = await causeway.chat("hello", tags=["private", "cloud"])
     assert (forced.decision.route, kept.decision.route) == ("cloud", "edge")
-    assert "causeway" not in box.cloud.bodies[0]
+    assert "causeway" not in device.cloud.bodies[0]
     with pytest.raises(CausewayAPIError) as caught:
         await causeway.chat("hello", prefer="only_cloud", tags=["private"])
     assert (caught.value.status, caught.value.code) == (503, "no_route")
 
 
-async def test_route_explains_without_running(box: Box, causeway: AsyncCauseway) -> None:
+async def test_route_explains_without_running(device: Device, causeway: AsyncCauseway) -> None:
     """The explanation names the rule; no generator was asked."""
     explained = await causeway.route("hello", tags=["cloud"])
     assert explained["decision"]["rule"] == "cloud-first"  # type: ignore[index]
-    assert (box.engine.calls, box.cloud.bodies) == ([], [])
+    assert (device.engine.calls, device.cloud.bodies) == ([], [])
 
 
-async def test_leaving_a_stream_frees_the_slot(box: Box, causeway: AsyncCauseway) -> None:
+async def test_leaving_a_stream_frees_the_slot(device: Device, causeway: AsyncCauseway) -> None:
     """The daemon stops the engine's work when the SDK closes its stream."""
-    box.engine.fault = "drip"
+    device.engine.fault = "drip"
     async with await causeway.chat("hello", stream=True, tags=["edge"]) as stream:
         async for _ in stream:
             break
-    await until(lambda: box.engine.running == 0)
-    box.assert_nothing_leaks()
+    await until(lambda: device.engine.running == 0)
+    device.assert_nothing_leaks()
 
 
 @pytest.mark.slow
-async def test_a_deadline_is_the_daemons_too(box: Box, causeway: AsyncCauseway) -> None:
+async def test_a_deadline_is_the_daemons_too(device: Device, causeway: AsyncCauseway) -> None:
     """What is left travels with the ask, and the daemon's own refusal comes back."""
-    box.engine.gate = asyncio.Event()
-    box.cloud.gate = asyncio.Event()
+    device.engine.gate = asyncio.Event()
+    device.cloud.gate = asyncio.Event()
     with pytest.raises(CausewayAPIError) as caught:
         await causeway.chat("hello", deadline_s=1.0)
     assert caught.value.status in (503, 504)
 
 
-async def test_a_break_after_the_first_byte_is_an_error(box: Box, causeway: AsyncCauseway) -> None:
+async def test_a_break_after_the_first_byte_is_an_error(device: Device, causeway: AsyncCauseway) -> None:
     """The daemon's error event is the SDK's exception, with its code."""
-    box.engine.fault = "die"
+    device.engine.fault = "die"
     with pytest.raises(CausewayAPIError) as caught:
         async with await causeway.chat("hello", stream=True, tags=["edge"]) as stream:
             await stream.answer()
@@ -120,7 +120,7 @@ async def test_keys_and_the_unix_socket(tmp_path: Path) -> None:
         assert await asyncio.to_thread(ask) == "edge says so"
 
 
-async def test_embeddings_and_completions(box: Box, causeway: AsyncCauseway) -> None:
+async def test_embeddings_and_completions(device: Device, causeway: AsyncCauseway) -> None:
     """The rest of the surface, typed."""
     vectors = await causeway.embed(["abc"])
     assert vectors.vectors == ((3.0, 1.0),)
@@ -128,7 +128,7 @@ async def test_embeddings_and_completions(box: Box, causeway: AsyncCauseway) -> 
     assert (await causeway.complete("hello")).text == "edge says so"
 
 
-async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncCauseway) -> None:
+async def test_jobs_are_submitted_waited_for_and_read(device: Device, causeway: AsyncCauseway) -> None:
     """The same key is the same job, and each ends with its answer."""
     first = await causeway.submit("hello", key="k1", priority="interactive", deadline_s=60)
     assert (await causeway.submit("hello", key="k1", priority="interactive", deadline_s=60)).id == first.id
@@ -151,14 +151,14 @@ async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncC
     assert refused.value.status == 404
 
 
-async def test_a_job_names_its_webhook_in_both_clients(box: Box, causeway: AsyncCauseway) -> None:
-    """A URL into the box is refused with the reason, unless the box allows it."""
+async def test_a_job_names_its_webhook_in_both_clients(device: Device, causeway: AsyncCauseway) -> None:
+    """A URL into the device is refused with the reason, unless the device allows it."""
     url = "https://example.com/hook"
     job = await causeway.submit("hello", webhook=url, not_before_s=3600)
     assert (job.webhook, job.webhook_status) == (url, "")
 
     def ask() -> Job:
-        with Causeway(f"http://127.0.0.1:{box.app.port}") as client:
+        with Causeway(f"http://127.0.0.1:{device.app.port}") as client:
             return client.submit("hello", webhook=url, not_before_s=3600)
 
     assert (await asyncio.to_thread(ask)).webhook == url

@@ -35,7 +35,7 @@ from causeway_sdk import (
     Usage,
 )
 
-from .box import DONE, Box, Handler, answer_with, delta, event, raw, running, stream_of
+from .device import DONE, Device, Handler, answer_with, delta, event, raw, running, stream_of
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "edge_node" / "sdk" / "src").rglob("*.py"))
@@ -108,7 +108,7 @@ Connect = Callable[..., Awaitable[Caller]]
 
 
 @pytest.fixture
-async def box() -> AsyncIterator[Box]:
+async def device() -> AsyncIterator[Device]:
     async with running() as started:
         yield started
 
@@ -129,53 +129,53 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 
-async def test_a_whole_answer_is_typed_and_says_where_it_came_from(box: Box, connect: Connect) -> None:
+async def test_a_whole_answer_is_typed_and_says_where_it_came_from(device: Device, connect: Connect) -> None:
     """Text, usage, model and the decision of the headers."""
-    box.handler = answer_with(message("Alarm set."))
-    answer = await (await connect(box.url)).call("chat", "wake me up at six")
+    device.handler = answer_with(message("Alarm set."))
+    answer = await (await connect(device.url)).call("chat", "wake me up at six")
     assert isinstance(answer, Answer)
     assert (answer.text, answer.finish_reason, answer.model) == ("Alarm set.", "stop", "small")
     assert answer.usage == Usage(3, 2, 5)
     assert answer.decision == DECISION
-    assert box.requests == [{"model": "auto", "messages": [{"role": "user", "content": "wake me up at six"}]}]
+    assert device.requests == [{"model": "auto", "messages": [{"role": "user", "content": "wake me up at six"}]}]
 
 
-async def test_a_stream_gives_pieces_and_their_sum(box: Box, connect: Connect) -> None:
+async def test_a_stream_gives_pieces_and_their_sum(device: Device, connect: Connect) -> None:
     """Pieces come in order; the answer is what they add up to, with the usage of the last event."""
     usage = event({"id": "a", "model": "small", "choices": [], "usage": USAGE})
-    box.handler = stream_of(delta("", role="assistant"), delta("Alarm"), delta(" set.", finish="stop"), usage, DONE)
-    pieces, answer = await (await connect(box.url)).pieces("wake me up")
+    device.handler = stream_of(delta("", role="assistant"), delta("Alarm"), delta(" set.", finish="stop"), usage, DONE)
+    pieces, answer = await (await connect(device.url)).pieces("wake me up")
     assert [piece.text for piece in pieces] == ["", "Alarm", " set.", ""]
     assert answer is not None
     assert (answer.text, answer.finish_reason, answer.usage) == ("Alarm set.", "stop", Usage(3, 2, 5))
     assert answer.decision.route == "edge"
     assert answer.decision.first_token_ms is not None
     assert answer.total_ms >= answer.decision.first_token_ms
-    assert box.requests[0]["stream"] is True
-    assert box.requests[0]["stream_options"] == {"include_usage": True}
+    assert device.requests[0]["stream"] is True
+    assert device.requests[0]["stream_options"] == {"include_usage": True}
 
 
-async def test_text_survives_any_chunking_and_any_separator(box: Box, connect: Connect) -> None:
+async def test_text_survives_any_chunking_and_any_separator(device: Device, connect: Connect) -> None:
     """Characters that Unicode calls line separators are text, and one event may come byte by byte."""
     text = "a\u2028b\x85c\x0bd\u2029é🙂"
     document = delta(text, finish="stop") + b": a comment\r\n\r\n" + DONE.replace(b"\n", b"\r\n")
-    box.handler = stream_of(*(bytes([byte]) for byte in document))
-    pieces, _ = await (await connect(box.url)).pieces("x")
+    device.handler = stream_of(*(bytes([byte]) for byte in document))
+    pieces, _ = await (await connect(device.url)).pieces("x")
     assert [piece.text for piece in pieces] == [text]
 
 
-async def test_tool_calls_come_whole(box: Box, connect: Connect) -> None:
+async def test_tool_calls_come_whole(device: Device, connect: Connect) -> None:
     """A tool call has its id, name and arguments."""
     call = {"id": "c1", "type": "function", "function": {"name": "set_alarm", "arguments": '{"at": 6}'}}
-    box.handler = answer_with(message(None, tool_calls=[call]))
-    answer = await (await connect(box.url)).call("chat", "x", tools=[{"type": "function"}])
+    device.handler = answer_with(message(None, tool_calls=[call]))
+    answer = await (await connect(device.url)).call("chat", "x", tools=[{"type": "function"}])
     assert isinstance(answer, Answer)
     assert answer.tool_calls == (ToolCall("c1", "set_alarm", '{"at": 6}'),)
     assert answer.text == ""
-    assert box.requests[0]["tools"] == [{"type": "function"}]
+    assert device.requests[0]["tools"] == [{"type": "function"}]
 
 
-async def test_tool_calls_are_put_together_from_pieces(box: Box, connect: Connect) -> None:
+async def test_tool_calls_are_put_together_from_pieces(device: Device, connect: Connect) -> None:
     """Two calls, interleaved, are told apart by their index."""
 
     def part(index: int, arguments: str, **fields: object) -> bytes:
@@ -183,7 +183,7 @@ async def test_tool_calls_are_put_together_from_pieces(box: Box, connect: Connec
         function = {"arguments": arguments, **name}
         return delta("", tool_calls=[{"index": index, "function": function, **fields}])
 
-    box.handler = stream_of(
+    device.handler = stream_of(
         part(0, "", id="c1", name="a"),
         part(1, "{", id="c2", name="b"),
         part(0, '{"x"'),
@@ -192,63 +192,63 @@ async def test_tool_calls_are_put_together_from_pieces(box: Box, connect: Connec
         delta("", finish="tool_calls"),
         DONE,
     )
-    _, answer = await (await connect(box.url)).pieces("x")
+    _, answer = await (await connect(device.url)).pieces("x")
     assert answer is not None
     assert answer.tool_calls == (ToolCall("c1", "a", '{"x":1}'), ToolCall("c2", "b", "{}"))
     assert answer.finish_reason == "tool_calls"
 
 
-async def test_several_choices_keep_their_places(box: Box, connect: Connect) -> None:
+async def test_several_choices_keep_their_places(device: Device, connect: Connect) -> None:
     """With n=2 the pieces say whose they are."""
-    box.handler = stream_of(delta("b", 1), delta("a", 0), delta("B", 1, "length"), delta("A", 0, "stop"), DONE)
-    _, answer = await (await connect(box.url)).pieces("x", n=2)
+    device.handler = stream_of(delta("b", 1), delta("a", 0), delta("B", 1, "length"), delta("A", 0, "stop"), DONE)
+    _, answer = await (await connect(device.url)).pieces("x", n=2)
     assert answer is not None
     assert answer.choices == (Choice("aA", (), "stop"), Choice("bB", (), "length"))
 
 
-async def test_a_cached_degraded_answer_says_so(box: Box, connect: Connect) -> None:
+async def test_a_cached_degraded_answer_says_so(device: Device, connect: Connect) -> None:
     """Route, cache status and degradation are the headers'."""
     headers = {"x-causeway-route": "cache", "x-causeway-cache": "stale", "x-causeway-degraded": "true"}
-    box.handler = answer_with(message("old"), headers=headers)
-    answer = await (await connect(box.url)).call("chat", "x")
+    device.handler = answer_with(message("old"), headers=headers)
+    answer = await (await connect(device.url)).call("chat", "x")
     assert isinstance(answer, Answer)
     assert (answer.decision.route, answer.decision.cache, answer.decision.degraded) == ("cache", "stale", True)
 
 
-async def test_the_rest_of_the_surface(box: Box, connect: Connect) -> None:
+async def test_the_rest_of_the_surface(device: Device, connect: Connect) -> None:
     """Completions, embeddings, models, route and decisions: path, body and typed result."""
-    caller = await connect(box.url)
-    box.handler = answer_with({"choices": [{"index": 0, "text": " there", "finish_reason": "length"}]})
+    caller = await connect(device.url)
+    device.handler = answer_with({"choices": [{"index": 0, "text": " there", "finish_reason": "length"}]})
     answer = await caller.call("complete", "hello", max_tokens=1)
     assert isinstance(answer, Answer)
     assert (answer.text, answer.finish_reason) == (" there", "length")
-    box.handler = answer_with({"data": [{"embedding": [1, 0.5]}, {"embedding": [0, 1]}], "model": "e"})
+    device.handler = answer_with({"data": [{"embedding": [1, 0.5]}, {"embedding": [0, 1]}], "model": "e"})
     vectors = await caller.call("embed", ["a", "b"])
     assert isinstance(vectors, sdk.Embeddings)
     assert vectors.vectors == ((1.0, 0.5), (0.0, 1.0))
-    box.handler = answer_with({"data": [{"id": "small", "owned_by": "edge"}]})
+    device.handler = answer_with({"data": [{"id": "small", "owned_by": "edge"}]})
     assert await caller.call("models") == [Model("small", "edge")]
-    box.handler = answer_with({"rule": "fast-path"})
+    device.handler = answer_with({"rule": "fast-path"})
     assert await caller.call("route", "x", prefer="only_on_device") == {"rule": "fast-path"}
     assert await caller.call("decision", "dec_1") == {"rule": "fast-path"}
-    assert box.paths == [
+    assert device.paths == [
         "POST /v1/completions",
         "POST /v1/embeddings",
         "GET /v1/models",
         "POST /v1/route",
         "GET /v1/decisions/dec_1",
     ]
-    assert box.requests[0] == {"model": "auto", "prompt": "hello", "max_tokens": 1}
-    assert box.requests[1] == {"model": "auto", "input": ["a", "b"]}
+    assert device.requests[0] == {"model": "auto", "prompt": "hello", "max_tokens": 1}
+    assert device.requests[1] == {"model": "auto", "input": ["a", "b"]}
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
 
-async def test_wishes_travel_apart_from_openais_fields(box: Box, connect: Connect) -> None:
+async def test_wishes_travel_apart_from_openais_fields(device: Device, connect: Connect) -> None:
     """`prefer`, `tags` and what is left of the deadline are in the object `causeway`, the rest as OpenAI has it."""
-    box.handler = answer_with(message("x"))
-    caller = await connect(box.url, clock=lambda: 100.0)
+    device.handler = answer_with(message("x"))
+    caller = await connect(device.url, clock=lambda: 100.0)
     turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     await caller.call(
         "chat",
@@ -260,7 +260,7 @@ async def test_wishes_travel_apart_from_openais_fields(box: Box, connect: Connec
         temperature=0.0,
         extra={"top_k": 5},
     )
-    assert box.requests == [
+    assert device.requests == [
         {
             "model": "large",
             "messages": turns,
@@ -271,34 +271,34 @@ async def test_wishes_travel_apart_from_openais_fields(box: Box, connect: Connec
     ]
 
 
-async def test_the_key_is_a_bearer_token(box: Box, connect: Connect) -> None:
+async def test_the_key_is_a_bearer_token(device: Device, connect: Connect) -> None:
     """And without a key there is no such header."""
-    box.handler = answer_with(message("x"))
-    await (await connect(box.url, api_key="k")).call("chat", "x")
-    await (await connect(box.url)).call("chat", "x")
-    assert box.headers[0]["authorization"] == "Bearer k"
-    assert "authorization" not in box.headers[1]
+    device.handler = answer_with(message("x"))
+    await (await connect(device.url, api_key="k")).call("chat", "x")
+    await (await connect(device.url)).call("chat", "x")
+    assert device.headers[0]["authorization"] == "Bearer k"
+    assert "authorization" not in device.headers[1]
 
 
 async def test_url_and_key_may_come_from_the_environment(
-    box: Box, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    device: Device, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An OpenAI base_url will do, and a proxy in the environment is not asked: this box was meant."""
-    monkeypatch.setenv("CAUSEWAY_URL", f"{box.url}/v1")
+    """An OpenAI base_url will do, and a proxy in the environment is not asked: this device was meant."""
+    monkeypatch.setenv("CAUSEWAY_URL", f"{device.url}/v1")
     monkeypatch.setenv("CAUSEWAY_API_KEY", "from-env")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    box.handler = answer_with(message("x"))
+    device.handler = answer_with(message("x"))
     await (await connect("")).call("chat", "x")
-    assert box.paths == ["POST /v1/chat/completions"]
-    assert box.headers[0]["authorization"] == "Bearer from-env"
+    assert device.paths == ["POST /v1/chat/completions"]
+    assert device.headers[0]["authorization"] == "Bearer from-env"
 
 
 async def test_a_unix_socket_serves_as_well(tmp_path: Path, connect: Connect) -> None:
     """`unix://` and a path."""
-    async with running(tmp_path / "edge.sock") as box:
-        box.handler = stream_of(delta("hi", finish="stop"), DONE)
-        pieces, _ = await (await connect(box.url)).pieces("x")
+    async with running(tmp_path / "edge.sock") as device:
+        device.handler = stream_of(delta("hi", finish="stop"), DONE)
+        pieces, _ = await (await connect(device.url)).pieces("x")
         assert [piece.text for piece in pieces] == ["hi"]
 
 
@@ -310,11 +310,11 @@ REFUSAL = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_keeps_all_that_the_box_said(box: Box, connect: Connect, stream: bool) -> None:
+async def test_an_error_keeps_all_that_the_device_said(device: Device, connect: Connect, stream: bool) -> None:
     """Status, type, code, param, Retry-After and the decision, for whole answers and for streams."""
-    box.handler = answer_with(REFUSAL, status=400, headers={"retry-after": "7"})
+    device.handler = answer_with(REFUSAL, status=400, headers={"retry-after": "7"})
     with pytest.raises(CausewayAPIError, match="too long") as caught:
-        await (await connect(box.url)).call("chat", "x", stream=stream)
+        await (await connect(device.url)).call("chat", "x", stream=stream)
     error = caught.value
     assert (error.status, error.type, error.code, error.param) == (
         400,
@@ -327,19 +327,19 @@ async def test_an_error_keeps_all_that_the_box_said(box: Box, connect: Connect, 
 
 
 @pytest.mark.parametrize("handler", [raw(b"<html>Bad gateway</html>", 502), raw(b"[]", 502), raw(b"\xff", 502)])
-async def test_a_strangers_error_page_is_an_api_error_too(box: Box, connect: Connect, handler: Handler) -> None:
-    """Whatever stands between us and the box may answer in its own way."""
-    box.handler = handler
+async def test_a_strangers_error_page_is_an_api_error_too(device: Device, connect: Connect, handler: Handler) -> None:
+    """Whatever stands between us and the device may answer in its own way."""
+    device.handler = handler
     with pytest.raises(CausewayAPIError, match="HTTP 502"):
-        await (await connect(box.url)).call("chat", "x")
+        await (await connect(device.url)).call("chat", "x")
 
 
-async def test_an_error_in_mid_stream_is_raised_where_it_comes(box: Box, connect: Connect) -> None:
+async def test_an_error_in_mid_stream_is_raised_where_it_comes(device: Device, connect: Connect) -> None:
     """The pieces before it were given; the error has its type and code."""
     broken = {"error": {"message": "the engine died", "type": "backend_error", "code": "engine_crashed"}}
-    box.handler = stream_of(delta("half"), event(broken), DONE)
+    device.handler = stream_of(delta("half"), event(broken), DONE)
     with pytest.raises(CausewayAPIError, match="the engine died") as caught:
-        await (await connect(box.url)).pieces("x")
+        await (await connect(device.url)).pieces("x")
     assert (caught.value.code, caught.value.status) == ("engine_crashed", 200)
 
 
@@ -348,46 +348,49 @@ async def test_an_error_in_mid_stream_is_raised_where_it_comes(box: Box, connect
     [stream_of(delta("half"), end="drop"), stream_of(delta("half"), end="done"), stream_of(end="drop")],
     ids=["dropped", "ended without [DONE]", "dropped at once"],
 )
-async def test_half_an_answer_is_never_a_whole_one(box: Box, connect: Connect, handler: Handler) -> None:
+async def test_half_an_answer_is_never_a_whole_one(device: Device, connect: Connect, handler: Handler) -> None:
     """A stream that ends before its end is an error."""
-    box.handler = handler
+    device.handler = handler
     with pytest.raises(CausewayConnectionBroken):
-        await (await connect(box.url)).pieces("x")
+        await (await connect(device.url)).pieces("x")
 
 
 @pytest.mark.slow
-async def test_a_stall_ends_in_a_timeout(box: Box, connect: Connect) -> None:
+async def test_a_stall_ends_in_a_timeout(device: Device, connect: Connect) -> None:
     """Neither a silent server nor one that stops in mid-answer holds a caller longer than it said."""
-    caller = await connect(box.url, timeout_s=1.0)  # to connect takes no second, even on a busy machine
+    caller = await connect(device.url, timeout_s=1.0)  # to connect takes no second, even on a busy machine
     for handler in (stream_of(end="stall"), stream_of(delta("half"), end="stall")):
-        box.handler = handler
+        device.handler = handler
         with pytest.raises(CausewayTimeout):
             await caller.pieces("x")
 
 
-async def test_an_answer_cut_short_is_continued(box: Box, connect: Connect) -> None:
+async def test_an_answer_cut_short_is_continued(device: Device, connect: Connect) -> None:
     """Whole or streamed it has a token; the same question with it asks for the rest."""
-    caller = await connect(box.url)
+    caller = await connect(device.url)
     cut = {"causeway": {"continue": "large~token"}}
-    box.handler = answer_with({**message("Once"), **cut})
+    device.handler = answer_with({**message("Once"), **cut})
     whole = await caller.call("chat", "Tell me", prefer="prefer_cloud")
     end = {"index": 0, "delta": {}, "finish_reason": "length"}
-    box.handler = stream_of(delta("Once"), event({"choices": [end], **cut}), DONE)
+    device.handler = stream_of(delta("Once"), event({"choices": [end], **cut}), DONE)
     _, streamed = await caller.pieces("Tell me")
-    box.handler = answer_with(message(" upon a time"))
+    device.handler = answer_with(message(" upon a time"))
     rest = await caller.call("chat", "Tell me", prefer="prefer_cloud", resume=whole.resume)  # type: ignore[attr-defined]
     assert streamed is not None
     assert (whole.resume, streamed.resume, rest.resume) == ("large~token", "large~token", "")  # type: ignore[attr-defined]
-    assert box.requests[0]["causeway"] == {"prefer": "prefer_cloud"}
-    assert box.requests[2] == {**box.requests[0], "causeway": {"prefer": "prefer_cloud", "continue": "large~token"}}
+    assert device.requests[0]["causeway"] == {"prefer": "prefer_cloud"}
+    assert device.requests[2] == {
+        **device.requests[0],
+        "causeway": {"prefer": "prefer_cloud", "continue": "large~token"},
+    }
 
 
-async def test_a_drip_ends_at_the_deadline(box: Box, connect: Connect) -> None:
+async def test_a_drip_ends_at_the_deadline(device: Device, connect: Connect) -> None:
     """Each piece comes in time, all of them together do not."""
     ticks = iter(range(0, 1000, 3))
-    box.handler = stream_of(*(delta("x") for _ in range(50)), DONE)
+    device.handler = stream_of(*(delta("x") for _ in range(50)), DONE)
     with pytest.raises(CausewayTimeout, match="longer than its deadline of 5 s"):
-        await (await connect(box.url, clock=lambda: float(next(ticks)))).pieces("x", deadline_s=5.0)
+        await (await connect(device.url, clock=lambda: float(next(ticks)))).pieces("x", deadline_s=5.0)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "unix:///nonexistent/edge.sock"])
@@ -397,24 +400,24 @@ async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> Non
         await (await connect(url)).call("chat", "x")
 
 
-@pytest.mark.parametrize("url", ["garbage", "ftp://box", "http://", "unix://"])
+@pytest.mark.parametrize("url", ["garbage", "ftp://device", "http://", "unix://"])
 async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
     with pytest.raises(CausewayError, match="is no URL of a device"):
         await connect(url)
 
 
-async def test_a_key_with_a_line_break_is_said_before_anything_is_sent(box: Box, connect: Connect) -> None:
+async def test_a_key_with_a_line_break_is_said_before_anything_is_sent(device: Device, connect: Connect) -> None:
     with pytest.raises(CausewayError, match="the API key has a line break"):
-        await connect(box.url, api_key="secret\n")
+        await connect(device.url, api_key="secret\n")
 
 
-async def test_an_id_stays_one_segment_of_the_path(box: Box, connect: Connect) -> None:
-    box.handler = answer_with({"id": "x", "data": []})
-    caller = await connect(box.url)
+async def test_an_id_stays_one_segment_of_the_path(device: Device, connect: Connect) -> None:
+    device.handler = answer_with({"id": "x", "data": []})
+    caller = await connect(device.url)
     for method in ("decision", "job", "purge"):
         await caller.call(method, "../models")
     await caller.call("jobs", after="x&limit=1")
-    assert box.paths == [
+    assert device.paths == [
         "GET /v1/decisions/../models",
         "GET /v1/jobs/../models",
         "POST /v1/jobs/../models/purge",
@@ -422,18 +425,18 @@ async def test_an_id_stays_one_segment_of_the_path(box: Box, connect: Connect) -
     ]
 
 
-async def test_leaving_a_stream_stops_the_work(box: Box, connect: Connect) -> None:
+async def test_leaving_a_stream_stops_the_work(device: Device, connect: Connect) -> None:
     """The server sees the client go, in the middle of the answer."""
-    box.handler = stream_of(delta("a"), delta("b"), end="stall")
-    pieces, _ = await (await connect(box.url)).pieces("x", stop_after=1)
+    device.handler = stream_of(delta("a"), delta("b"), end="stall")
+    pieces, _ = await (await connect(device.url)).pieces("x", stop_after=1)
     assert len(pieces) == 1
-    await asyncio.wait_for(box.left.wait(), 60)
+    await asyncio.wait_for(device.left.wait(), 60)
 
 
-async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
+async def test_cancelling_a_task_stops_the_work(device: Device) -> None:
     """A cancelled await closes the connection too."""
-    box.handler = stream_of(delta("a"), end="stall")
-    async with AsyncCauseway(box.url) as causeway:
+    device.handler = stream_of(delta("a"), end="stall")
+    async with AsyncCauseway(device.url) as causeway:
         seen = asyncio.Event()
 
         async def read() -> None:
@@ -446,7 +449,7 @@ async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(box.left.wait(), 60)
+        await asyncio.wait_for(device.left.wait(), 60)
 
 
 # --- trying again ----------------------------------------------------------------------------------------------------
@@ -488,15 +491,17 @@ def busy_then_well(busy: int, status: int = 429, retry_after: str | None = "2") 
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_retries_wait_as_long_as_the_box_says(box: Box, connect: Connect, time_: FakeTime, status: int) -> None:
+async def test_retries_wait_as_long_as_the_device_says(
+    device: Device, connect: Connect, time_: FakeTime, status: int
+) -> None:
     """With `retries`, a request is repeated after the Retry-After of a busy device."""
-    box.handler = busy_then_well(2, status)
-    caller = await connect(box.url, retries=2, clock=time_.clock, sleep=time_.sleep)
+    device.handler = busy_then_well(2, status)
+    caller = await connect(device.url, retries=2, clock=time_.clock, sleep=time_.sleep)
     answer = await caller.call("chat", "x", deadline_s=10.0)
     assert isinstance(answer, Answer)
     assert answer.text == "at last"
     assert time_.waits == [2.0, 2.0]
-    deadlines = [body["causeway"] for body in box.requests]
+    deadlines = [body["causeway"] for body in device.requests]
     assert deadlines == [{"deadline_ms": 10000}, {"deadline_ms": 8000}, {"deadline_ms": 6000}]
 
 
@@ -514,7 +519,7 @@ async def test_retries_wait_as_long_as_the_box_says(box: Box, connect: Connect, 
     ids=["not asked for", "too often", "no word when", "a date", "500", "400", "past the deadline"],
 )
 async def test_nothing_else_is_tried_again(
-    box: Box,
+    device: Device,
     connect: Connect,
     time_: FakeTime,
     busy: int,
@@ -524,12 +529,12 @@ async def test_nothing_else_is_tried_again(
     deadline_s: float | None,
     asked: int,
 ) -> None:
-    """Only 429 and 503, only as often as asked, only when the box said when, and never past the deadline."""
-    box.handler = busy_then_well(busy, status, retry_after)
-    caller = await connect(box.url, retries=retries, clock=time_.clock, sleep=time_.sleep)
+    """Only 429 and 503, only as often as asked, only when the device said when, and never past the deadline."""
+    device.handler = busy_then_well(busy, status, retry_after)
+    caller = await connect(device.url, retries=retries, clock=time_.clock, sleep=time_.sleep)
     with pytest.raises(CausewayAPIError):
         await caller.call("chat", "x", deadline_s=deadline_s)
-    assert (len(box.requests), len(time_.waits)) == (asked, asked - 1)
+    assert (len(device.requests), len(time_.waits)) == (asked, asked - 1)
 
 
 # --- by itself -------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from aiohttp import web
 
 from causeway_sdk import AsyncCauseway, AsyncOutbox, Causeway, CausewayAPIError, Job, Outbox, OutboxError
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
-from tests.edge_node.box import running
+from tests.edge_node.device import running
 from tests.ports import free_port
 
-from .box import answer_with
-from .box import running as running_box
+from .device import answer_with
+from .device import running as running_device
 
 
 async def ended(outbox: AsyncOutbox) -> dict[str, Job]:
@@ -37,12 +37,12 @@ async def test_what_was_submitted_while_no_daemon_was_there_is_answered_once(tmp
             wrong = outbox.submit("hello", model="nobody")
             assert await outbox.send() == 3
         assert stat.S_IMODE((tmp_path / "outbox").stat().st_mode) == 0o600
-        async with running(tmp_path, server=ServerConfig(port=port)) as box:
+        async with running(tmp_path, server=ServerConfig(port=port)) as device:
             async with AsyncOutbox(tmp_path / "outbox", causeway) as outbox:  # as after a restart of the application
                 assert await outbox.send() == 0
                 found = await ended(outbox)
                 assert await ended(outbox) == {}
-            assert len(box.engine.calls) == 2
+            assert len(device.engine.calls) == 2
     assert found.keys() == {first, second, wrong}
     assert [found[key].status for key in (first, second, wrong)] == ["succeeded", "succeeded", "failed"]
     assert found[wrong].code == "model_not_found"
@@ -60,23 +60,27 @@ async def test_a_try_whose_answer_is_lost_is_repeated_with_the_same_body(tmp_pat
         request.transport.abort()
         return queued()
 
-    async with running_box() as box, AsyncCauseway(box.url) as causeway:
-        box.handler = lose
+    async with running_device() as device, AsyncCauseway(device.url) as causeway:
+        device.handler = lose
         async with AsyncOutbox(tmp_path / "outbox", causeway, clock=lambda: now) as outbox:
             outbox.submit("hello", deadline_s=60)
             assert await outbox.send() == 1
             now += 5.0
-            box.handler = answer_with({"id": "job_1", "status": "queued"})
+            device.handler = answer_with({"id": "job_1", "status": "queued"})
             assert await outbox.send() == 0
-            assert box.requests[0] == box.requests[1]
-            assert box.requests[0]["deadline_ms"] == 60_000
-            assert len({headers["idempotency-key"] for headers in box.headers}) == 1
+            assert device.requests[0] == device.requests[1]
+            assert device.requests[0]["deadline_ms"] == 60_000
+            assert len({headers["idempotency-key"] for headers in device.headers}) == 1
 
 
 async def test_a_deadline_counts_from_the_submission(tmp_path: Path) -> None:
     now = 1000.0
-    async with running_box() as box, AsyncCauseway(box.url) as causeway, AsyncCauseway("http://127.0.0.1:9") as away:
-        box.handler = answer_with({"id": "job_1", "status": "succeeded"})
+    async with (
+        running_device() as device,
+        AsyncCauseway(device.url) as causeway,
+        AsyncCauseway("http://127.0.0.1:9") as away,
+    ):
+        device.handler = answer_with({"id": "job_1", "status": "succeeded"})
         async with AsyncOutbox(tmp_path / "outbox", away, clock=lambda: now) as outbox:
             late, early = outbox.submit("hello", deadline_s=30), outbox.submit("hello", deadline_s=3600)
             assert await outbox.send() == 2
@@ -87,42 +91,42 @@ async def test_a_deadline_counts_from_the_submission(tmp_path: Path) -> None:
             late: ("expired", "deadline_exceeded"),
             early: ("succeeded", ""),
         }
-        assert box.requests[0]["deadline_ms"] == 3_540_000
+        assert device.requests[0]["deadline_ms"] == 3_540_000
 
 
 async def test_a_result_is_told_again_unless_the_next_one_was_asked_for(tmp_path: Path) -> None:
-    async with running_box() as box, AsyncCauseway(box.url) as causeway:
-        box.handler = answer_with({"id": "job_1", "status": "succeeded"})
+    async with running_device() as device, AsyncCauseway(device.url) as causeway:
+        device.handler = answer_with({"id": "job_1", "status": "succeeded"})
         for _ in range(2):
             async with AsyncOutbox(tmp_path / "outbox", causeway) as outbox:
                 outbox.submit("hello", key="k")
                 async for key, _ in outbox.results(timeout_s=60):
                     assert key == "k"
                     break
-        assert box.paths.count("POST /v1/jobs") == 1
+        assert device.paths.count("POST /v1/jobs") == 1
 
 
 @pytest.mark.slow
 async def test_a_key_that_is_used_again_names_the_job_of_before(tmp_path: Path) -> None:
     """As long as the device keeps that: the same request is answered by it, another one ends with what to do."""
-    async with running(tmp_path, server=ServerConfig(port=0)) as box:
-        url = f"http://127.0.0.1:{box.app.port}"
+    async with running(tmp_path, server=ServerConfig(port=0)) as device:
+        url = f"http://127.0.0.1:{device.app.port}"
         async with AsyncCauseway(url) as causeway, AsyncOutbox(tmp_path / "outbox", causeway) as outbox:
             for _ in range(2):
                 outbox.submit("hello", key="k", tags=["edge"])
                 assert (await ended(outbox))["k"].status == "succeeded"
-            assert len(box.engine.calls) == 1
+            assert len(device.engine.calls) == 1
             outbox.submit("something else", key="k", tags=["edge"])
             other = (await ended(outbox))["k"]
             assert (other.status, other.code) == ("failed", "idempotency_conflict")
             assert "submitted with the key 'k' and another request or deadline: submit with a new key" in other.error
-            assert len(box.engine.calls) == 1
+            assert len(device.engine.calls) == 1
 
 
 async def test_a_wrong_key_is_the_applications_and_loses_nothing(tmp_path: Path) -> None:
     key = KeyConfig("app", "28b89c06c1596835df703240ddb92ecca8f9126844cb7bf13af5e91a6e400295")  # of kiosk-secret
-    async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as box:
-        url = f"http://127.0.0.1:{box.app.port}"
+    async with running(tmp_path, server=ServerConfig(port=0, keys=(key,))) as device:
+        url = f"http://127.0.0.1:{device.app.port}"
         async with AsyncCauseway(url) as nobody, AsyncOutbox(tmp_path / "outbox", nobody) as outbox:
             outbox.submit("hello", tags=["edge"])
             with pytest.raises(CausewayAPIError, match="key"):

@@ -18,20 +18,20 @@ from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from causeway_server.router.bundle.settings import DecisionsConfig
 from causeway_server.router.errors import ContextLengthExceeded
-from causeway_server.router.types import BoxSetup, Estimates, Usage
+from causeway_server.router.types import DeviceSetup, Estimates, Usage
 from tests.edge_node.storage.test_cache import every_byte
 from tests.waiting import until
 
-from ..box import POLICY, Box, config, hasty, running
+from ..device import POLICY, Device, config, hasty, running
 from ..scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine
 
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None:
+async def test_an_answer_says_where_it_came_from(device: Device, stream: bool) -> None:
     """The headers and the record agree on route, target, reason, cache, policy and tokens."""
-    answer = await box.ask(stream=stream, temperature=0, tags="cloud")
+    answer = await device.ask(stream=stream, temperature=0, tags="cloud")
     assert answer.text == CLOUD
     headers = answer.headers
     assert headers["x-causeway-route"] == "cloud"
@@ -39,7 +39,7 @@ async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None
     assert headers["x-causeway-reason"] == "cloud-first"
     assert headers["x-causeway-cache"] == "miss"
     assert headers["x-causeway-degraded"] == "false"
-    record = await box.record(answer)
+    record = await device.record(answer)
     assert headers["x-causeway-policy"] == f"test@{record.decision.revision}"  # type: ignore[union-attr]
     outcome = record.outcome
     assert (outcome.status, outcome.http_status, outcome.route, outcome.target) == ("ok", 200, "cloud", "large")
@@ -54,15 +54,15 @@ async def test_an_answer_says_where_it_came_from(box: Box, stream: bool) -> None
 
 @pytest.mark.parametrize("again", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("first", [False, True], ids=["whole", "stream"])
-async def test_an_equal_request_is_a_hit(box: Box, first: bool, again: bool) -> None:
+async def test_an_equal_request_is_a_hit(device: Device, first: bool, again: bool) -> None:
     """Complete or streamed: the second answer comes from the cache, with its own id and time."""
-    miss = await box.ask(stream=first, temperature=0)
-    hit = await box.ask(stream=again, temperature=0, stream_options={"include_usage": True} if again else None)
+    miss = await device.ask(stream=first, temperature=0)
+    hit = await device.ask(stream=again, temperature=0, stream_options={"include_usage": True} if again else None)
     assert hit.text == miss.text == EDGE
     assert (hit.headers["x-causeway-route"], hit.headers["x-causeway-cache"]) == ("cache", "hit")
     assert hit.headers["x-causeway-target"] == "small"
-    assert len(box.engine.calls) == 1
-    record = await box.record(hit)
+    assert len(device.engine.calls) == 1
+    record = await device.record(hit)
     assert record.outcome.attempts == ()
     assert record.outcome.usage.completion_tokens == 3
     ids = [(answer.events[0] if stream else answer.json)["id"] for answer, stream in ((miss, first), (hit, again))]
@@ -87,131 +87,131 @@ async def test_an_equal_request_is_a_hit(box: Box, first: bool, again: bool) -> 
     ],
     ids=lambda other: next(iter(other)),
 )
-async def test_a_different_request_is_never_a_hit(box: Box, other: dict[str, object]) -> None:
-    await box.ask(temperature=0)
-    answer = await box.ask(**{"temperature": 0, **other})  # type: ignore[arg-type]
+async def test_a_different_request_is_never_a_hit(device: Device, other: dict[str, object]) -> None:
+    await device.ask(temperature=0)
+    answer = await device.ask(**{"temperature": 0, **other})  # type: ignore[arg-type]
     assert answer.headers["x-causeway-cache"] == "miss"
 
 
-async def test_a_sampled_answer_is_not_cached(box: Box) -> None:
+async def test_a_sampled_answer_is_not_cached(device: Device) -> None:
     for _ in range(2):
-        answer = await box.ask()
+        answer = await device.ask()
         assert answer.headers["x-causeway-cache"] == "bypass"
-    assert len(box.engine.calls) == 2
+    assert len(device.engine.calls) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_broken_or_degraded_answer_is_not_cached(box: Box, stream: bool) -> None:
-    box.engine.fault = "die"
-    await box.ask(stream=stream, temperature=0)
-    box.engine.fault = "none"
-    answer = await box.ask(stream=stream, temperature=0)
+async def test_a_broken_or_degraded_answer_is_not_cached(device: Device, stream: bool) -> None:
+    device.engine.fault = "die"
+    await device.ask(stream=stream, temperature=0)
+    device.engine.fault = "none"
+    answer = await device.ask(stream=stream, temperature=0)
     assert answer.headers["x-causeway-cache"] == "miss"
     assert answer.text == EDGE
 
 
 async def test_hits_survive_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        await box.ask(temperature=0)
-    async with running(tmp_path) as box:
-        answer = await box.ask(temperature=0)
+    async with running(tmp_path) as device:
+        await device.ask(temperature=0)
+    async with running(tmp_path) as device:
+        answer = await device.ask(temperature=0)
         assert answer.headers["x-causeway-cache"] == "hit"
         assert answer.text == EDGE
-        assert box.engine.calls == []
+        assert device.engine.calls == []
 
 
-async def test_an_expired_answer_is_served_when_every_target_fails(box: Box) -> None:
+async def test_an_expired_answer_is_served_when_every_target_fails(device: Device) -> None:
     """After its TTL an answer is generated again; if that fails, the expired one is served, marked stale."""
     for _ in range(2):
-        fresh = await box.ask(temperature=0, tags="stale")
+        fresh = await device.ask(temperature=0, tags="stale")
         assert fresh.headers["x-causeway-cache"] == "miss"
         await older_than(0.001)
-    box.engine.fault, box.cloud.fault = "refuse", "refuse"
-    stale = await box.ask(temperature=0, tags="stale")
+    device.engine.fault, device.cloud.fault = "refuse", "refuse"
+    stale = await device.ask(temperature=0, tags="stale")
     assert stale.status == 200
     assert stale.text == EDGE
     assert stale.headers["x-causeway-cache"] == "stale"
     assert stale.headers["x-causeway-degraded"] == "true"
     assert stale.headers["x-causeway-reason"] == "stale: all_attempts_failed"
-    record = await box.record(stale)
+    record = await device.record(stale)
     assert record.outcome.status == "ok"
     assert len(record.outcome.attempts) == 2
 
 
-async def test_a_refused_request_gets_no_stale_answer(box: Box) -> None:
+async def test_a_refused_request_gets_no_stale_answer(device: Device) -> None:
     """Neither for a constraint nor for a preference that excludes every target."""
-    await box.ask(temperature=0, tags="stale")
-    box.engine.fault = "refuse"
-    answer = await box.ask(temperature=0, tags="stale", headers={"x-causeway-prefer": "only_on_device"})
+    await device.ask(temperature=0, tags="stale")
+    device.engine.fault = "refuse"
+    answer = await device.ask(temperature=0, tags="stale", headers={"x-causeway-prefer": "only_on_device"})
     assert answer.status == 503
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_identical_requests_in_progress_share_one_generation(box: Box, stream: bool) -> None:
+async def test_identical_requests_in_progress_share_one_generation(device: Device, stream: bool) -> None:
     """Each request has its own outcome and id."""
-    box.engine.gate = asyncio.Event()
-    requests = [asyncio.ensure_future(box.ask(stream=stream, temperature=0)) for _ in range(10)]
-    await until(lambda: box.parts.shared_generations.subscribers == 10)
-    box.engine.gate.set()
+    device.engine.gate = asyncio.Event()
+    requests = [asyncio.ensure_future(device.ask(stream=stream, temperature=0)) for _ in range(10)]
+    await until(lambda: device.parts.shared_generations.subscribers == 10)
+    device.engine.gate.set()
     answers = await asyncio.gather(*requests)
     assert {answer.text for answer in answers} == {EDGE}
-    assert len(box.engine.calls) == 1
+    assert len(device.engine.calls) == 1
     statuses = [answer.headers["x-causeway-cache"] for answer in answers]
     assert sorted(statuses) == ["coalesced"] * 9 + ["miss"]
     assert len({answer.headers["x-causeway-decision"] for answer in answers}) == 10
-    assert len(box.parts.decisions.memory) == 10
-    box.assert_nothing_leaks()
+    assert len(device.parts.decisions.memory) == 10
+    device.assert_nothing_leaks()
 
 
 async def test_a_follower_with_a_later_deadline_starts_its_own_generation(
-    box: Box, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the first request's deadline ends the shared generation."""
-    box.engine.gate = asyncio.Event()
-    hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "30000"}))
-    await until(lambda: box.engine.running == 1)
-    patient = asyncio.ensure_future(box.ask(temperature=0))  # within 60 s
-    await until(lambda: box.parts.shared_generations.subscribers == 2)
+    device.engine.gate = asyncio.Event()
+    hasty = asyncio.ensure_future(device.ask(temperature=0, headers={"x-causeway-deadline-ms": "30000"}))
+    await until(lambda: device.engine.running == 1)
+    patient = asyncio.ensure_future(device.ask(temperature=0))  # within 60 s
+    await until(lambda: device.parts.shared_generations.subscribers == 2)
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "time", functools.partial(_later, loop.time, 31.0))
     assert (await hasty).status == 504
-    await until(lambda: len(box.engine.calls) == 2)
-    box.engine.gate.set()
+    await until(lambda: len(device.engine.calls) == 2)
+    device.engine.gate.set()
     answer = await patient
     assert answer.text == EDGE
     assert answer.headers["x-causeway-cache"] == "miss"
-    box.assert_nothing_leaks()
+    device.assert_nothing_leaks()
 
 
 def _later(clock: Callable[[], float], seconds: float) -> float:
     return clock() + seconds
 
 
-async def test_the_follower_is_answered_when_the_first_client_disconnects(box: Box) -> None:
-    box.engine.gate = asyncio.Event()
-    leader = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: box.engine.running == 1)
-    follower = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: box.parts.shared_generations.subscribers == 2)
+async def test_the_follower_is_answered_when_the_first_client_disconnects(device: Device) -> None:
+    device.engine.gate = asyncio.Event()
+    leader = asyncio.ensure_future(device.ask(temperature=0))
+    await until(lambda: device.engine.running == 1)
+    follower = asyncio.ensure_future(device.ask(temperature=0))
+    await until(lambda: device.parts.shared_generations.subscribers == 2)
     leader.cancel()
-    await until(lambda: len(box.parts.decisions.memory) == 1)
-    assert box.newest().outcome.status == "cancelled"
-    box.engine.gate.set()
+    await until(lambda: len(device.parts.decisions.memory) == 1)
+    assert device.newest().outcome.status == "cancelled"
+    device.engine.gate.set()
     assert (await follower).text == EDGE
-    assert len(box.engine.calls) == 1
+    assert len(device.engine.calls) == 1
 
 
 async def test_private_answers_are_cached_per_client(tmp_path: Path) -> None:
     """Another client does not get them, and none is on disk."""
     keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("ann", "bob"))
-    async with running(tmp_path, server=ServerConfig(port=0, keys=keys)) as box:
+    async with running(tmp_path, server=ServerConfig(port=0, keys=keys)) as device:
         seen = []
         for name in ("ann", "ann", "bob", "bob"):
             headers = {"Authorization": f"Bearer {name}"}
-            answer = await box.ask("my secret is 1234", temperature=0, tags="private", headers=headers)
+            answer = await device.ask("my secret is 1234", temperature=0, tags="private", headers=headers)
             seen.append(answer.headers["x-causeway-cache"])
         assert seen == ["miss", "hit", "miss", "hit"]
-        assert box.cloud.bodies == []
+        assert device.cloud.bodies == []
     assert b"1234" not in every_byte(tmp_path)
 
 
@@ -221,61 +221,62 @@ async def test_content_bound_to_the_device_is_in_no_file_and_no_log(
 ) -> None:
     """Bound by a constraint or by a preference, in success and in failure."""
     caplog.set_level("DEBUG")
-    async with running(tmp_path) as box:
+    async with running(tmp_path) as device:
         for fault in ("none", "corrupt"):
-            box.engine.fault = fault
-            await box.ask("my secret prompt is 1234", temperature=0, max_tokens=10 if fault == "none" else 11, **words)  # type: ignore[arg-type]
-        assert box.cloud.bodies == []
+            device.engine.fault = fault
+            most = 10 if fault == "none" else 11
+            await device.ask("my secret prompt is 1234", temperature=0, max_tokens=most, **words)  # type: ignore[arg-type]
+        assert device.cloud.bodies == []
     kept = every_byte(tmp_path)
     for secret in (b"1234", b"secret prompt", EDGE.encode()):
         assert secret not in kept
         assert secret.decode() not in caplog.text
 
 
-async def test_a_preference_narrows_the_policy_and_never_widens_it(box: Box) -> None:
+async def test_a_preference_narrows_the_policy_and_never_widens_it(device: Device) -> None:
     """only_cloud on a private request leaves no target: an error that says so, and no upstream request."""
-    answer = await box.ask(tags="private", headers={"x-causeway-prefer": "only_cloud"})
+    answer = await device.ask(tags="private", headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 503
     assert answer.code == "no_route"
     assert "private-stays" in answer.message
-    assert box.cloud.bodies == []
-    assert box.engine.calls == []
+    assert device.cloud.bodies == []
+    assert device.engine.calls == []
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 
 
 @pytest.mark.parametrize("model", ["auto", "small"])
-async def test_content_that_no_target_can_take_is_the_clients_mistake(box: Box, model: str) -> None:
-    answer = await box.ask(model=model, messages=[{"role": "user", "content": [IMAGE]}])
+async def test_content_that_no_target_can_take_is_the_clients_mistake(device: Device, model: str) -> None:
+    answer = await device.ask(model=model, messages=[{"role": "user", "content": [IMAGE]}])
     assert (answer.status, answer.code) == (400, "unsupported_feature")
     assert "supports images" in answer.message
-    assert "let the box read it (extra `pictures`, `fusion: late`)" in answer.message
+    assert "let the device read it (extra `pictures`, `fusion: late`)" in answer.message
     assert answer.json["error"]["param"] == "messages"
-    assert (await box.record(answer)).outcome.status == "rejected"
+    assert (await device.record(answer)).outcome.status == "rejected"
 
 
 async def test_content_that_another_target_could_take_is_503(tmp_path: Path) -> None:
     """A constraint keeps it from that target."""
     policy = POLICY.replace("usd_per_1k_tokens: 1.0\n    can: [chat,", "usd_per_1k_tokens: 1.0\n    can: [chat, image,")
-    async with running(tmp_path, policy=policy) as box:
-        answer = await box.ask(tags="private", messages=[{"role": "user", "content": [IMAGE]}])
+    async with running(tmp_path, policy=policy) as device:
+        answer = await device.ask(tags="private", messages=[{"role": "user", "content": [IMAGE]}])
         assert (answer.status, answer.code) == (503, "no_route")
 
 
 async def test_a_prompt_too_long_for_every_target_is_400_with_all_numbers(tmp_path: Path) -> None:
-    async with running(tmp_path) as box:
-        box.engine.refusal = ContextLengthExceeded("the prompt has 9000 tokens, this model's context is 2048.")
-        box.cloud.status = 400
+    async with running(tmp_path) as device:
+        device.engine.refusal = ContextLengthExceeded("the prompt has 9000 tokens, this model's context is 2048.")
+        device.cloud.status = 400
         message = "the prompt has 9001 tokens, this model's context is 4096."
-        box.cloud.error = {"message": message, "code": "context_length_exceeded"}
-        answer = await box.ask()
+        device.cloud.error = {"message": message, "code": "context_length_exceeded"}
+        answer = await device.ask()
         assert (answer.status, answer.code) == (400, "context_length_exceeded")
         for number in ("9000", "2048", "9001", "4096"):
             assert number in answer.message
 
 
-async def test_a_prompt_too_long_for_the_device_is_400_on_a_box_without_a_cloud(tmp_path: Path) -> None:
+async def test_a_prompt_too_long_for_the_device_is_400_on_a_device_without_a_cloud(tmp_path: Path) -> None:
     """The policy's cloud target can never take it here."""
     engine = ScriptedEngine()
     engine.refusal = ContextLengthExceeded("the prompt has 9000 tokens, this model's context is 2048.")
@@ -283,17 +284,17 @@ async def test_a_prompt_too_long_for_the_device_is_400_on_a_box_without_a_cloud(
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            box = Box(app, engine, ScriptedCloud(), session)
+            device = Device(app, engine, ScriptedCloud(), session)
             for tags in ("", "cloud"):
-                answer = await box.ask(tags=tags)
+                answer = await device.ask(tags=tags)
                 assert (answer.status, answer.code) == (400, "context_length_exceeded")
     finally:
         await app.close()
 
 
-async def test_routing_hints_are_not_sent_upstream(box: Box) -> None:
+async def test_routing_hints_are_not_sent_upstream(device: Device) -> None:
     """The cloud gets the messages, its deadline, priority and the policy's name: no tags, preference or client."""
-    await box.ask(
+    await device.ask(
         tags="cloud",
         headers={
             "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -301,8 +302,8 @@ async def test_routing_hints_are_not_sent_upstream(box: Box) -> None:
         },
         causeway={"tags": ["secret-project"]},
     )
-    assert set(box.cloud.bodies[0]) == {"model", "messages"}
-    sent = box.cloud.request_headers[0]
+    assert set(device.cloud.bodies[0]) == {"model", "messages"}
+    sent = device.cloud.request_headers[0]
     assert sent["traceparent"].startswith("00-0af7651916cd43dd8448eb211c80319c-")
     assert {name for name in sent if name.startswith("x-causeway")} == {
         "x-causeway-deadline-ms",
@@ -313,166 +314,166 @@ async def test_routing_hints_are_not_sent_upstream(box: Box) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_degraded_answer_of_the_cloud_is_reported_and_not_cached(box: Box, stream: bool) -> None:
+async def test_a_degraded_answer_of_the_cloud_is_reported_and_not_cached(device: Device, stream: bool) -> None:
     """The client gets the header, the record the tier and its reason."""
-    box.cloud.headers = {
+    device.cloud.headers = {
         "x-causeway-tier": "medium", "x-causeway-tier-reason": "large=saturated", "x-causeway-degraded": "true",
         "x-causeway-modalities": "image=timeout",
     }  # fmt: skip
-    answer = await box.ask("the same", tags="cloud", temperature=0.0, stream=stream)
+    answer = await device.ask("the same", tags="cloud", temperature=0.0, stream=stream)
     assert (answer.status, answer.headers["x-causeway-degraded"]) == (200, "true")
     assert answer.headers["x-causeway-modalities"] == "image=timeout"
-    record = await box.record(answer)
+    record = await device.record(answer)
     assert record.outcome.degraded
     assert record.outcome.attempts[-1].detail == "answered by tier medium: large=saturated"
-    box.cloud.headers = {}
-    again = await box.ask("the same", tags="cloud", temperature=0.0, stream=stream)
+    device.cloud.headers = {}
+    again = await device.ask("the same", tags="cloud", temperature=0.0, stream=stream)
     assert (again.headers["x-causeway-cache"], again.headers["x-causeway-degraded"]) == ("miss", "false")
-    assert (await box.record(again)).outcome.attempts[-1].detail == ""
+    assert (await device.record(again)).outcome.attempts[-1].detail == ""
 
 
-async def test_an_uncacheable_request_is_sent_with_no_store(box: Box) -> None:
-    await box.ask("one", tags="cloud", temperature=0.7)
-    await box.ask("two", tags="cloud", temperature=0.0)
-    assert [sent.get("cache-control") for sent in box.cloud.request_headers] == ["no-store", None]
+async def test_an_uncacheable_request_is_sent_with_no_store(device: Device) -> None:
+    await device.ask("one", tags="cloud", temperature=0.7)
+    await device.ask("two", tags="cloud", temperature=0.0)
+    assert [sent.get("cache-control") for sent in device.cloud.request_headers] == ["no-store", None]
 
 
-async def test_the_cloud_is_sent_the_time_left(box: Box) -> None:
+async def test_the_cloud_is_sent_the_time_left(device: Device) -> None:
     """Not a clock time, and never more than the client's deadline."""
-    await box.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
-    assert 0 < int(box.cloud.request_headers[0]["x-causeway-deadline-ms"]) <= 300
+    await device.ask(tags="cloud", headers={"x-causeway-deadline-ms": "300"})
+    assert 0 < int(device.cloud.request_headers[0]["x-causeway-deadline-ms"]) <= 300
 
 
-async def test_a_400_of_the_cloud_reaches_the_client_and_is_not_retried(box: Box) -> None:
+async def test_a_400_of_the_cloud_reaches_the_client_and_is_not_retried(device: Device) -> None:
     """With the cloud's message and param; the record contains neither."""
-    box.cloud.status = 400
-    box.cloud.error = {"message": "the secret is bad", "param": "messages", "code": "invalid_value"}
-    answer = await box.ask(tags="cloud")
+    device.cloud.status = 400
+    device.cloud.error = {"message": "the secret is bad", "param": "messages", "code": "invalid_value"}
+    answer = await device.ask(tags="cloud")
     assert answer.status == 400
     assert answer.message == "the secret is bad"
-    assert box.engine.calls == []
-    record = await box.record(answer)
+    assert device.engine.calls == []
+    record = await device.record(answer)
     assert b"secret" not in msgspec.json.encode(record)
 
 
-async def test_a_targets_error_message_is_not_recorded(box: Box) -> None:
+async def test_a_targets_error_message_is_not_recorded(device: Device) -> None:
     """An error in the stream may quote the prompt: the client gets it, the record does not."""
-    box.cloud.error = {"message": "cannot tokenize: the secret prompt"}
-    answer = await box.ask(stream=True, headers={"x-causeway-prefer": "only_cloud"})
+    device.cloud.error = {"message": "cannot tokenize: the secret prompt"}
+    answer = await device.ask(stream=True, headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 502
     assert "the secret prompt" in answer.message
-    record = await box.record(answer)
+    record = await device.record(answer)
     assert record.outcome.attempts[0].error == "cloud_failed"
     assert b"secret" not in msgspec.json.encode(record)
 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 413, 422, 451])
-async def test_a_refusals_reason_is_not_recorded(box: Box, status: int) -> None:
-    box.cloud.status, box.cloud.error = status, {"message": "cannot tokenize: the secret prompt"}
-    answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
+async def test_a_refusals_reason_is_not_recorded(device: Device, status: int) -> None:
+    device.cloud.status, device.cloud.error = status, {"message": "cannot tokenize: the secret prompt"}
+    answer = await device.ask(headers={"x-causeway-prefer": "only_cloud"})
     assert "the secret prompt" in answer.message
-    assert b"secret" not in msgspec.json.encode(await box.record(answer))
+    assert b"secret" not in msgspec.json.encode(await device.record(answer))
 
 
-async def test_a_prompt_too_long_for_one_target_is_tried_on_the_next(box: Box) -> None:
-    box.cloud.status = 400
-    box.cloud.error = {"message": "too long", "code": "context_length_exceeded"}
-    answer = await box.ask(tags="cloud")
+async def test_a_prompt_too_long_for_one_target_is_tried_on_the_next(device: Device) -> None:
+    device.cloud.status = 400
+    device.cloud.error = {"message": "too long", "code": "context_length_exceeded"}
+    answer = await device.ask(tags="cloud")
     assert answer.text == EDGE
     assert answer.headers["x-causeway-degraded"] == "false"
 
 
-async def test_saturation_everywhere_is_a_429_with_the_clouds_retry_after(box: Box) -> None:
-    box.cloud.status, box.cloud.headers = 429, {"Retry-After": "7"}
-    answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
+async def test_saturation_everywhere_is_a_429_with_the_clouds_retry_after(device: Device) -> None:
+    device.cloud.status, device.cloud.headers = 429, {"Retry-After": "7"}
+    answer = await device.ask(headers={"x-causeway-prefer": "only_cloud"})
     assert answer.status == 429
     assert answer.headers["Retry-After"] == "7"
 
 
-async def test_a_full_queue_is_a_429_with_retry_after(box: Box) -> None:
+async def test_a_full_queue_is_a_429_with_retry_after(device: Device) -> None:
     """Four running, four queued: the ninth is refused, the others are answered."""
-    box.engine.gate = asyncio.Event()
-    requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
-    await until(lambda: (stats := box.parts.admission).running == 4 and stats.waiting == 4)
-    refused = await box.ask("one more")
+    device.engine.gate = asyncio.Event()
+    requests = [asyncio.ensure_future(device.ask(f"question {n}")) for n in range(8)]
+    await until(lambda: (stats := device.parts.admission).running == 4 and stats.waiting == 4)
+    refused = await device.ask("one more")
     assert refused.status == 429
     assert refused.code == "queue_full"
     assert int(refused.headers["Retry-After"]) >= 1
-    assert (await box.record(refused)).outcome.status == "rejected"
-    box.engine.gate.set()
+    assert (await device.record(refused)).outcome.status == "rejected"
+    device.engine.gate.set()
     assert [answer.status for answer in await asyncio.gather(*requests)] == [200] * 8
-    box.assert_nothing_leaks()
+    device.assert_nothing_leaks()
 
 
-async def test_a_hit_does_not_wait_for_a_permit(box: Box) -> None:
-    await box.ask("known", temperature=0)
-    box.engine.gate = asyncio.Event()
-    requests = [asyncio.ensure_future(box.ask(f"question {n}")) for n in range(8)]
-    await until(lambda: box.parts.admission.waiting == 4)
-    assert (await box.ask("known", temperature=0)).headers["x-causeway-cache"] == "hit"
-    box.engine.gate.set()
+async def test_a_hit_does_not_wait_for_a_permit(device: Device) -> None:
+    await device.ask("known", temperature=0)
+    device.engine.gate = asyncio.Event()
+    requests = [asyncio.ensure_future(device.ask(f"question {n}")) for n in range(8)]
+    await until(lambda: device.parts.admission.waiting == 4)
+    assert (await device.ask("known", temperature=0)).headers["x-causeway-cache"] == "hit"
+    device.engine.gate.set()
     await asyncio.gather(*requests)
 
 
 async def test_the_rate_limit_applies_to_hits_too(tmp_path: Path) -> None:
     policy = POLICY.replace("queue: 4}", "queue: 4, per_client_rps: 2}")
-    async with running(tmp_path, policy=policy) as box:
-        statuses = [(await box.ask(temperature=0)).status for _ in range(5)]
+    async with running(tmp_path, policy=policy) as device:
+        statuses = [(await device.ask(temperature=0)).status for _ in range(5)]
         assert statuses[:2] == [200, 200]
         assert 429 in statuses[2:]
 
 
-async def test_n_choices_each_have_an_end(box: Box) -> None:
-    whole = await box.ask(n=2)
+async def test_n_choices_each_have_an_end(device: Device) -> None:
+    whole = await device.ask(n=2)
     assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]
-    streamed = await box.ask(n=2, stream=True)
+    streamed = await device.ask(n=2, stream=True)
     assert streamed.finish_reasons == ["stop", "stop"]
     assert streamed.done
 
 
-async def test_embeddings_are_routed_fall_back_and_are_cached(box: Box) -> None:
-    box.engine.fault = "refuse"
+async def test_embeddings_are_routed_fall_back_and_are_cached(device: Device) -> None:
+    device.engine.fault = "refuse"
     body = {"model": "auto", "input": "hello"}
-    async with box.session.post("/v1/embeddings", json=body) as response:
+    async with device.session.post("/v1/embeddings", json=body) as response:
         assert response.status == 200
         assert response.headers["x-causeway-target"] == "large"
         assert response.headers["x-causeway-degraded"] == "true"
         assert (await response.json())["data"][0]["embedding"] == [0.5, 0.25]
-    box.engine.fault = "none"
+    device.engine.fault = "none"
     for status in ("miss", "hit"):
-        async with box.session.post("/v1/embeddings", json=body) as response:
+        async with device.session.post("/v1/embeddings", json=body) as response:
             assert response.headers["x-causeway-cache"] == status
             assert (await response.json())["data"][0]["embedding"] == [5.0, 1.0]
-    box.assert_nothing_leaks()
+    device.assert_nothing_leaks()
 
 
-async def test_legacy_completions_are_answered(box: Box) -> None:
-    async with box.session.post("/v1/completions", json={"model": "small", "prompt": "hello"}) as response:
+async def test_legacy_completions_are_answered(device: Device) -> None:
+    async with device.session.post("/v1/completions", json={"model": "small", "prompt": "hello"}) as response:
         assert response.headers["x-causeway-reason"] == "model_named"
         assert (await response.json())["choices"][0]["text"] == EDGE
 
 
-async def test_a_record_names_the_costly_signals_that_were_not_computed(box: Box) -> None:
+async def test_a_record_names_the_costly_signals_that_were_not_computed(device: Device) -> None:
     """So that a replay knows absent from unknown."""
-    record = await box.record(await box.ask())
+    record = await device.record(await device.ask())
     assert set(record.unrecorded) == {"request.prompt_tokens", "edge.quality"}
     assert record.estimates == Estimates()
 
 
 async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
     """The engine counts the tokens although no rule names them; this model has no quality estimator: absent."""
-    async with running(tmp_path, decisions=DecisionsConfig(record="all")) as box:
+    async with running(tmp_path, decisions=DecisionsConfig(record="all")) as device:
         for model in ("auto", "small"):
-            record = await box.record(await box.ask(model=model))
+            record = await device.record(await device.ask(model=model))
             assert record.unrecorded == ()
             assert record.estimates == Estimates(prompt_tokens=1, quality=None)
 
 
-async def test_a_record_keeps_the_signals_that_no_rule_names(box: Box) -> None:
-    snapshot = (await box.record(await box.ask())).snapshot
+async def test_a_record_keeps_the_signals_that_no_rule_names(device: Device) -> None:
+    snapshot = (await device.record(await device.ask())).snapshot
     assert snapshot.spend.usd_hour == 0.0
     assert snapshot.edge.queue is not None
-    assert snapshot.setup == BoxSetup(engine=True, cloud=True, temperatures={"m-small": None})
+    assert snapshot.setup == DeviceSetup(engine=True, cloud=True, temperatures={"m-small": None})
 
 
 async def test_spend_signals_survive_a_restart(tmp_path: Path) -> None:
@@ -480,11 +481,11 @@ async def test_spend_signals_survive_a_restart(tmp_path: Path) -> None:
         "  - name: cloud-first",
         "  - name: broke\n    when: spend.usd_hour >= 0.01\n    use: [small]\n  - name: cloud-first",
     )
-    async with running(tmp_path, policy=policy) as box:
-        assert (await box.ask(tags="cloud")).headers["x-causeway-target"] == "large"
-        assert (await box.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
-    async with running(tmp_path, policy=policy) as box:
-        assert (await box.ask(tags="cloud")).headers["x-causeway-reason"] == "broke"
+    async with running(tmp_path, policy=policy) as device:
+        assert (await device.ask(tags="cloud")).headers["x-causeway-target"] == "large"
+        assert (await device.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
+    async with running(tmp_path, policy=policy) as device:
+        assert (await device.ask(tags="cloud")).headers["x-causeway-reason"] == "broke"
 
 
 async def test_only_signals_that_the_policy_names_are_computed(tmp_path: Path) -> None:
@@ -493,11 +494,11 @@ async def test_only_signals_that_the_policy_names_are_computed(tmp_path: Path) -
         policy = POLICY.replace(
             "  - name: edge-first\n", f"  - name: short\n    when: {rule}\n    use: [small]\n  - name: edge-first\n"
         )
-        async with running(tmp_path, policy=policy) as box:
-            record = await box.record(await box.ask("one two"))
+        async with running(tmp_path, policy=policy) as device:
+            record = await device.record(await device.ask("one two"))
             assert record.outcome.reason == "short"
             assert record.estimates.prompt_tokens == (2 if counted else None)
-            named = await box.record(await box.ask("one two", model="small"))
+            named = await device.record(await device.ask("one two", model="small"))
             assert named.estimates.prompt_tokens is None, "a named model is not routed by rules"
 
 
@@ -512,11 +513,11 @@ async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Pa
     """A rule that needs the signal does not hold, the reasons say so, and the next rule decides in time."""
     rule = "  - name: short\n    when: request.prompt_tokens < 3\n    use: [small]\n  - name: edge-first\n"
     policy = hasty("small") if fault == "stall" else POLICY
-    async with running(tmp_path, policy=policy.replace("  - name: edge-first\n", rule)) as box:
-        box.engine.fault = fault
-        answer = await box.ask("one two")
+    async with running(tmp_path, policy=policy.replace("  - name: edge-first\n", rule)) as device:
+        device.engine.fault = fault
+        answer = await device.ask("one two")
         assert answer.text == CLOUD
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert record.estimates.prompt_tokens is None
         assert record.decision is not None
         assert ("signal_absent", "short") in [(reason.code, reason.rule) for reason in record.decision.reasons]
@@ -531,22 +532,22 @@ def test_the_clock_is_the_event_loops_clock() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_abandoned_answer_costs_its_prompt(box: Box, stream: bool) -> None:
+async def test_an_abandoned_answer_costs_its_prompt(device: Device, stream: bool) -> None:
     """The cloud has read it, whatever of the answer the client waited for; a refused connection costs nothing."""
-    box.cloud.gate = asyncio.Event()
-    asking = asyncio.ensure_future(box.ask("word " * 3000, stream=stream, tags="cloud"))
-    await box.cloud.entered.wait()
+    device.cloud.gate = asyncio.Event()
+    asking = asyncio.ensure_future(device.ask("word " * 3000, stream=stream, tags="cloud"))
+    await device.cloud.entered.wait()
     asking.cancel()
-    await until(lambda: len(box.parts.decisions.memory) == 1)
-    outcome = box.newest().outcome
+    await until(lambda: len(device.parts.decisions.memory) == 1)
+    outcome = device.newest().outcome
     assert (outcome.status, [attempt.state for attempt in outcome.attempts]) == ("cancelled", ["cancelled"])
     assert outcome.usd == pytest.approx(3.0, rel=0.3)
     assert outcome.estimated
-    assert box.parts.signals.snapshot(box.parts.policies.active).spend.usd_hour == pytest.approx(outcome.usd)
+    assert device.parts.signals.snapshot(device.parts.policies.active).spend.usd_hour == pytest.approx(outcome.usd)
 
 
-async def test_an_attempt_that_reached_no_target_costs_nothing(box: Box) -> None:
-    box.cloud.fault = "refuse"
-    answer = await box.ask("word " * 3000, tags="cloud")
-    outcome = (await box.record(answer)).outcome
+async def test_an_attempt_that_reached_no_target_costs_nothing(device: Device) -> None:
+    device.cloud.fault = "refuse"
+    answer = await device.ask("word " * 3000, tags="cloud")
+    outcome = (await device.record(answer)).outcome
     assert (answer.text, outcome.usd, outcome.estimated) == (EDGE, 0.0, False)

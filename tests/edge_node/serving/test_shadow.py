@@ -27,7 +27,7 @@ from tests.edge_node.signals.test_calibrated_pair import publish
 from tests.edge_node.storage.test_cache import every_byte
 from tests.waiting import until
 
-from ..box import POLICY, Answer, Box, config, running
+from ..device import POLICY, Answer, Device, config, running
 from ..scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedCloud, ScriptedEngine
 
 pytestmark = pytest.mark.slow
@@ -43,14 +43,14 @@ def metrics(text: str, name: str) -> dict[str, float]:
     return {line.rpartition(" ")[0].removeprefix(name): float(line.rpartition(" ")[2]) for line in lines}
 
 
-async def results(box: Box) -> dict[str, float]:
-    return metrics((await box.get("/metrics")).body.decode(), "causeway_edge_shadow_requests_total")
+async def results(device: Device) -> dict[str, float]:
+    return metrics((await device.get("/metrics")).body.decode(), "causeway_edge_shadow_requests_total")
 
 
-async def finished(box: Box, count: int = 1) -> Mapping[str, float]:
+async def finished(device: Device, count: int = 1) -> Mapping[str, float]:
     """Wait for so many shadow requests, and return how often there was which result."""
     async with asyncio.timeout(60):
-        while sum((found := await results(box)).values()) < count:  # noqa: ASYNC110 -- a counter has no event
+        while sum((found := await results(device)).values()) < count:  # noqa: ASYNC110 -- a counter has no event
             await asyncio.sleep(0.01)
     return found
 
@@ -62,18 +62,18 @@ def one(target: str, result: str) -> dict[str, float]:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_an_answer_of_the_device_is_followed_by_a_question_to_the_cloud(tmp_path: Path, stream: bool) -> None:
     """As bulk work that no cache keeps; its cost counts, the record names it, and no content is left."""
-    async with running(tmp_path, policy=SHADOW) as box:
-        answer = await box.ask("the secret question", stream=stream, max_tokens=50)
+    async with running(tmp_path, policy=SHADOW) as device:
+        answer = await device.ask("the secret question", stream=stream, max_tokens=50)
         assert answer.text == EDGE
-        assert await finished(box) == one("large", "agreed")  # two of three words are the same
-        (body,), (headers,) = box.cloud.bodies, box.cloud.request_headers
+        assert await finished(device) == one("large", "agreed")  # two of three words are the same
+        (body,), (headers,) = device.cloud.bodies, device.cloud.request_headers
         assert body["messages"] == [{"role": "user", "content": "the secret question"}]
         assert (body.get("stream", False), body["max_tokens"]) == (False, 50)
         assert (headers["x-causeway-priority"], headers["cache-control"]) == ("bulk", "no-store")
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert (record.shadow, record.outcome.target, record.outcome.usd) == ("large", "small", 0.0)
-        assert box.parts.spend.current.usd_today == pytest.approx(0.01)
-        page = (await box.get("/metrics")).body.decode()
+        assert device.parts.spend.current.usd_today == pytest.approx(0.01)
+        page = (await device.get("/metrics")).body.decode()
         assert metrics(page, "causeway_edge_shadow_usd_today") == {"": pytest.approx(0.01)}
         assert metrics(page, "causeway_edge_cost_usd_total") == {'{target="large"}': pytest.approx(0.01)}
     assert b"secret question" not in every_byte(tmp_path / "state")
@@ -82,21 +82,21 @@ async def test_an_answer_of_the_device_is_followed_by_a_question_to_the_cloud(tm
 
 async def test_an_answer_of_the_cloud_is_followed_by_a_question_to_the_device(tmp_path: Path) -> None:
     """With confidence, as a handoff would have it. After a handoff the device is asked for its whole answer."""
-    async with running(tmp_path, policy=SHADOW) as box:
-        answer = await box.ask(tags="cloud")
-        assert await finished(box) == one("small", "agreed")
-        (call,) = box.engine.calls
+    async with running(tmp_path, policy=SHADOW) as device:
+        answer = await device.ask(tags="cloud")
+        assert await finished(device) == one("small", "agreed")
+        (call,) = device.engine.calls
         assert (call.confidence_tokens, call.durable, call.request.max_tokens) == (24, False, 76)
-        assert (await box.record(answer)).shadow == "small"
-        box.engine.score = 0.1
-        handed_off = await box.ask(tags="handoff")
+        assert (await device.record(answer)).shadow == "small"
+        device.engine.score = 0.1
+        handed_off = await device.ask(tags="handoff")
         assert handed_off.text == CLOUD
-        await finished(box, 2)
-        assert [call.confidence_tokens for call in box.engine.calls] == [24, 2, 2]
+        await finished(device, 2)
+        assert [call.confidence_tokens for call in device.engine.calls] == [24, 2, 2]
 
 
-async def ask_embedding(box: Box) -> Answer:
-    async with box.session.post("/v1/embeddings", json={"model": "auto", "input": "x"}) as response:
+async def ask_embedding(device: Device) -> Answer:
+    async with device.session.post("/v1/embeddings", json={"model": "auto", "input": "x"}) as response:
         return Answer(response.status, dict(response.headers), await response.read())
 
 
@@ -118,95 +118,95 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 )
 async def test_requests_that_are_never_followed(tmp_path: Path, headers: dict[str, str], body: dict[str, Any]) -> None:
     """Neither by a request nor by a count; the next one, which may be, is."""
-    async with running(tmp_path, policy=SHADOW) as box:
-        answer = await box.ask(headers=headers, **body)
+    async with running(tmp_path, policy=SHADOW) as device:
+        answer = await device.ask(headers=headers, **body)
         assert answer.status == 200
-        assert (await ask_embedding(box)).status == 200
-        assert (await box.record(answer)).shadow == ""
-        calls, bodies = len(box.engine.calls), len(box.cloud.bodies)
-        await box.ask()
-        assert await finished(box) == one("large", "agreed")
-        assert (len(box.engine.calls), len(box.cloud.bodies)) == (calls + 1, bodies + 1)
+        assert (await ask_embedding(device)).status == 200
+        assert (await device.record(answer)).shadow == ""
+        calls, bodies = len(device.engine.calls), len(device.cloud.bodies)
+        await device.ask()
+        assert await finished(device) == one("large", "agreed")
+        assert (len(device.engine.calls), len(device.cloud.bodies)) == (calls + 1, bodies + 1)
 
 
 async def test_the_share_is_drawn_and_an_answer_from_the_cache_is_not_followed(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=SHADOW.replace("share: 1.0", "share: 0.0000001")) as box:
+    async with running(tmp_path, policy=SHADOW.replace("share: 1.0", "share: 0.0000001")) as device:
         for _ in range(20):
-            assert (await box.record(await box.ask())).shadow == ""
-    async with running(tmp_path, policy=SHADOW) as box:
-        await box.ask(temperature=0)
-        await finished(box)
-        hit = await box.ask(temperature=0)
+            assert (await device.record(await device.ask())).shadow == ""
+    async with running(tmp_path, policy=SHADOW) as device:
+        await device.ask(temperature=0)
+        await finished(device)
+        hit = await device.ask(temperature=0)
         assert hit.headers["x-causeway-cache"] == "hit"
-        assert (await box.record(hit)).shadow == ""
+        assert (await device.record(hit)).shadow == ""
 
 
 async def test_the_budget_of_a_day_holds_over_a_restart(tmp_path: Path) -> None:
     """A request that could exceed it is not sent; the next day it is."""
     tight = SHADOW.replace("usd_per_day: 1.0", "usd_per_day: 0.1")  # one costs 0.01, and at most 0.081
-    async with running(tmp_path, policy=tight, clock=NOON) as box:
+    async with running(tmp_path, policy=tight, clock=NOON) as device:
         for _ in range(3):
-            await box.ask()
-        assert await finished(box, 3) == {
+            await device.ask()
+        assert await finished(device, 3) == {
             '{result="agreed",target="large"}': 2.0,
             '{result="over_budget",target="large"}': 1.0,
         }
-        assert box.parts.spend.current.usd_today == pytest.approx(0.02)
-    async with running(tmp_path, policy=tight, clock=NOON) as box:
-        await box.ask()
-        assert await finished(box) == one("large", "over_budget")
+        assert device.parts.spend.current.usd_today == pytest.approx(0.02)
+    async with running(tmp_path, policy=tight, clock=NOON) as device:
+        await device.ask()
+        assert await finished(device) == one("large", "over_budget")
     tomorrow = Clock(monotonic=NOON.monotonic, unix=lambda: NOON.unix() + 86400)
-    async with running(tmp_path, policy=tight, clock=tomorrow) as box:
-        await box.ask()
-        assert await finished(box) == one("large", "agreed")
+    async with running(tmp_path, policy=tight, clock=tomorrow) as device:
+        await device.ask()
+        assert await finished(device) == one("large", "agreed")
 
 
 async def test_a_client_s_request_interrupts_one_on_the_device(tmp_path: Path) -> None:
-    """It is asked again when the box is idle."""
-    async with running(tmp_path, policy=SHADOW) as box:
-        box.engine.gate = asyncio.Event()
-        await box.ask(tags="cloud")
-        await until(lambda: box.engine.running == 1)  # the shadow request
-        asked = asyncio.ensure_future(box.ask(tags="edge"))
-        await until(lambda: len(box.engine.calls) == 2 and box.engine.running == 1)
-        assert box.parts.shadows.waiting == 1
-        box.engine.gate.set()
+    """It is asked again when the device is idle."""
+    async with running(tmp_path, policy=SHADOW) as device:
+        device.engine.gate = asyncio.Event()
+        await device.ask(tags="cloud")
+        await until(lambda: device.engine.running == 1)  # the shadow request
+        asked = asyncio.ensure_future(device.ask(tags="edge"))
+        await until(lambda: len(device.engine.calls) == 2 and device.engine.running == 1)
+        assert device.parts.shadows.waiting == 1
+        device.engine.gate.set()
         assert (await asked).text == EDGE
-        assert await finished(box) == one("small", "agreed")
-        assert len(box.engine.calls) == 3
+        assert await finished(device) == one("small", "agreed")
+        assert len(device.engine.calls) == 3
 
 
 @pytest.mark.parametrize("fault", ["refuse", "corrupt", "unfinished", "unavailable"])
 async def test_a_shadow_request_that_fails_changes_nothing_for_clients(tmp_path: Path, fault: str) -> None:
     """Neither the circuit breaker nor the model's health, however often it fails."""
-    async with running(tmp_path, policy=SHADOW) as box:
+    async with running(tmp_path, policy=SHADOW) as device:
         if fault == "unavailable":
-            box.cloud.status, box.cloud.headers = 503, {"Retry-After": "60"}
-            box.cloud.error = {"message": "x", "type": "x", "code": "model_unavailable"}
+            device.cloud.status, device.cloud.headers = 503, {"Retry-After": "60"}
+            device.cloud.error = {"message": "x", "type": "x", "code": "model_unavailable"}
         else:
-            box.cloud.fault = fault  # type: ignore[assignment]
+            device.cloud.fault = fault  # type: ignore[assignment]
         for count in range(1, 8):
-            assert (await box.ask()).text == EDGE
-            assert await finished(box, count) == {'{result="failed",target="large"}': float(count)}
-        assert box.parts.cloud is not None
-        signals = box.parts.cloud.signals()
+            assert (await device.ask()).text == EDGE
+            assert await finished(device, count) == {'{result="failed",target="large"}': float(count)}
+        assert device.parts.cloud is not None
+        signals = device.parts.cloud.signals()
         assert (signals.breaker, signals.unavailable_models) == ("closed", ())
-        box.cloud.fault, box.cloud.status = "none", 200
-        assert (await box.ask(tags="cloud")).text == CLOUD
+        device.cloud.fault, device.cloud.status = "none", 200
+        assert (await device.ask(tags="cloud")).text == CLOUD
 
 
 async def test_few_wait_and_a_drain_cancels_them(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=SHADOW) as box:
-        box.cloud.gate = asyncio.Event()
-        await box.ask()
-        await until(lambda: box.cloud.running == 1)
+    async with running(tmp_path, policy=SHADOW) as device:
+        device.cloud.gate = asyncio.Event()
+        await device.ask()
+        await until(lambda: device.cloud.running == 1)
         for _ in range(9):
-            assert (await box.ask()).text == EDGE
-        assert box.parts.shadows.waiting == 9
-        assert await results(box) == one("large", "dropped")
-        assert await box.app.drain() is True
-        await until(lambda: box.cloud.running == 0 and box.parts.shadows.waiting == 0)
-        page = box.parts.metrics.text().decode()
+            assert (await device.ask()).text == EDGE
+        assert device.parts.shadows.waiting == 9
+        assert await results(device) == one("large", "dropped")
+        assert await device.app.drain() is True
+        await until(lambda: device.cloud.running == 0 and device.parts.shadows.waiting == 0)
+        page = device.parts.metrics.text().decode()
         assert metrics(page, "causeway_edge_shadow_requests_total") == {
             '{result="dropped",target="large"}': 9.0,
             '{result="interrupted",target="large"}': 1.0,
@@ -253,19 +253,19 @@ async def test_signals_that_have_drifted_are_set_aside_and_said(
     folder = publish(tmp_path)
     sha256 = find_artifact("pair", (folder,)).manifest.sha256
     await remember(tmp_path / "state", sha256, agreed=60, count=120)
-    async with running(tmp_path, policy=PAIR, model_dirs=(str(folder),)) as box:
+    async with running(tmp_path, policy=PAIR, model_dirs=(str(folder),)) as device:
         await until(lambda: "set aside" in caplog.text)
-        problems = (await box.get("/readyz")).json["problems"]
+        problems = (await device.get("/readyz")).json["problems"]
         assert "the calibrated signals of assistant are set aside: over 120 shadow answers" in problems[0]
-        page = (await box.get("/metrics")).body.decode()
+        page = (await device.get("/metrics")).body.decode()
         assert metrics(page, "causeway_edge_calibration_set_aside") == {'{model="assistant"}': 1.0}
         labels = '{model="assistant",signal="confidence"}'
         assert metrics(page, "causeway_edge_calibration_error")[labels] == pytest.approx(0.4)
         assert metrics(page, "causeway_edge_calibration_drift")[labels] == pytest.approx(0.4 - 0.022, abs=0.002)
-        decision = (await box.record(await box.ask())).decision
+        decision = (await device.record(await device.ask())).decision
         assert decision is not None
         assert [reason.code for reason in decision.reasons] == ["rule_held", "calibration_set_aside"]
-        assert box.parts.signals.snapshot(box.parts.policies.active).uncalibrated == {"small"}
+        assert device.parts.signals.snapshot(device.parts.policies.active).uncalibrated == {"small"}
 
 
 @pytest.mark.parametrize(("agreed", "count"), [(45, 50), (20, 50), (105, 120)])
@@ -273,11 +273,11 @@ async def test_signals_that_are_true_or_have_few_answers_stay(tmp_path: Path, ag
     folder = publish(tmp_path)
     sha256 = find_artifact("pair", (folder,)).manifest.sha256
     await remember(tmp_path / "state", sha256, agreed=agreed, count=count)
-    async with running(tmp_path, policy=PAIR, model_dirs=(str(folder),)) as box:
-        await box.ask()
-        await finished(box)  # what was kept has been read before
-        assert (await box.get("/readyz")).json["problems"] == []
-        page = (await box.get("/metrics")).body.decode()
+    async with running(tmp_path, policy=PAIR, model_dirs=(str(folder),)) as device:
+        await device.ask()
+        await finished(device)  # what was kept has been read before
+        assert (await device.get("/readyz")).json["problems"] == []
+        page = (await device.get("/metrics")).body.decode()
         assert metrics(page, "causeway_edge_calibration_set_aside") == {'{model="assistant"}': 0.0}
         assert "causeway_edge_calibration_error" in page
 
@@ -294,9 +294,9 @@ async def test_the_engine_s_own_confidence_is_kept(tmp_path: Path) -> None:
         assert engines is not None
         await until(lambda: engines.state == "ready")
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            box = Box(app, ScriptedEngine(), cloud, session)
-            assert (await box.ask("wake me up at six am")).headers["x-causeway-target"] == "small"
-            assert await finished(box) == one("large", "disagreed")
+            device = Device(app, ScriptedEngine(), cloud, session)
+            assert (await device.ask("wake me up at six am")).headers["x-causeway-target"] == "small"
+            assert await finished(device) == one("large", "disagreed")
     finally:
         await app.close()
         await cloud.stop()

@@ -16,7 +16,7 @@ from causeway_server.models.catalog.artifact import SHIPPED, find_artifact, save
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import Chunk, Confidence, ImagePart, Message, Request, Target, TextPart
 
-from ..box import POLICY, Box, running
+from ..device import POLICY, Device, running
 from ..scripted import EDGE_WORDS, ScriptedEngine
 
 EDGE = "".join(EDGE_WORDS)
@@ -51,44 +51,44 @@ def handoff(tokens: int = 8) -> BackendRequest:
 
 async def test_a_rule_on_quality_sends_facts_to_the_cloud_and_keeps_commands(tmp_path: Path) -> None:
     """The estimate is in the decision record and in the explanation."""
-    async with running(tmp_path, policy=NAMED) as box:
-        command, fact = await box.ask(COMMAND), await box.ask(FACT)
+    async with running(tmp_path, policy=NAMED) as device:
+        command, fact = await device.ask(COMMAND), await device.ask(FACT)
         assert command.headers["x-causeway-reason"] == "edge-first"
         assert fact.headers["x-causeway-reason"] == "not-for-us"
-        estimates = [(await box.record(answer)).estimates.quality for answer in (command, fact)]
+        estimates = [(await device.record(answer)).estimates.quality for answer in (command, fact)]
         assert estimates[0] is not None
         assert estimates[1] is not None
         assert estimates[1] < 0.5 < estimates[0]
-        assert await explained(box, FACT) == pytest.approx(estimates[1])
+        assert await explained(device, FACT) == pytest.approx(estimates[1])
 
 
-async def explained(box: Box, text: str) -> float:
+async def explained(device: Device, text: str) -> float:
     body = {"model": "auto", "messages": [{"role": "user", "content": text}]}
-    async with box.session.post("/v1/route", json=body) as response:
+    async with device.session.post("/v1/route", json=body) as response:
         return float((await response.json())["estimates"]["quality"])
 
 
 async def test_quality_is_computed_only_if_the_policy_names_it(tmp_path: Path) -> None:
     """Nor for a request that names its target."""
-    async with running(tmp_path, policy=POLICY.replace("m-small", "assistant")) as box:
-        assert (await box.record(await box.ask(COMMAND))).estimates.quality is None
-    async with running(tmp_path / "named", policy=NAMED) as box:
-        assert (await box.record(await box.ask(COMMAND, model="small"))).estimates.quality is None
+    async with running(tmp_path, policy=POLICY.replace("m-small", "assistant")) as device:
+        assert (await device.record(await device.ask(COMMAND))).estimates.quality is None
+    async with running(tmp_path / "named", policy=NAMED) as device:
+        assert (await device.record(await device.ask(COMMAND, model="small"))).estimates.quality is None
 
 
 async def test_a_cache_rule_may_use_quality(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=CACHED) as box:
+    async with running(tmp_path, policy=CACHED) as device:
         for text, expected in ((COMMAND, "hit"), (FACT, "bypass")):
             for _ in range(2):
-                answer = await box.ask(text, temperature=0)
+                answer = await device.ask(text, temperature=0)
             assert answer.headers["x-causeway-cache"] == expected
 
 
 async def test_without_an_estimator_the_rule_does_not_hold_and_the_record_says_why(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=NAMED.replace("model: assistant", "model: m-small")) as box:
-        answer = await box.ask(FACT)
+    async with running(tmp_path, policy=NAMED.replace("model: assistant", "model: m-small")) as device:
+        answer = await device.ask(FACT)
         assert answer.text == EDGE
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert record.estimates.quality is None
         assert record.decision is not None
         reasons = [(reason.code, reason.rule, reason.detail) for reason in record.decision.reasons]
@@ -145,8 +145,8 @@ async def test_a_handoff_compares_a_probability(tmp_path: Path) -> None:
     """The score in the record is the calibrated one, not the engine's."""
     policy = POLICY.replace("m-small", "assistant").replace("below: 0.5}", "below: 0.0001}")
     engine = ScriptedEngine("assistant")
-    async with running(tmp_path, policy=policy, engine=engine) as box:
-        record = await box.record(await box.ask("hello", tags="handoff"))
+    async with running(tmp_path, policy=policy, engine=engine) as device:
+        record = await device.record(await device.ask("hello", tags="handoff"))
         confidence = record.outcome.attempts[0].confidence
         assert confidence is not None
         assert confidence.score != engine.score

@@ -15,7 +15,7 @@ from causeway_server.edge_node.signals.semantic import SemanticAnswers
 from causeway_server.models.catalog.artifact import ArtifactNotFound
 from causeway_server.router.policy.compiled import parse_policy
 
-from ..box import POLICY, Box, running
+from ..device import POLICY, Device, running
 
 SEMANTIC = POLICY.replace(
     "    exact: {ttl: 30s, stale_if_error: 10m}\nlimits",
@@ -31,41 +31,41 @@ def test_the_policy_of_these_tests_is_semantic() -> None:
 
 async def test_a_question_that_means_the_same_gets_the_answer(tmp_path: Path) -> None:
     """The header says so; similarity and age are in the decision record; the route is explained."""
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        first = await box.ask(ASKED, temperature=0)
-        second = await box.ask(POLITE, temperature=0)
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        first = await device.ask(ASKED, temperature=0)
+        second = await device.ask(POLITE, temperature=0)
         assert (first.headers["x-causeway-cache"], second.headers["x-causeway-cache"]) == ("miss", "semantic")
         assert second.text == first.text
         assert second.headers["x-causeway-route"] == "cache"
-        outcome = (await box.record(second)).outcome
+        outcome = (await device.record(second)).outcome
         assert outcome.cache == "semantic"
         assert outcome.similarity is not None
         assert 0.5 < outcome.similarity <= 1.001
         assert outcome.cache_age_s is not None
-        assert len(box.engine.calls) == 1
+        assert len(device.engine.calls) == 1
         body = {"model": "auto", "temperature": 0, "messages": [{"role": "user", "content": POLITE}]}
-        async with box.session.post("/v1/route", json=body) as response:
+        async with device.session.post("/v1/route", json=body) as response:
             explained = await response.json()
         assert explained["similarity"] == pytest.approx(outcome.similarity)
         assert 0 <= explained["cached_age_s"] < 20
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 async def test_streamed_too(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        first = await box.ask(ASKED, temperature=0)
-        second = await box.ask(POLITE, temperature=0, stream=True)
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        first = await device.ask(ASKED, temperature=0)
+        second = await device.ask(POLITE, temperature=0, stream=True)
         assert second.headers["x-causeway-cache"] == "semantic"
         assert second.text == first.text
         assert second.done
 
 
 async def test_an_equal_request_is_an_exact_hit(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        await box.ask(ASKED, temperature=0)
-        again = await box.ask(ASKED, temperature=0)
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        await device.ask(ASKED, temperature=0)
+        again = await device.ask(ASKED, temperature=0)
         assert again.headers["x-causeway-cache"] == "hit"
-        outcome = (await box.record(again)).outcome
+        outcome = (await device.record(again)).outcome
         assert outcome.similarity is None
         assert outcome.cache_age_s is not None
 
@@ -92,10 +92,10 @@ async def test_an_equal_request_is_an_exact_hit(tmp_path: Path) -> None:
     ids=lambda body: next(iter(body)),
 )
 async def test_nothing_else_in_the_request_may_differ(tmp_path: Path, differing: dict[str, object]) -> None:
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        await box.ask(ASKED, temperature=0)
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        await device.ask(ASKED, temperature=0)
         body: dict[str, object] = {"temperature": 0} | differing
-        assert (await box.ask(POLITE, **body)).headers["x-causeway-cache"] in ("miss", "bypass")  # type: ignore[arg-type]
+        assert (await device.ask(POLITE, **body)).headers["x-causeway-cache"] in ("miss", "bypass")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -103,26 +103,26 @@ async def test_nothing_else_in_the_request_may_differ(tmp_path: Path, differing:
     ["what is the weather in rome", "what was the weather in paris", "what is the weather in paris tomorrow"],
 )
 async def test_another_question_is_a_miss(tmp_path: Path, other: str) -> None:
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        await box.ask(ASKED, temperature=0)
-        assert (await box.ask(other, temperature=0)).headers["x-causeway-cache"] == "miss"
-        assert len(box.engine.calls) == 2
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        await device.ask(ASKED, temperature=0)
+        assert (await device.ask(other, temperature=0)).headers["x-causeway-cache"] == "miss"
+        assert len(device.engine.calls) == 2
 
 
 async def test_a_private_question_is_remembered_in_memory_only(tmp_path: Path) -> None:
-    """It may be found again on this box by the same client, and by no request that is not private."""
-    async with running(tmp_path, policy=SEMANTIC) as box:
-        await box.ask(ASKED, temperature=0, tags="private")
-        assert (await box.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
-        assert (await box.ask(POLITE, temperature=0, tags="private")).headers["x-causeway-cache"] == "semantic"
+    """It may be found again on this device by the same client, and by no request that is not private."""
+    async with running(tmp_path, policy=SEMANTIC) as device:
+        await device.ask(ASKED, temperature=0, tags="private")
+        assert (await device.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
+        assert (await device.ask(POLITE, temperature=0, tags="private")).headers["x-causeway-cache"] == "semantic"
     found = [path for path in (tmp_path / "state").rglob("*") if path.is_file() and b"paris" in path.read_bytes()]
     # The public request's answer may be on disk; questions never are.
     assert all(b"weather in paris" not in path.read_bytes() for path in found)
 
 
-async def test_without_a_semantic_rule_nothing_is_compared(box: Box) -> None:
-    await box.ask(ASKED, temperature=0)
-    assert (await box.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
+async def test_without_a_semantic_rule_nothing_is_compared(device: Device) -> None:
+    await device.ask(ASKED, temperature=0)
+    assert (await device.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
 
 
 def test_without_a_semantic_rule_nothing_is_imported() -> None:
@@ -153,17 +153,17 @@ def test_without_a_judge_the_cache_stays_off(caplog: pytest.LogCaptureFixture) -
 async def test_clients_never_share(tmp_path: Path) -> None:
     """The exact cache shares an answer between keys; the semantic cache does not."""
     keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("ann", "bob"))
-    async with running(tmp_path, policy=SEMANTIC, server=ServerConfig(port=0, keys=keys)) as box:
+    async with running(tmp_path, policy=SEMANTIC, server=ServerConfig(port=0, keys=keys)) as device:
         ann, bob = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
-        await box.ask(ASKED, temperature=0, headers=ann)
-        assert (await box.ask(ASKED, temperature=0, headers=bob)).headers["x-causeway-cache"] == "hit"
-        assert (await box.ask(POLITE, temperature=0, headers=bob)).headers["x-causeway-cache"] == "miss"
-        assert (await box.ask(POLITE, temperature=0, headers=ann)).headers["x-causeway-cache"] in ("semantic", "hit")
+        await device.ask(ASKED, temperature=0, headers=ann)
+        assert (await device.ask(ASKED, temperature=0, headers=bob)).headers["x-causeway-cache"] == "hit"
+        assert (await device.ask(POLITE, temperature=0, headers=bob)).headers["x-causeway-cache"] == "miss"
+        assert (await device.ask(POLITE, temperature=0, headers=ann)).headers["x-causeway-cache"] in ("semantic", "hit")
 
 
 async def test_an_answer_that_is_too_old_is_not_shared(tmp_path: Path) -> None:
     policy = SEMANTIC.replace("semantic: {ttl: 20s", "semantic: {ttl: 1ms")
-    async with running(tmp_path, policy=policy) as box:
-        await box.ask(ASKED, temperature=0)
+    async with running(tmp_path, policy=policy) as device:
+        await device.ask(ASKED, temperature=0)
         await asyncio.sleep(0.002)
-        assert (await box.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
+        assert (await device.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"

@@ -21,61 +21,61 @@ from causeway_server.router.types import Message, Outcome, Request
 from tests.edge_node.serving.test_shadow import metrics
 from tests.waiting import until
 
-from ..box import Box, running
+from ..device import Device, running
 from .test_semantic import ASKED, POLITE, SEMANTIC
 
 CHECKED = SEMANTIC + "shadow: {share: 1.0, usd_per_day: 1.0}\n"
 
 
-async def checks(box: Box) -> dict[str, float]:
-    return metrics((await box.get("/metrics")).body.decode(), "causeway_edge_semantic_checks_total")
+async def checks(device: Device) -> dict[str, float]:
+    return metrics((await device.get("/metrics")).body.decode(), "causeway_edge_semantic_checks_total")
 
 
 async def test_the_client_gets_the_new_answer_and_nothing_else_is_asked(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=CHECKED) as box:
-        await box.ask(ASKED, temperature=0, tags="edge")
+    async with running(tmp_path, policy=CHECKED) as device:
+        await device.ask(ASKED, temperature=0, tags="edge")
         body = {"model": "auto", "temperature": 0, "messages": [{"role": "user", "content": POLITE}]}
-        async with box.session.post("/v1/route", json=body, headers={"x-causeway-tags": "edge"}) as response:
+        async with device.session.post("/v1/route", json=body, headers={"x-causeway-tags": "edge"}) as response:
             assert (await response.json())["similarity"] > 0.5  # an explanation is not checked
-        assert (await box.ask(POLITE, temperature=0, tags="edge")).headers["x-causeway-cache"] == "miss"
-        assert await checks(box) == {'{result="agreed"}': 1.0}
-        assert len(box.engine.calls) == 2
-        assert (await box.ask(POLITE, temperature=0, tags="edge")).headers["x-causeway-cache"] == "hit"
-        box.assert_nothing_leaks()
+        assert (await device.ask(POLITE, temperature=0, tags="edge")).headers["x-causeway-cache"] == "miss"
+        assert await checks(device) == {'{result="agreed"}': 1.0}
+        assert len(device.engine.calls) == 2
+        assert (await device.ask(POLITE, temperature=0, tags="edge")).headers["x-causeway-cache"] == "hit"
+        device.assert_nothing_leaks()
 
 
 async def test_answers_that_differ_make_the_cache_stricter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path, policy=CHECKED) as box:
-        await box.ask(ASKED, temperature=0, tags="edge")
-        box.engine.words = ("rain ", "until ", "seven")
-        await box.ask(POLITE, temperature=0, tags="edge")
-        assert await checks(box) == {'{result="disagreed"}': 1.0}
+    async with running(tmp_path, policy=CHECKED) as device:
+        await device.ask(ASKED, temperature=0, tags="edge")
+        device.engine.words = ("rain ", "until ", "seven")
+        await device.ask(POLITE, temperature=0, tags="edge")
+        assert await checks(device) == {'{result="disagreed"}': 1.0}
         assert "1 of 1 compared answers differ, more than max_error 0.01 explains" in caplog.text
-        await box.ask("what is the weather in paris please", temperature=0, tags="edge")
-        assert await checks(box) == {'{result="disagreed"}': 1.0}  # nothing is a match any more
+        await device.ask("what is the weather in paris please", temperature=0, tags="edge")
+        assert await checks(device) == {'{result="disagreed"}': 1.0}  # nothing is a match any more
 
 
 async def test_private_and_sampled_answers_are_never_checked(tmp_path: Path) -> None:
     rule = "    when: request.temperature == 0.0\n    exact: {ttl: 30s, stale_if_error: 10m}\n    semantic"
     policy = CHECKED.replace(rule, rule.replace("when: request.temperature == 0.0", "allow_sampled: true"))
     assert policy != CHECKED
-    async with running(tmp_path, policy=policy) as box:
+    async with running(tmp_path, policy=policy) as device:
         for tags, temperature in (("private", 0.0), ("edge", 0.7)):
-            await box.ask(ASKED, tags=tags, temperature=temperature)
-            second = await box.ask(POLITE, tags=tags, temperature=temperature)
+            await device.ask(ASKED, tags=tags, temperature=temperature)
+            second = await device.ask(POLITE, tags=tags, temperature=temperature)
             assert second.headers["x-causeway-cache"] == "semantic"
-        assert await checks(box) == {}
+        assert await checks(device) == {}
 
 
 async def test_the_budget_of_the_day_bounds_checks(tmp_path: Path) -> None:
     policy = CHECKED.replace("usd_per_day: 1.0", "usd_per_day: 0.005")  # one answer costs 0.01
-    async with running(tmp_path, policy=policy) as box:
-        await box.ask(ASKED, temperature=0, tags="cloud")
-        assert (await box.ask(POLITE, temperature=0, tags="cloud")).headers["x-causeway-cache"] == "miss"
-        third = await box.ask("what is the weather in paris please", temperature=0, tags="cloud")
+    async with running(tmp_path, policy=policy) as device:
+        await device.ask(ASKED, temperature=0, tags="cloud")
+        assert (await device.ask(POLITE, temperature=0, tags="cloud")).headers["x-causeway-cache"] == "miss"
+        third = await device.ask("what is the weather in paris please", temperature=0, tags="cloud")
         assert third.headers["x-causeway-cache"] == "semantic"
-        assert await checks(box) == {'{result="agreed"}': 1.0}
-        assert box.parts.spend.current.usd_today == pytest.approx(0.02)
+        assert await checks(device) == {'{result="agreed"}': 1.0}
+        assert device.parts.spend.current.usd_today == pytest.approx(0.02)
 
 
 async def test_what_was_found_holds_over_a_restart(tmp_path: Path) -> None:
@@ -119,47 +119,47 @@ ONE_EACH = (
 )
 
 
-async def cloud_away(box: Box) -> None:
-    box.cloud.fault = "refuse"
+async def cloud_away(device: Device) -> None:
+    device.cloud.fault = "refuse"
 
 
-async def cloud_stalls(box: Box) -> None:
-    box.cloud.fault = "stall"
+async def cloud_stalls(device: Device) -> None:
+    device.cloud.fault = "stall"
 
 
-async def cloud_fails(box: Box) -> None:
-    box.cloud.status = 500
+async def cloud_fails(device: Device) -> None:
+    device.cloud.status = 500
 
 
-async def cloud_rejects(box: Box) -> None:
-    box.cloud.status, box.cloud.error = 400, {"message": "no", "type": "invalid_request_error"}
+async def cloud_rejects(device: Device) -> None:
+    device.cloud.status, device.cloud.error = 400, {"message": "no", "type": "invalid_request_error"}
 
 
-async def breaker_open(box: Box) -> None:
-    box.cloud.fault = "refuse"
+async def breaker_open(device: Device) -> None:
+    device.cloud.fault = "refuse"
     for _ in range(5):
-        assert (await box.ask("again", temperature=0.7, tags="cloud")).status in (502, 503)
-    box.cloud.bodies.clear()
+        assert (await device.ask("again", temperature=0.7, tags="cloud")).status in (502, 503)
+    device.cloud.bodies.clear()
 
 
-async def cloud_full(box: Box) -> None:
-    box.cloud.status, box.cloud.headers = 503, {"Retry-After": "30"}
+async def cloud_full(device: Device) -> None:
+    device.cloud.status, device.cloud.headers = 503, {"Retry-After": "30"}
 
 
-async def engine_dead(box: Box) -> None:
-    box.engine.fault = "refuse"
+async def engine_dead(device: Device) -> None:
+    device.engine.fault = "refuse"
 
 
-async def engine_bug(box: Box) -> None:
-    box.engine.fault = "corrupt"
+async def engine_bug(device: Device) -> None:
+    device.engine.fault = "corrupt"
 
 
-async def nothing(box: Box) -> None:
+async def nothing(device: Device) -> None:
     """The tags alone make the request fail."""
 
 
 # How the new answer fails, with the request's tags, the error's code, and those of its attempts.
-FAILURES: list[tuple[Callable[[Box], Awaitable[None]], str, str, list[str]]] = [
+FAILURES: list[tuple[Callable[[Device], Awaitable[None]], str, str, list[str]]] = [
     (cloud_away, "cloud", "all_attempts_failed", ["cloud_disconnected"]),
     (cloud_stalls, "cloud", "all_attempts_failed", ["cloud_timeout"]),
     (cloud_fails, "cloud", "all_attempts_failed", ["cloud_failed"]),
@@ -175,90 +175,90 @@ FAILURES: list[tuple[Callable[[Box], Awaitable[None]], str, str, list[str]]] = [
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("fail", "tags", "code", "errors"), FAILURES, ids=[one[0].__name__ for one in FAILURES])
 async def test_a_check_that_fails_costs_nobody_the_answer(
-    tmp_path: Path, fail: Callable[[Box], Awaitable[None]], tags: str, code: str, errors: list[str], stream: bool
+    tmp_path: Path, fail: Callable[[Device], Awaitable[None]], tags: str, code: str, errors: list[str], stream: bool
 ) -> None:
     """The client gets the cached answer; the record has the failed attempts; nothing agreed or disagreed."""
-    async with running(tmp_path, policy=ONE_EACH) as box:
-        first = await box.ask(ASKED, temperature=0, tags=tags.replace("nowhere", "edge"))
-        await fail(box)
+    async with running(tmp_path, policy=ONE_EACH) as device:
+        first = await device.ask(ASKED, temperature=0, tags=tags.replace("nowhere", "edge"))
+        await fail(device)
         # The deadline is for the stall alone: the cached answer is sent before it.
         headers = {"x-causeway-deadline-ms": "1000"} if fail is cloud_stalls else {}
-        second = await box.ask(POLITE, temperature=0, tags=tags, stream=stream, headers=headers)
+        second = await device.ask(POLITE, temperature=0, tags=tags, stream=stream, headers=headers)
         assert (second.status, second.text) == (200, first.text)
         assert second.headers["x-causeway-cache"] == "semantic"
         assert second.headers["x-causeway-route"] == "cache"
         assert second.headers["x-causeway-reason"] == f"check: {code}"
         assert second.headers["x-causeway-degraded"] == "false"
-        outcome = (await box.record(second)).outcome
+        outcome = (await device.record(second)).outcome
         assert (outcome.status, outcome.error, outcome.cache, outcome.degraded) == ("ok", "", "semantic", False)
         assert outcome.similarity is not None
         assert outcome.cache_age_s is not None
         assert [attempt.error for attempt in outcome.attempts] == errors
         assert outcome.finish_reason == "stop"
-        assert await checks(box) == {'{result="failed"}': 1.0}
-        await until(lambda: box.cloud.running == 0)
-        box.assert_nothing_leaks()
+        assert await checks(device) == {'{result="failed"}': 1.0}
+        await until(lambda: device.cloud.running == 0)
+        device.assert_nothing_leaks()
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_degraded_answer_is_no_check(tmp_path: Path, stream: bool) -> None:
     """Neither one of a fallback, nor one that skips a target that is down, nor one that the cloud itself degraded."""
-    async with running(tmp_path, policy=CHECKED) as box:
-        first = await box.ask(ASKED, temperature=0, tags="cloud")
+    async with running(tmp_path, policy=CHECKED) as device:
+        first = await device.ask(ASKED, temperature=0, tags="cloud")
 
         async def ask() -> Outcome:
-            answer = await box.ask(POLITE, temperature=0, tags="cloud", stream=stream)
+            answer = await device.ask(POLITE, temperature=0, tags="cloud", stream=stream)
             assert (answer.headers["x-causeway-cache"], answer.text) == ("semantic", first.text)
-            return (await box.record(answer)).outcome
+            return (await device.record(answer)).outcome
 
-        box.cloud.headers = {"x-causeway-degraded": "true"}
+        device.cloud.headers = {"x-causeway-degraded": "true"}
         assert [attempt.error for attempt in (await ask()).attempts] == ["backend_error"]
-        box.cloud.headers, box.cloud.fault = {}, "refuse"
+        device.cloud.headers, device.cloud.fault = {}, "refuse"
         while (outcome := await ask()).attempts:  # until the circuit breaker opens
             assert [attempt.error for attempt in outcome.attempts] == ["cloud_disconnected"]
         assert (outcome.reason, outcome.attempts) == ("check: breaker_open", ())
-        assert all(call.is_shadow for call in box.engine.calls)
-        assert set(await checks(box)) == {'{result="failed"}'}
+        assert all(call.is_shadow for call in device.engine.calls)
+        assert set(await checks(device)) == {'{result="failed"}'}
 
 
 async def test_a_stream_that_breaks_after_its_beginning_stays_broken(tmp_path: Path) -> None:
     """The client has bytes of the new answer: no other may follow."""
-    async with running(tmp_path, policy=ONE_EACH) as box:
-        await box.ask(ASKED, temperature=0, tags="cloud")
-        box.cloud.fault = "die"
-        second = await box.ask(POLITE, temperature=0, tags="cloud", stream=True)
+    async with running(tmp_path, policy=ONE_EACH) as device:
+        await device.ask(ASKED, temperature=0, tags="cloud")
+        device.cloud.fault = "die"
+        second = await device.ask(POLITE, temperature=0, tags="cloud", stream=True)
         assert second.headers["x-causeway-cache"] == "miss"
         assert "error" in second.events[-1]
-        assert await checks(box) == {}
-        third = await box.ask(POLITE, temperature=0, tags="cloud")  # a whole answer has no beginning
+        assert await checks(device) == {}
+        third = await device.ask(POLITE, temperature=0, tags="cloud")  # a whole answer has no beginning
         assert third.headers["x-causeway-cache"] == "semantic"
 
 
 async def test_clients_that_share_a_check_each_get_the_answer(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=ONE_EACH) as box:
-        first = await box.ask(ASKED, temperature=0, tags="cloud")
-        box.cloud.gate, box.cloud.status = asyncio.Event(), 500
-        box.cloud.entered.clear()
-        asking = [asyncio.create_task(box.ask(POLITE, temperature=0, tags="cloud")) for _ in range(2)]
-        await until(lambda: box.parts.shared_generations.subscribers == 2)
-        box.cloud.gate.set()
+    async with running(tmp_path, policy=ONE_EACH) as device:
+        first = await device.ask(ASKED, temperature=0, tags="cloud")
+        device.cloud.gate, device.cloud.status = asyncio.Event(), 500
+        device.cloud.entered.clear()
+        asking = [asyncio.create_task(device.ask(POLITE, temperature=0, tags="cloud")) for _ in range(2)]
+        await until(lambda: device.parts.shared_generations.subscribers == 2)
+        device.cloud.gate.set()
         for answer in await asyncio.gather(*asking):
             assert (answer.headers["x-causeway-cache"], answer.text) == ("semantic", first.text)
-        assert len(box.cloud.bodies) == 2
+        assert len(device.cloud.bodies) == 2
 
 
 async def test_a_client_without_a_cached_answer_is_not_bound_by_anothers_check(tmp_path: Path) -> None:
     """The check gives up where the fallback answers, degraded; the client that shared it then asks for itself."""
     keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("ann", "bob"))
-    async with running(tmp_path, policy=CHECKED, server=ServerConfig(port=0, keys=keys)) as box:
+    async with running(tmp_path, policy=CHECKED, server=ServerConfig(port=0, keys=keys)) as device:
         ann, bob = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
-        first = await box.ask(ASKED, temperature=0, tags="cloud", headers=ann)
-        box.cloud.gate, box.cloud.status = asyncio.Event(), 500
-        checked = asyncio.create_task(box.ask(POLITE, temperature=0, tags="cloud", headers=ann))
-        await until(lambda: box.parts.shared_generations.subscribers == 1)
-        other = asyncio.create_task(box.ask(POLITE, temperature=0, tags="cloud", headers=bob))
-        await until(lambda: box.parts.shared_generations.subscribers == 2)
-        box.cloud.gate.set()
+        first = await device.ask(ASKED, temperature=0, tags="cloud", headers=ann)
+        device.cloud.gate, device.cloud.status = asyncio.Event(), 500
+        checked = asyncio.create_task(device.ask(POLITE, temperature=0, tags="cloud", headers=ann))
+        await until(lambda: device.parts.shared_generations.subscribers == 1)
+        other = asyncio.create_task(device.ask(POLITE, temperature=0, tags="cloud", headers=bob))
+        await until(lambda: device.parts.shared_generations.subscribers == 2)
+        device.cloud.gate.set()
         assert ((await checked).headers["x-causeway-cache"], (await checked).text) == ("semantic", first.text)
         assert ((await other).status, (await other).headers["x-causeway-degraded"]) == (200, "true")
 
@@ -266,24 +266,24 @@ async def test_a_client_without_a_cached_answer_is_not_bound_by_anothers_check(t
 async def test_a_check_does_not_queue(tmp_path: Path) -> None:
     """With every permit held the cached answer is given at once."""
     policy = CHECKED.replace("limits: {concurrent: 4, queue: 4}", "limits: {concurrent: 1, queue: 4}")
-    async with running(tmp_path, policy=policy) as box:
-        await box.ask(ASKED, temperature=0, tags="edge")
-        box.cloud.gate = asyncio.Event()
-        running_one = asyncio.create_task(box.ask("long work", temperature=0.7, tags="cloud"))
-        await until(lambda: not box.parts.admission.has_room)
-        second = await box.ask(POLITE, temperature=0, tags="edge")
+    async with running(tmp_path, policy=policy) as device:
+        await device.ask(ASKED, temperature=0, tags="edge")
+        device.cloud.gate = asyncio.Event()
+        running_one = asyncio.create_task(device.ask("long work", temperature=0.7, tags="cloud"))
+        await until(lambda: not device.parts.admission.has_room)
+        second = await device.ask(POLITE, temperature=0, tags="edge")
         assert (second.headers["x-causeway-cache"], second.headers["x-causeway-reason"]) == ("semantic", "cache")
-        box.cloud.gate.set()
+        device.cloud.gate.set()
         assert (await running_one).status == 200
 
 
 async def test_what_a_failed_check_cost_counts_against_the_budget(tmp_path: Path) -> None:
     """An answer that breaks after some tokens was paid for."""
     policy = ONE_EACH.replace("usd_per_day: 1.0", "usd_per_day: 0.0001")
-    async with running(tmp_path, policy=policy) as box:
-        await box.ask(ASKED, temperature=0, tags="cloud")
-        box.cloud.fault = "die"
-        broken = await box.ask(POLITE, temperature=0, tags="cloud", stream=True)
+    async with running(tmp_path, policy=policy) as device:
+        await device.ask(ASKED, temperature=0, tags="cloud")
+        device.cloud.fault = "die"
+        broken = await device.ask(POLITE, temperature=0, tags="cloud", stream=True)
         assert "error" in broken.events[-1]
-        again = await box.ask(POLITE, temperature=0, tags="cloud")
+        again = await device.ask(POLITE, temperature=0, tags="cloud")
         assert (again.headers["x-causeway-cache"], again.headers["x-causeway-reason"]) == ("semantic", "cache")

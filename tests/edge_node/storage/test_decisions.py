@@ -120,7 +120,7 @@ async def written(decisions: DecisionStore, number: int, created: float) -> None
 
 @pytest.mark.parametrize("jump_s", [400 * 86400.0, -400 * 86400.0])
 async def test_a_wall_clock_that_jumps_deletes_no_record(tmp_path: Path, jump_s: float) -> None:
-    """Neither while it is wrong nor when it is right again; what is old by the box's own time goes."""
+    """Neither while it is wrong nor when it is right again; what is old by the device's own time goes."""
     manual = ManualClock()
     for number, unix in enumerate((1e9, 1e9 + jump_s, 1e9)):
         manual.unix_s = unix

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from ..box import Box, running
+from ..device import Device, running
 from ..scripted import ScriptedCloud
 
 
@@ -33,10 +33,10 @@ class FixedCloud(ScriptedCloud):
         return web.Response(body=data, content_type="text/event-stream")
 
 
-async def asked_twice(box: Box, *, stream: bool, max_tokens: int | None) -> str:
+async def asked_twice(device: Device, *, stream: bool, max_tokens: int | None) -> str:
     """Ask the same twice; return what the cache had to do with the second answer."""
     for _ in range(2):
-        answer = await box.ask(stream=stream, temperature=0, tags="cloud", max_tokens=max_tokens)
+        answer = await device.ask(stream=stream, temperature=0, tags="cloud", max_tokens=max_tokens)
         assert answer.status == 200
     return answer.headers["x-causeway-cache"]
 
@@ -58,8 +58,8 @@ async def test_an_answer_that_another_try_may_better_is_not_replayed(
     tmp_path: Path, message: dict[str, object], finish: str, max_tokens: int | None, stream: bool
 ) -> None:
     cloud = FixedCloud(message, finish, tokens=9)
-    async with running(tmp_path, cloud=cloud) as box:
-        assert await asked_twice(box, stream=stream, max_tokens=max_tokens) == "miss"
+    async with running(tmp_path, cloud=cloud) as device:
+        assert await asked_twice(device, stream=stream, max_tokens=max_tokens) == "miss"
         assert len(cloud.bodies) == 2
 
 
@@ -69,6 +69,6 @@ async def test_a_whole_answer_or_one_of_the_length_asked_for_is_replayed(
     tmp_path: Path, finish: str, max_tokens: int | None, stream: bool
 ) -> None:
     cloud = FixedCloud({"content": "an answer"}, finish, tokens=9)
-    async with running(tmp_path, cloud=cloud) as box:
-        assert await asked_twice(box, stream=stream, max_tokens=max_tokens) == "hit"
+    async with running(tmp_path, cloud=cloud) as device:
+        assert await asked_twice(device, stream=stream, max_tokens=max_tokens) == "hit"
         assert len(cloud.bodies) == 1

@@ -16,7 +16,7 @@ from causeway_server.edge_node.config.schema import ServerConfig
 from causeway_server.edge_node.storage.spend import FILE, SpendStore
 from tests.waiting import until
 
-from ..box import POLICY, config, running
+from ..device import POLICY, config, running
 from ..scripted import ScriptedCloud
 from ..test_app import daemon
 
@@ -96,8 +96,8 @@ async def test_a_folder_that_cannot_be_used_is_reported_and_spending_is_counted(
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / FILE).mkdir()
     (tmp_path / "state" / f"{FILE}.bad").write_text("in the way")
-    async with running(tmp_path, policy=BUDGET.replace("100.0", "0.01")) as box:
-        assert (await box.ask(tags="cloud")).headers["x-causeway-target"] == "large"
-        assert (await box.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
-        metrics = (await box.get("/metrics")).body.decode()
+    async with running(tmp_path, policy=BUDGET.replace("100.0", "0.01")) as device:
+        assert (await device.ask(tags="cloud")).headers["x-causeway-target"] == "large"
+        assert (await device.ask("again", tags="cloud")).headers["x-causeway-reason"] == "broke"
+        metrics = (await device.get("/metrics")).body.decode()
         assert 'causeway_edge_store_available{store="spend"} 0.0' in metrics

@@ -15,20 +15,20 @@ from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerCon
 from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
-from ..box import config, running
+from ..device import config, running
 from ..scripted import ScriptedCloud, ScriptedEngine
 from ..test_app import cloud_only, daemon
 
 
 async def test_a_second_daemon_on_one_state_folder_is_refused(tmp_path: Path) -> None:
     """The message names the folder, the process and what to do; the first daemon keeps answering."""
-    async with running(tmp_path) as box:
+    async with running(tmp_path) as device:
         second = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
         with pytest.raises(ConfigError) as refused:
             await second.start()
         for text in (f"process {os.getpid()}", str(tmp_path / "state"), "--state-dir"):
             assert text in refused.value.message
-        assert (await box.ask()).status == 200
+        assert (await device.ask()).status == 200
     after = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
     await after.start()
     await after.close()
@@ -40,9 +40,9 @@ async def test_a_downgraded_daemon_names_a_database_of_a_newer_version_and_leave
     state.mkdir()
     newer = state / f"{name}.sqlite"
     newer.write_bytes(b"of a layout that this version does not know")
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
-        (problem,) = (await box.get("/readyz")).json["problems"]
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
+        (problem,) = (await device.get("/readyz")).json["problems"]
         assert problem.startswith(f"{newer} is of a newer version of the daemon")
     assert newer.read_bytes() == b"of a layout that this version does not know"
 
@@ -50,15 +50,15 @@ async def test_a_downgraded_daemon_names_a_database_of_a_newer_version_and_leave
 async def filled(folder: Path) -> Path:
     """A state folder with something in each file."""
     cloud = ScriptedCloud()
-    async with running(folder, cloud=cloud, files=DeviceFilesConfig(accept=True)) as box:
-        assert (await box.ask("cached", temperature=0.0)).status == 200
-        assert (await box.ask("paid for", tags="cloud")).status == 200
+    async with running(folder, cloud=cloud, files=DeviceFilesConfig(accept=True)) as device:
+        assert (await device.ask("cached", temperature=0.0)).status == 200
+        assert (await device.ask("paid for", tags="cloud")).status == 200
         body = {"model": "auto", "messages": [{"role": "user", "content": "a job"}]}
-        async with box.session.post("/v1/jobs", json=body) as response:
+        async with device.session.post("/v1/jobs", json=body) as response:
             assert response.status == 202
         form = aiohttp.FormData({"purpose": "user_data"})
         form.add_field("file", b"some text", filename="note.txt")
-        async with box.session.post("/v1/files", data=form) as response:
+        async with device.session.post("/v1/files", data=form) as response:
             assert response.status == 200
         await until(lambda: all((folder / "state" / name).exists() for name in DATABASES))
     return folder / "state"
@@ -89,13 +89,13 @@ async def test_no_damaged_file_of_the_state_folder_stops_the_daemon(tmp_path: Pa
                 path.unlink()
         for path, content in whole.items():
             path.write_bytes(DAMAGES[damage](content) if path == damaged else content)
-        async with running(tmp_path, files=DeviceFilesConfig(accept=True)) as box:
-            assert (await box.ask("after it")).status == 200, damaged
+        async with running(tmp_path, files=DeviceFilesConfig(accept=True)) as device:
+            assert (await device.ask("after it")).status == 200, damaged
             body = {"model": "auto", "messages": [{"role": "user", "content": "another job"}]}
-            async with box.session.post("/v1/jobs", json=body) as response:
+            async with device.session.post("/v1/jobs", json=body) as response:
                 assert response.status in (202, 503), damaged
-            await box.parts.policies.reload()
-            assert not box.app.failed, damaged
+            await device.parts.policies.reload()
+            assert not device.app.failed, damaged
 
 
 @pytest.mark.slow
@@ -114,15 +114,15 @@ async def test_a_failed_start_leaves_no_lock(tmp_path: Path) -> None:
     bad = build(config(tmp_path, policy="version: 1\n"), make_engine=lambda _: ScriptedEngine(), environ={})
     with pytest.raises(ConfigError):
         await bad.start()
-    async with running(tmp_path, server=ServerConfig(port=0)) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path, server=ServerConfig(port=0)) as device:
+        assert (await device.ask()).status == 200
 
 
 async def test_a_folder_that_cannot_be_locked_does_not_stop_the_daemon(tmp_path: Path) -> None:
     """A read-only folder or a full disk: answers come from memory."""
     (tmp_path / "state" / "lock").mkdir(parents=True)
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
 
 
 def open_to_others(folder: Path) -> dict[str, str]:
@@ -140,8 +140,8 @@ async def test_the_files_of_an_earlier_version_are_closed_at_the_start(tmp_path:
         path.chmod(0o644)
     (state / "link").symlink_to(outside)
     state.chmod(0o755)
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
         assert not {"cache-1.sqlite", "fleet", "fleet/store", "fleet/store/plan.json", "."} & set(open_to_others(state))
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
@@ -154,8 +154,8 @@ async def test_files_of_others_in_the_state_folder_keep_their_rights(tmp_path: P
         path.write_bytes(b"")
         path.chmod(0o644)
     (state / "project").chmod(0o755)
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
         assert {"notes.txt", "project", "project/page.html"} <= set(open_to_others(state))
 
 
@@ -176,8 +176,8 @@ async def test_a_new_volume_is_a_state_folder(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(0o1777)
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
 
 
@@ -185,6 +185,6 @@ async def test_the_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "victim").write_text("content")
     (tmp_path / "state" / "lock").symlink_to(tmp_path / "victim")
-    async with running(tmp_path) as box:
-        assert (await box.ask()).status == 200
+    async with running(tmp_path) as device:
+        assert (await device.ask()).status == 200
     assert (tmp_path / "victim").read_text() == "content"

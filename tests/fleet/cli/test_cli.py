@@ -199,7 +199,7 @@ def test_help_names_the_three_commands() -> None:
 # --- route -----------------------------------------------------------------------------------------------------------
 
 
-def test_route_tries_a_draft_without_a_box(folder: Path) -> None:
+def test_route_tries_a_draft_without_a_device(folder: Path) -> None:
     """The revision is the file's, and the explanation is the daemon's."""
     result = run("route", folder / "default.yaml", "turn on the light", "--set", "device.temperature_c=90")
     assert result.exit_code == 0, result.output
@@ -224,14 +224,14 @@ def test_route_with_a_wrong_setting_is_an_error(folder: Path, setting: str, code
 # --- lint --signals --------------------------------------------------------------------------------------------------
 
 
-def test_lint_warns_of_signals_that_no_box_of_the_list_can_read(folder: Path) -> None:
+def test_lint_warns_of_signals_that_no_device_of_the_list_can_read(folder: Path) -> None:
     """A list, or a file with comments."""
     (folder.parent / "readable.txt").write_text("# of the kiosks\nedge.queue, cloud.reachable\n")
     for signals in ("edge.queue,cloud.reachable", str(folder.parent / "readable.txt")):
         result = run("lint", "--signals", signals, folder / "default.yaml")
         assert result.exit_code == 0
-        assert "no box can read device.temperature_c" in result.output
-        assert "no box can read edge.queue" not in result.output
+        assert "no device can read device.temperature_c" in result.output
+        assert "no device can read edge.queue" not in result.output
 
 
 @pytest.mark.parametrize("signals", ["device.temprature_c", "missing.txt", ","])

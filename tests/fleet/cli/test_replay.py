@@ -41,7 +41,7 @@ def write(path: Path, found: list[DecisionRecord]) -> Path:
 def folder(tmp_path: Path) -> Path:
     for name, text in (("old", OLD), ("cloud", CLOUD), ("public", PUBLIC)):
         (tmp_path / f"{name}.yaml").write_text(text)
-    write(tmp_path / "box-1.jsonl", records())
+    write(tmp_path / "device-1.jsonl", records())
     return tmp_path
 
 
@@ -52,14 +52,14 @@ def run(*arguments: str | Path, stdin: bytes = b"") -> Result:
 
 
 def test_the_same_policy_exits_0(folder: Path) -> None:
-    result = run(folder / "old.yaml", "--over", folder / "box-1.jsonl")
+    result = run(folder / "old.yaml", "--over", folder / "device-1.jsonl")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == "No request that stayed on the device would leave it, of 5 requests"
 
 
 def test_private_requests_that_would_leave_are_the_first_line_and_exit_1(folder: Path) -> None:
     """Here by the fallback that the constraint kept away."""
-    result = run(folder / "public.yaml", "--over", folder / "box-1.jsonl")
+    result = run(folder / "public.yaml", "--over", folder / "device-1.jsonl")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[0] == (
         "2 requests that stayed on the device would leave it, 2 of them bound to it before "
@@ -77,16 +77,18 @@ def test_requests_that_lose_their_answer_are_the_second_line(folder: Path) -> No
 
 
 def test_json_lists_every_request_that_leaves_with_its_file(folder: Path) -> None:
-    write(folder / "box-2.jsonl", records(3, private=1, first=100))
-    result = run(folder / "cloud.yaml", "--format", "json", "--over", folder / "box-1.jsonl", folder / "box-2.jsonl")
+    write(folder / "device-2.jsonl", records(3, private=1, first=100))
+    result = run(
+        folder / "cloud.yaml", "--format", "json", "--over", folder / "device-1.jsonl", folder / "device-2.jsonl"
+    )
     assert result.exit_code == 1
     document = json.loads(result.stdout)
     assert [(one["id"], Path(one["file"]).name, one["cause"]) for one in document["leaving"]] == [
-        ("d2", "box-1.jsonl", "leaves"),
-        ("d3", "box-1.jsonl", "leaves"),
-        ("d4", "box-1.jsonl", "leaves"),
-        ("d101", "box-2.jsonl", "leaves"),
-        ("d102", "box-2.jsonl", "leaves"),
+        ("d2", "device-1.jsonl", "leaves"),
+        ("d3", "device-1.jsonl", "leaves"),
+        ("d4", "device-1.jsonl", "leaves"),
+        ("d101", "device-2.jsonl", "leaves"),
+        ("d102", "device-2.jsonl", "leaves"),
     ]
     assert document["summary"].startswith("5 requests that stayed")
     (move,) = [one for one in document["report"]["moves"] if one["moved"]]
@@ -96,7 +98,7 @@ def test_json_lists_every_request_that_leaves_with_its_file(folder: Path) -> Non
 
 
 def test_an_old_policy_is_compared_with_the_new_one(folder: Path) -> None:
-    arguments = ("--old", folder / "cloud.yaml", "--over", folder / "box-1.jsonl")
+    arguments = ("--old", folder / "cloud.yaml", "--over", folder / "device-1.jsonl")
     assert run(folder / "cloud.yaml", *arguments).exit_code == 0
     result = run(folder / "old.yaml", *arguments)
     assert result.exit_code == 0
@@ -111,14 +113,14 @@ def test_the_output_is_the_same_twice(folder: Path, output: str) -> None:
 
 def test_a_folder_and_stdin_are_read(folder: Path) -> None:
     """Repeated records, as in overlapping exports, count once."""
-    lines = (folder / "box-1.jsonl").read_bytes()
+    lines = (folder / "device-1.jsonl").read_bytes()
     result = run(folder / "old.yaml", "--over", "-", "--over", folder, stdin=lines)
     assert "of 5 requests" in result.stdout
     assert "5 records read once although repeated" in result.stdout
 
 
 def test_a_bad_line_is_reported_with_its_place_and_loses_nothing_else(folder: Path) -> None:
-    path = folder / "box-1.jsonl"
+    path = folder / "device-1.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"{not json\n" + b'{"id": "x"}\n' + b"\xff\n\n" + b"".join(lines[1:]))
     result = run(folder / "old.yaml", "--over", path)
@@ -134,8 +136,8 @@ def test_a_bad_line_is_reported_with_its_place_and_loses_nothing_else(folder: Pa
         (("old.yaml", "--over", "missing.jsonl"), "no such file or folder"),
         (("old.yaml", "--over", "empty"), "no records (*.jsonl)"),
         (("old.yaml", "--over", "empty.jsonl"), "no decision records in"),
-        (("missing.yaml", "--over", "box-1.jsonl"), "No such file"),
-        (("bad.yaml", "--over", "box-1.jsonl"), "unknown key"),
+        (("missing.yaml", "--over", "device-1.jsonl"), "No such file"),
+        (("bad.yaml", "--over", "device-1.jsonl"), "unknown key"),
     ],
 )
 def test_usage_errors_exit_2(
@@ -151,7 +153,7 @@ def test_usage_errors_exit_2(
 
 
 def test_the_list_of_leaving_requests_is_bounded_for_people(folder: Path) -> None:
-    write(folder / "box-1.jsonl", records(50, private=50))
+    write(folder / "device-1.jsonl", records(50, private=50))
     result = run(folder / "public.yaml", "--limit", "3", "--over", folder)
     assert "… and 47 more: --limit 0 or --format json lists all" in result.stdout
     assert "more:" not in run(folder / "public.yaml", "--limit", "0", "--over", folder).stdout

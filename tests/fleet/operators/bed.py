@@ -1,4 +1,4 @@
-"""A fleet in fake time: a signed folder, a store, a controller, boxes that follow the published plan."""
+"""A fleet in fake time: a signed folder, a store, a controller, devices that follow the published plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TURN_S = 75.0
 class Bed:
     """One fleet over many controllers.
 
-    `errors`: bundle → share of requests that fail under it, in percent. `unfit`: bundle → boxes that cannot run it.
+    `errors`: bundle → share of requests that fail under it, in percent. `unfit`: bundle → devices that cannot run it.
     """
 
     def __init__(self, path: Path, database: str = "") -> None:
@@ -83,7 +83,7 @@ class Bed:
             for index in range(count):
                 found = await find_join_token(connection, token)
                 assert found is not None
-                await enrol(connection, Device(f"box-{index}", "acme", cohort, f"{index:043}", found.hash))
+                await enrol(connection, Device(f"device-{index}", "acme", cohort, f"{index:043}", found.hash))
 
     async def begin(
         self, store: Store, rollout: str, to_bundle: str, from_bundle: str | None, *, without_replay: bool = True
@@ -115,8 +115,8 @@ class Bed:
         async with store.read() as connection:
             return await cohort_devices(connection, "kiosk")
 
-    async def boxes_act(self, store: Store) -> None:
-        """Let each box that is on take the bundle that the published plan assigns, reports it, and what it did."""
+    async def devices_act(self, store: Store) -> None:
+        """Let each device that is on take the bundle that the published plan assigns, reports it, and what it did."""
         plan = self.publisher().published().get("kiosk")
         if plan is not None and (not self.shares or self.shares[-1] != plan.share):
             self.shares.append(plan.share)
@@ -159,7 +159,7 @@ class Bed:
         for _ in range(turns):
             while await controller.tick():
                 pass
-            await self.boxes_act(store)
+            await self.devices_act(store)
             self.now += TURN_S
 
     async def until(self, store: Store, controller: Controller, rollout: str, *states: str) -> Rollout:

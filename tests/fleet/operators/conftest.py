@@ -15,7 +15,7 @@ import pytest
 from causeway_server.fleet.app import BOOTSTRAP_FILE, ServeSettings, running
 from causeway_server.fleet.server.plane import ControlPlane
 from tests.fleet.repository.fleets import edit
-from tests.fleet.server.box import Answered, Box
+from tests.fleet.server.device import Answered, Device
 from tests.fleet.server.postgres import PostgresServer, make_postgres
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.own_task import in_own_task
@@ -62,13 +62,13 @@ class Server:
         assert answer.status in (200, 201), answer
         return answer.body
 
-    async def enrolled(self, count: int) -> list[Box]:
+    async def enrolled(self, count: int) -> list[Device]:
         token = (await self.post("/v1/join-tokens", {"cohort": "kiosk", "uses": count}))["token"]
-        boxes = [Box(self.http, self.url, f"box-{index}") for index in range(count)]
-        for box in boxes:
-            assert (await box.enrol(token)).status == 200
-            assert (await box.ask_token()).status == 200
-        return boxes
+        devices = [Device(self.http, self.url, f"device-{index}") for index in range(count)]
+        for device in devices:
+            assert (await device.enrol(token)).status == 200
+            assert (await device.ask_token()).status == 200
+        return devices
 
 
 def operated_fleet(path: Path) -> SignedFleet:

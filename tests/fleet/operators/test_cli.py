@@ -14,7 +14,7 @@ import pytest
 
 from causeway_server.fleet.cli.commands import main
 from tests.fleet.repository.fleets import edit
-from tests.fleet.server.box import Box
+from tests.fleet.server.device import Device
 
 from .conftest import operated_fleet
 from .process import Process, until
@@ -33,8 +33,8 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     folder = str(process.signed.path)
     code, output = process.at_terminal("apply", folder, "--cohort", "kiosk", keys="n\n")
     assert (code, "Begin 1 rollout at retail?" in output, "nothing was changed" in output) == (1, True, True)
-    assert "kiosk: serial 1 on 0 boxes\n  first bundle: policy, 1 case file, 1 model, 3 settings" in output
-    assert "stages: 50 %, 100 %; the first is 0 of 0 boxes" in output
+    assert "kiosk: serial 1 on 0 devices\n  first bundle: policy, 1 case file, 1 model, 3 settings" in output
+    assert "stages: 50 %, 100 %; the first is 0 of 0 devices" in output
     assert re.search(r"^kiosk +0 +0$", process.done("status"), re.MULTILINE)
     begun = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     name = re.search(r"rollout (r-\S+) has begun", begun)
@@ -58,12 +58,12 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     assert (scripted.exit_code, "Nothing was changed: there is no terminal" in scripted.output) == (2, True)
     code, output = process.at_terminal("abort", "kiosk", keys="n\n")
     assert (code, f"Abort {name[1]}?" in output, "nothing was changed" in output) == (1, True, True)
-    assert "boxes that run it keep it; an aborted rollout does not go on" in output
+    assert "devices that run it keep it; an aborted rollout does not go on" in output
     assert "note: the cohort has no bundle before it" in process.done("abort", name[1], "--yes")
     until(lambda: re.search(" revert", process.done("status", "kiosk")))
     detail = process.done("status", name[1])
     assert "april rollout.abort" in detail
-    assert "boxes in the share: none" in detail
+    assert "devices in the share: none" in detail
     assert re.search(rf"^{name[1]}  kiosk +[0-9a-f]{{12}} +revert", process.done("status"), re.MULTILINE)
 
 
@@ -103,8 +103,8 @@ def test_every_command_asks_or_is_harmless() -> None:
 async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
     token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk")).split()[0]
     async with aiohttp.ClientSession() as http:
-        box = Box(http, process.url, "till-1")
-        assert (await box.enrol(token)).status == 200
+        device = Device(http, process.url, "till-1")
+        assert (await device.enrol(token)).status == 200
         scripted = await asyncio.to_thread(process.run, "revoke", "till-1")
         assert scripted.exit_code == 2
         assert "Nothing was changed: there is no terminal to ask at; --yes answers the question" in scripted.output
@@ -112,10 +112,10 @@ async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
             code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys=keys)
             assert (code, "nothing was changed" in output) == (1, True)
             assert "the control plane and the cloud gateways refuse till-1" in output
-        assert (await box.ask_token()).status == 200
+        assert (await device.ask_token()).status == 200
         code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys="y\n")
         assert (code, output.endswith("till-1 is revoked\n")) == (0, True)
-        assert (await box.ask_token()).code == "device_revoked"
+        assert (await device.ask_token()).code == "device_revoked"
     again = await asyncio.to_thread(process.done, "revoke", "till-1")
     assert "till-1 was revoked already, at 20" in again
     assert "there is no device till-2" in (await asyncio.to_thread(process.run, "revoke", "till-2", "--yes")).output
@@ -127,8 +127,8 @@ def test_devices_tokens_and_the_log(process: Process) -> None:
     assert token.startswith("cwjoin_")
     assert process.done("devices") == "no device has joined\n"
     assert process.done("devices", "--state", "trial") == "no such device\n"
-    assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "box-9", "ab").output
-    assert "there is no device box-9" in process.run("hold", "box-9").output
+    assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "device-9", "ab").output
+    assert "there is no device device-9" in process.run("hold", "device-9").output
     assert "NAME=VALUE" in process.run("enroll", "--label", "site").output
     assert re.search(
         r'^    1  \S+ \S+Z  april join_token.new  cohort=kiosk .* labels=\{"site":"7"\} .*uses=2$',

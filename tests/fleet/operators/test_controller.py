@@ -1,4 +1,4 @@
-"""The controller over a real store and really signed plans, with boxes that follow them, and time as an argument."""
+"""The controller over a real store and really signed plans, with devices that follow them, and time as an argument."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-async def test_the_first_bundle_reaches_every_box(tmp_path: Path, database: str) -> None:
+async def test_the_first_bundle_reaches_every_device(tmp_path: Path, database: str) -> None:
     """From an enrolled fleet to DONE, by the stages, with an audit row for each and a chain that holds."""
     bed = Bed(tmp_path, database)
     bundle = bed.release()
@@ -88,7 +88,7 @@ async def test_a_bad_bundle_is_stopped_at_its_first_stages_and_undone(bed: Bed) 
 
 
 async def test_a_model_that_half_the_cohort_cannot_hold_is_undone(bed: Bed) -> None:
-    """Those boxes refuse it in their dry run and never ran it; the other half returns."""
+    """Those devices refuse it in their dry run and never ran it; the other half returns."""
     good = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 24)
@@ -96,15 +96,15 @@ async def test_a_model_that_half_the_cohort_cannot_hold_is_undone(bed: Bed) -> N
         await bed.begin(store, "r1", good, None)
         await bed.until(store, controller, "r1", "done")
         large = bed.new_policy("large")
-        bed.unfit[large] = {f"box-{index}" for index in range(0, 24, 2)}
+        bed.unfit[large] = {f"device-{index}" for index in range(0, 24, 2)}
         await bed.begin(store, "r2", large, good)
         ended = await bed.until(store, controller, "r2", "reverted")
-        assert "boxes rolled back" in ended.reason
+        assert "devices rolled back" in ended.reason
         assert {device.running for device in await bed.devices(store)} == {good}
         assert max(bed.shares[bed.shares.index(WHOLE) + 1 :]) <= 50_000
 
 
-async def test_a_box_that_is_off_does_not_hold_up_a_revert(bed: Bed) -> None:
+async def test_a_device_that_is_off_does_not_hold_up_a_revert(bed: Bed) -> None:
     good = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 12)
@@ -180,7 +180,7 @@ async def test_without_the_online_key_it_says_so_and_goes_on_when_it_is_there(be
 
 
 async def test_pins_and_holds_reach_the_plan(bed: Bed) -> None:
-    """A pin to a bundle that is not signed any longer holds its box, and stops no other."""
+    """A pin to a bundle that is not signed any longer holds its device, and stops no other."""
     bundle = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 4)
@@ -188,19 +188,19 @@ async def test_pins_and_holds_reach_the_plan(bed: Bed) -> None:
         await bed.begin(store, "r1", bundle, None)
         await bed.turn(store, controller)
         async with store.write() as connection:
-            await set_operator_columns(connection, "box-0", held=True)
-            await set_operator_columns(connection, "box-1", pin=bundle)
-            await set_operator_columns(connection, "box-2", pin="f" * 64)
+            await set_operator_columns(connection, "device-0", held=True)
+            await set_operator_columns(connection, "device-1", pin=bundle)
+            await set_operator_columns(connection, "device-2", pin="f" * 64)
         controller.notify()
         await bed.turn(store, controller)
         plan = bed.publisher().published()["kiosk"]
-        assert (plan.pins, plan.holds) == ({"box-1": bundle}, frozenset({"box-0", "box-2"}))
+        assert (plan.pins, plan.holds) == ({"device-1": bundle}, frozenset({"device-0", "device-2"}))
         assert controller.problems == ()
 
 
 @pytest.mark.parametrize(("model", "problems"), [("assistant+night", 0), ("assistant+day", 1)])
 def test_cases_know_the_adapters_of_the_bundle(bed: Bed, model: str, problems: int) -> None:
-    """As the boxes do that would refuse it."""
+    """As the devices do that would refuse it."""
     folder = bed.signed.path
     edit(folder / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
     edit(folder / "policies" / "cases" / "kiosk.yaml", "expect:", f"request: {{model: {model}}}\n    expect:")
@@ -210,12 +210,14 @@ def test_cases_know_the_adapters_of_the_bundle(bed: Bed, model: str, problems: i
 
 
 @pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows it"])
-async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_any_box(bed: Bed, allow: bool) -> None:
+async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_any_device(
+    bed: Bed, allow: bool
+) -> None:
     folder = bed.signed.path
     (folder / "policies" / "kiosk.yaml").write_text(PUBLIC)
     (folder / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
     (folder / "records" / "kiosk").mkdir(parents=True)
-    write_records(folder / "records" / "kiosk" / "box-1.jsonl", records())
+    write_records(folder / "records" / "kiosk" / "device-1.jsonl", records())
     bundle = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 2)
@@ -248,7 +250,7 @@ async def test_a_replay_without_records_pauses_and_goes_on_when_they_are_there(b
         assert ("1 lines there cannot be read" in paused.reason) == (files == "unreadable")
         assert bed.publisher().published() == {}
         folder.mkdir(parents=True, exist_ok=True)
-        write_records(folder / "box-2.jsonl", records())
+        write_records(folder / "device-2.jsonl", records())
         await bed.decide(store, "r1", RolloutEvent.RESUME)
         await bed.turn(store, controller)
         assert (await bed.rollout(store, "r1")).state == "stage"
@@ -261,10 +263,12 @@ def _write_useless_records(folder: Path, files: str) -> None:
     if files == "no files":
         (folder / "README.md").write_text("records come here")
     elif files in ("no lines", "unreadable"):
-        (folder / "box-1.jsonl").write_text("" if files == "no lines" else "not a record\n")
+        (folder / "device-1.jsonl").write_text("" if files == "no lines" else "not a record\n")
     else:
         outcome = Outcome("rejected", 429, "none", error="rate_limit_exceeded")
-        write_records(folder / "box-1.jsonl", [msgspec.structs.replace(records()[0], decision=None, outcome=outcome)])
+        write_records(
+            folder / "device-1.jsonl", [msgspec.structs.replace(records()[0], decision=None, outcome=outcome)]
+        )
 
 
 async def test_the_policy_that_the_devices_run_needs_no_replay(bed: Bed) -> None:
@@ -287,7 +291,7 @@ async def test_records_that_are_there_are_replayed_also_without_replay(bed: Bed)
     (folder / "policies" / "kiosk.yaml").write_text(PUBLIC)
     (folder / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
     (folder / "records" / "kiosk").mkdir(parents=True)
-    write_records(folder / "records" / "kiosk" / "box-1.jsonl", records())
+    write_records(folder / "records" / "kiosk" / "device-1.jsonl", records())
     bundle = bed.release()
     async with bed.store() as store:
         controller = bed.controller(store)
@@ -358,7 +362,7 @@ async def test_a_rollout_whose_row_cannot_be_read_pauses_by_name_until_it_can(be
         assert bed.publisher().published() == {}
         await body_of(store, readable)
         async with store.write() as connection:
-            await connection.exec_driver_sql("UPDATE devices SET quarantined_json = 'no list' WHERE id = 'box-0'")
+            await connection.exec_driver_sql("UPDATE devices SET quarantined_json = 'no list' WHERE id = 'device-0'")
         await bed.until(store, controller, "r1", "done")
         assert controller.problems == ()
 

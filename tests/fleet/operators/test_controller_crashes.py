@@ -119,7 +119,7 @@ async def test_killed_at_every_effect_twice_it_continues(tmp_path: Path, after: 
     async with bed.store() as store:
         assert {device.running for device in await bed.devices(store)} == {first}
         ramp = bed.shares[: bed.shares.index(WHOLE) + 1]
-        assert ramp[1:] == sorted(ramp[1:]), "no box was moved back while the rollout went on"
+        assert ramp[1:] == sorted(ramp[1:]), "no device was moved back while the rollout went on"
         assert bed.shares[-1] == 0
         async with store.read() as connection:
             actions = [row.action for row in await read_audit(connection) if b'"r2"' in bytes(row.what)]
@@ -134,7 +134,7 @@ async def test_killed_at_every_effect_twice_it_continues(tmp_path: Path, after: 
 
 
 async def test_an_interrupted_publication_goes_on(tmp_path: Path) -> None:
-    """Killed between the rollout's metadata and the timestamp: boxes see nothing of it until the next controller."""
+    """Killed between the rollout's metadata and the timestamp: devices see nothing of it until the next controller."""
     bed = Bed(tmp_path)
     first = bed.release()
     async with bed.store() as store:
@@ -156,8 +156,9 @@ async def test_an_interrupted_publication_goes_on(tmp_path: Path) -> None:
         assert snapshot.signed.meta["rollout.json"].version == rollout.signed.version
 
 
-async def test_a_database_from_before_a_stage_takes_over_what_boxes_have(tmp_path: Path) -> None:
-    """The backup says stage 1, the published files stage 2: it pauses there, moves no box back, and goes on if told."""
+async def test_a_database_from_before_a_stage_takes_over_what_devices_have(tmp_path: Path) -> None:
+    """The backup says stage 1, the published files stage 2: it pauses there, moves no device back, and goes on if
+    told."""
     bed = Bed(tmp_path)
     first = bed.release()
     async with bed.store() as store:
@@ -205,7 +206,8 @@ async def test_a_database_from_before_a_rollout_recovers_it_from_what_is_publish
 
 
 async def test_database_and_files_from_an_hour_ago_publish_nothing_until_told(tmp_path: Path) -> None:
-    """The boxes are ahead of everything: they are recognised, and the next publication is newer than what they saw."""
+    """The devices are ahead of everything: they are recognised, and the next publication is newer than what they
+    saw."""
     bed = Bed(tmp_path)
     first = bed.release()
     folder = bed.signed.path / "published"
@@ -234,7 +236,7 @@ async def test_database_and_files_from_an_hour_ago_publish_nothing_until_told(tm
         while await controller.tick():
             pass
         assert controller.ahead == {"kiosk": 8}
-        assert "boxes are ahead of the control plane (8 of kiosk)" in controller.problems[0]
+        assert "devices are ahead of the control plane (8 of kiosk)" in controller.problems[0]
         assert bed.signed.published.timestamp_version() == before
         record = await bed.record(store, "r1")
         async with store.write() as connection:

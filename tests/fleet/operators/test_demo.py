@@ -1,4 +1,5 @@
-"""`make demo-fleet` in small: its control plane, two of its boxes with their applications, and one of its rollouts."""
+"""`make demo-fleet` in small: its control plane, two of its devices with their applications, and one of its
+rollouts."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, writ
 pytestmark = pytest.mark.slow
 
 PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="60s", soak="1s")
-BOX = {"fleet.trial_s": "1s", "fleet.trial_requests": 2, "fleet.trial_max_s": "5s", "fleet.telemetry_s": "1s"}
+DEVICE = {"fleet.trial_s": "1s", "fleet.trial_requests": 2, "fleet.trial_max_s": "5s", "fleet.telemetry_s": "1s"}
 
 
 @pytest.mark.parametrize("policy", ROLLOUTS)
 def test_every_policy_passes_lint_and_its_cases(tmp_path: Path, policy: str) -> None:
-    """The bad one too: only its boxes find it out."""
+    """The bad one too: only its devices find it out."""
     assert list(ROLLOUTS) == list(POLICIES)
     write_folder(tmp_path)
     write_policy(tmp_path, policy)
@@ -27,9 +28,9 @@ def test_every_policy_passes_lint_and_its_cases(tmp_path: Path, policy: str) -> 
 
 
 @pytest.mark.engine
-async def test_a_good_policy_reaches_every_box(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show = Show(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, box=BOX, requests_per_s=2.0)
+async def test_a_good_policy_reaches_every_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show = Show(tmp_path / "demo", 2, "127.0.0.1:0", pace=PACE, device=DEVICE, requests_per_s=2.0)
     await show.run(once=True, rollouts={"first": "done"})
     output = capsys.readouterr().out
-    assert "the policy 'first' reached 2 of 2 boxes" in output
+    assert "the policy 'first' reached 2 of 2 devices" in output
     assert "× 200" in output

@@ -1,4 +1,4 @@
-"""A control plane as a process, and boxes that speak the real protocol: keys, signatures, tokens, verified plans."""
+"""A control plane as a process, and devices that speak the real protocol: keys, signatures, tokens, verified plans."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from causeway_server.edge_node.agent.verifier import UpdateVerifier
 from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.router.bundle.manifest import RolloutPlan, assigned_bundle, bundle_id
-from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, BoxState, TelemetrySample
+from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S, DeviceState, TelemetrySample
 from causeway_server.router.bundle.refusals import UpdateRefused, UpdateUnavailable
 from tests.fleet.repository.fleets import edit
-from tests.fleet.server.box import Box
+from tests.fleet.server.device import Device
 from tests.fleet.trust.signed_fleet import SignedFleet
 
 from .conftest import PACE, operated_fleet
@@ -26,19 +26,21 @@ from .process import Process
 
 pytestmark = pytest.mark.slow
 
-BOXES = 40  # fewer could be drawn so unevenly that no number of errors is significant: 1 in 150 rollouts of 24 boxes
+DEVICES = (
+    40  # fewer could be drawn so unevenly that no number of errors is significant: 1 in 150 rollouts of 24 devices
+)
 QUICK = "rollout: {stages: [50, 100], least: 6s, most: 40s, soak: 2s, first_look: 1s, silence: 5s}"
 TURN_S = 0.3
 
 
-class LiveBox:
-    """One box: it obeys what it has verified, and reports it. Lost connections cost it nothing but time.
+class LiveDevice:
+    """One device: it obeys what it has verified, and reports it. Lost connections cost it nothing but time.
 
     `bad`: bundles under which 40 % of its requests fail. `history`: what it ran, one after the other.
     """
 
-    def __init__(self, box: Box, files: httpx.Client, root: bytes, folder: Path, bad: set[str]) -> None:
-        self._box = box
+    def __init__(self, device: Device, files: httpx.Client, root: bytes, folder: Path, bad: set[str]) -> None:
+        self._device = device
         self._files = files
         self._root = root
         self._folder = folder
@@ -56,9 +58,9 @@ class LiveBox:
             await asyncio.sleep(TURN_S)
 
     async def _turn(self) -> None:
-        woken = await self._box.wake(self._etag)
+        woken = await self._device.wake(self._etag)
         if woken.status == 401:
-            await self._box.ask_token()
+            await self._device.ask_token()
             return
         if woken.status == 200:
             try:
@@ -70,18 +72,18 @@ class LiveBox:
                 self.refused.append(error.code)
         wanted = self.running
         if self._plan is not None:
-            wanted = assigned_bundle(self._plan, self._box.name, self.running)
+            wanted = assigned_bundle(self._plan, self._device.name, self.running)
         rollout = "" if self._plan is None else self._plan.rollout
         if wanted != self.running:
-            state = {"state": BoxState.STAGE, "running": self.running, "wanted": wanted, "rollout": rollout}
-            reply = await self._box.report(**state)
+            state = {"state": DeviceState.STAGE, "running": self.running, "wanted": wanted, "rollout": rollout}
+            reply = await self._device.report(**state)
             if reply.status == 200 and reply.body["may_change"]:
                 self.running = wanted
                 self.history.append(wanted)
-        await self._box.report(running=self.running, rollout=rollout)
+        await self._device.report(running=self.running, rollout=rollout)
         failed = 12 if self.running in self._bad else 0
         latency = (30, *(0 for _ in LATENCY_BOUNDS_S))
-        await self._box.count(
+        await self._device.count(
             TelemetrySample(
                 bundle=self.running, began=0.0, ended=1.0, requests=30, errors=failed, degraded=0, latency=latency
             )
@@ -105,21 +107,21 @@ class LiveBox:
 
 
 @asynccontextmanager
-async def boxes_of(process: Process, folder: Path, bad: set[str]) -> AsyncIterator[list[LiveBox]]:
-    """Enrol the boxes with a token of the command, and let them live."""
-    token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk", "--uses", str(BOXES))).split()[0]
+async def devices_of(process: Process, folder: Path, bad: set[str]) -> AsyncIterator[list[LiveDevice]]:
+    """Enrol the devices with a token of the command, and let them live."""
+    token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk", "--uses", str(DEVICES))).split()[0]
     timeout = aiohttp.ClientTimeout(total=60)
     async with AsyncExitStack() as stack:
         files = stack.enter_context(httpx.Client(base_url=process.url, trust_env=False))
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         live = []
-        for index in range(BOXES):
-            box = Box(http, process.url, f"box-{index}")
-            enrolment = await box.enrol(token)
+        for index in range(DEVICES):
+            device = Device(http, process.url, f"device-{index}")
+            enrolment = await device.enrol(token)
             assert enrolment.status == 200, enrolment.body
-            await box.ask_token()
-            live.append(LiveBox(box, files, enrolment.body["root"].encode(), folder / box.name, bad))
+            await device.ask_token()
+            live.append(LiveDevice(device, files, enrolment.body["root"].encode(), folder / device.name, bad))
         running = [tasks.create_task(one.live()) for one in live]
         yield live
         for task in running:
@@ -148,8 +150,8 @@ async def rollout(process: Process, path: Path, *, accepts: bool, kills: int = 0
     raise AssertionError(found)
 
 
-async def all_run(live: list[LiveBox], bundle: str) -> None:
-    """Return when every box runs the bundle: a rollout does not wait for one that a busy machine kept silent."""
+async def all_run(live: list[LiveDevice], bundle: str) -> None:
+    """Return when every device runs the bundle: a rollout does not wait for one that a busy machine kept silent."""
     async with asyncio.timeout(60.0):
         while {one.running for one in live} != {bundle}:  # noqa: ASYNC110 -- of 40 tasks
             await asyncio.sleep(TURN_S)
@@ -171,9 +173,9 @@ def bundle_of(signed: SignedFleet) -> str:
 async def test_a_good_rollout_over_killed_controllers_and_a_bad_one_that_is_undone(
     process: Process, tmp_path: Path
 ) -> None:
-    """The control plane is killed three times meanwhile. The bad bundle reaches no box beyond its first stage."""
+    """The control plane is killed three times meanwhile. The bad bundle reaches no device beyond its first stage."""
     signed, bad = process.signed, set[str]()
-    async with boxes_of(process, tmp_path / "boxes", bad) as live:
+    async with devices_of(process, tmp_path / "devices", bad) as live:
         good = bundle_of(signed)
         assert await rollout(process, signed.path, accepts=True, kills=3) == "done"
         await all_run(live, good)
@@ -185,7 +187,7 @@ async def test_a_good_rollout_over_killed_controllers_and_a_bad_one_that_is_undo
         assert await rollout(process, signed.path, accepts=False) == "reverted"
         await all_run(live, good)
         reached = sum(worse in one.history for one in live)
-        assert 0 < reached < BOXES
+        assert 0 < reached < DEVICES
         assert {tuple(one.history) for one in live} <= {(None, good), (None, good, worse, good)}
         assert [code for one in live for code in one.refused] == []
         assert "chain holds" in await asyncio.to_thread(process.done, "audit", "--verify")

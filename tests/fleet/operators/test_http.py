@@ -13,7 +13,7 @@ from causeway_server.fleet.store.history import AuditRow, first_fault
 from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.router.bundle.manifest import bundle_id
 from causeway_server.router.errors import ConfigError
-from tests.fleet.server.box import sample
+from tests.fleet.server.device import sample
 from tests.fleet.trust.signed_fleet import SignedFleet
 
 from .conftest import Server
@@ -26,13 +26,13 @@ UNSAFE = (
     ("POST", "/v1/rollouts/r1/resume", "operator"),
     ("POST", "/v1/rollouts/r1/accept", "approver"),
     ("POST", "/v1/rollouts/r1/abort", "operator"),
-    ("POST", "/v1/devices/box-0/revoke", "operator"),
-    ("POST", "/v1/devices/box-0/hold", "operator"),
-    ("POST", "/v1/devices/box-0/release", "operator"),
-    ("POST", "/v1/devices/box-0/pin", "operator"),
+    ("POST", "/v1/devices/device-0/revoke", "operator"),
+    ("POST", "/v1/devices/device-0/hold", "operator"),
+    ("POST", "/v1/devices/device-0/release", "operator"),
+    ("POST", "/v1/devices/device-0/pin", "operator"),
     ("POST", "/v1/join-tokens", "operator"),
 )
-SAFE = ("/v1/fleet", "/v1/rollouts", "/v1/rollouts/r1", "/v1/devices", "/v1/devices/box-0", "/v1/audit")
+SAFE = ("/v1/fleet", "/v1/rollouts", "/v1/rollouts/r1", "/v1/devices", "/v1/devices/device-0", "/v1/audit")
 
 
 def newest(server: Server) -> str:
@@ -78,44 +78,44 @@ async def test_a_browser_signs_in_with_a_cookie_that_no_other_site_can_use(serve
 
 async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
     bundle = newest(server)
-    boxes = await server.enrolled(5)
-    for box in boxes:
-        assert (await box.report(running=bundle)).status == 200
+    devices = await server.enrolled(5)
+    for device in devices:
+        assert (await device.report(running=bundle)).status == 200
     first = await server.get("/v1/devices?limit=2")
-    assert [one["id"] for one in first["devices"]] == ["box-0", "box-1"]
+    assert [one["id"] for one in first["devices"]] == ["device-0", "device-1"]
     rest = await server.get(f"/v1/devices?limit=10&after={first['next']}")
-    assert ([one["id"] for one in rest["devices"]], rest["next"]) == (["box-2", "box-3", "box-4"], None)
+    assert ([one["id"] for one in rest["devices"]], rest["next"]) == (["device-2", "device-3", "device-4"], None)
     for limit in ("x", "-1", "9" * 5000, "%D9%A1"):
         assert (await server.ask("GET", f"/v1/devices?limit={limit}")).code == "invalid_value"
-    await server.post("/v1/devices/box-1/hold", {"reason": "being repaired"}, as_="olga")
-    await server.post("/v1/devices/box-2/pin", {"bundle": bundle}, as_="olga")
-    assert [one["id"] for one in (await server.get("/v1/devices?state=held"))["devices"]] == ["box-1"]
-    assert [one["id"] for one in (await server.get("/v1/devices?state=pinned&q=BOX"))["devices"]] == ["box-2"]
-    assert (await server.ask("POST", "/v1/devices/box-2/pin", {"bundle": "0" * 64})).code == "bundle_unknown"
-    assert (await server.post("/v1/devices/box-2/release"))["pin"] is None
+    await server.post("/v1/devices/device-1/hold", {"reason": "being repaired"}, as_="olga")
+    await server.post("/v1/devices/device-2/pin", {"bundle": bundle}, as_="olga")
+    assert [one["id"] for one in (await server.get("/v1/devices?state=held"))["devices"]] == ["device-1"]
+    assert [one["id"] for one in (await server.get("/v1/devices?state=pinned&q=DEVICE"))["devices"]] == ["device-2"]
+    assert (await server.ask("POST", "/v1/devices/device-2/pin", {"bundle": "0" * 64})).code == "bundle_unknown"
+    assert (await server.post("/v1/devices/device-2/release"))["pin"] is None
     assert (await server.ask("POST", "/v1/devices/unknown/hold", {})).code == "not_found"
-    device = await server.get("/v1/devices/box-0")
-    assert (device["running"], device["history"][0]["running"]) == (bundle, bundle)
+    shown = await server.get("/v1/devices/device-0")
+    assert (shown["running"], shown["history"][0]["running"]) == (bundle, bundle)
     fleet = await server.get("/v1/fleet")
     kiosk = next(one for one in fleet["cohorts"] if one["name"] == "kiosk")
-    assert (kiosk["boxes"], kiosk["recently_seen"], kiosk["running"]) == (5, 5, {bundle: 5})
+    assert (kiosk["devices"], kiosk["recently_seen"], kiosk["running"]) == (5, 5, {bundle: 5})
 
 
-async def test_a_revoked_box_is_refused_from_now_on(server: Server) -> None:
-    box = (await server.enrolled(1))[0]
-    await server.post("/v1/devices/box-0/revoke", {"reason": "stolen"})
-    assert (await box.report()).status in (401, 403)
-    assert (await box.ask_token()).status in (401, 403)
-    assert (await server.get("/v1/fleet"))["cohorts"][0]["boxes"] == 0
+async def test_a_revoked_device_is_refused_from_now_on(server: Server) -> None:
+    device = (await server.enrolled(1))[0]
+    await server.post("/v1/devices/device-0/revoke", {"reason": "stolen"})
+    assert (await device.report()).status in (401, 403)
+    assert (await device.ask_token()).status in (401, 403)
+    assert (await server.get("/v1/fleet"))["cohorts"][0]["devices"] == 0
 
 
 async def test_every_change_is_in_the_audit_log_with_its_author(server: Server) -> None:
     await server.enrolled(1)
-    await server.post("/v1/devices/box-0/hold", {"reason": "why"}, as_="olga")
-    await server.post("/v1/devices/box-0/release", as_="april")
+    await server.post("/v1/devices/device-0/hold", {"reason": "why"}, as_="olga")
+    await server.post("/v1/devices/device-0/release", as_="april")
     content = (await server.ask("GET", "/v1/audit?limit=2", as_="vera")).body["rows"]
     assert [(row["actor"], row["action"]) for row in content] == [("april", "join_token.new"), ("olga", "device.hold")]
-    assert content[1]["what"] == {"device": "box-0", "reason": "why"}
+    assert content[1]["what"] == {"device": "device-0", "reason": "why"}
     more = (await server.get(f"/v1/audit?after={content[-1]['n']}"))["rows"]
     assert [(row["actor"], row["action"]) for row in more] == [("april", "device.release")]
     exact = [
@@ -145,10 +145,10 @@ async def test_a_rollout_that_cannot_be_is_refused(server: Server, body: dict[st
 async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) -> None:
     """Each in its state; elsewhere a conflict names the events that the state takes."""
     bundle = newest(server)
-    boxes = await server.enrolled(2)
-    for box in boxes:
-        await box.report()
-        await box.count(sample(None))
+    devices = await server.enrolled(2)
+    for device in devices:
+        await device.report()
+        await device.count(sample(None))
     made = await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle, "without_replay": True})
     again = await server.ask("POST", "/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle})
     assert (again.status, again.code) == (409, "wrong_state")
@@ -204,7 +204,7 @@ async def test_policies_side_by_side(server: Server) -> None:
 async def test_the_openapi_document_has_every_route_of_operators(server: Server) -> None:
     document = await server.get("/openapi.json")
     for method, path, _ in UNSAFE:
-        generic = path.replace("/r1/", "/{id}/").replace("/box-0/", "/{id}/")
+        generic = path.replace("/r1/", "/{id}/").replace("/device-0/", "/{id}/")
         assert method.lower() in document["paths"][generic]
 
 
@@ -217,7 +217,7 @@ async def test_the_controllers_metrics(server: Server) -> None:
 
 
 async def test_a_server_without_the_online_keys_does_not_start(signed: SignedFleet, tmp_path: Path) -> None:
-    """It would answer, and renew nothing: after two days no box would take an update any more."""
+    """It would answer, and renew nothing: after two days no device would take an update any more."""
     settings = ServeSettings(signed.path, tmp_path / "none", signed.path / "data", port=0)
     with pytest.raises(ConfigError, match=r"none: the role rollout needs one of server \(\.pem\)"):
         async with running(settings):

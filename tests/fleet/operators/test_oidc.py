@@ -18,7 +18,7 @@ from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
 from causeway_server.fleet.operators.operators_file import read_operators
 from causeway_server.router.errors import ConfigError
-from tests.fleet.server.box import Answered
+from tests.fleet.server.device import Answered
 from tests.fleet.trust.signed_fleet import SignedFleet
 
 from .conftest import Server, serving

@@ -13,7 +13,7 @@ from causeway_server.fleet.controller.loop import REVOCATIONS_FILE, keep_revocat
 from causeway_server.fleet.store.audit import read_audit
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.generations import read_revocations, revoke_owner
-from tests.fleet.server.box import Box
+from tests.fleet.server.device import Device
 
 from .bed import back_up, restore
 from .conftest import operated_fleet
@@ -44,13 +44,13 @@ async def reached(condition: Callable[[], bool]) -> None:
 
 
 async def test_what_happened_since_the_backup(process: Process, http: aiohttp.ClientSession) -> None:
-    """A box that was revoked since stays revoked. One that was enrolled since is told, and can join again."""
+    """A device that was revoked since stays revoked. One that was enrolled since is told, and can join again."""
     data = process.signed.path / "data"
     token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk", "--uses", "3")).split()[0]
-    loyal, stolen, late = (Box(http, process.url, f"till-{number}") for number in range(3))
-    for box in (loyal, stolen):
-        assert (await box.enrol(token)).status == 200
-        assert (await box.ask_token()).status == 200
+    loyal, stolen, late = (Device(http, process.url, f"till-{number}") for number in range(3))
+    for device in (loyal, stolen):
+        assert (await device.enrol(token)).status == 200
+        assert (await device.ask_token()).status == 200
     backup = back_up(data / "fleet.db")
     assert (await late.enrol(token)).status == 200
     assert (await loyal.report()).status == 200

@@ -1,4 +1,4 @@
-"""One step of a rollout: canary and control from boxes' reports, reverts, and a store that was restored."""
+"""One step of a rollout: canary and control from devices' reports, reverts, and a store that was restored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from causeway_server.fleet.controller.step import (
     caught_up,
     checked,
     least_share,
-    needs_boxes,
+    needs_devices,
     observe,
     paused_behind,
     step,
@@ -56,29 +56,29 @@ def late(rollout: Rollout) -> Rollout:
     return msgspec.structs.replace(rollout, looks=3, looked=1600.0)
 
 
-def box(device: str, of: Rollout, **changes: object) -> Device:
-    """A healthy box: it runs what the rollout's share gives it."""
-    member = position(of.salt, device) < of.share
-    healthy = Device(device, "acme", "kiosk", last_seen=NOW - 10, running=NEW if member else OLD, running_since=1100.0)
+def device(name: str, of: Rollout, **changes: object) -> Device:
+    """A healthy device: it runs what the rollout's share gives it."""
+    member = position(of.salt, name) < of.share
+    healthy = Device(name, "acme", "kiosk", last_seen=NOW - 10, running=NEW if member else OLD, running_since=1100.0)
     return msgspec.structs.replace(healthy, **changes)
 
 
 def fleet(rollout: Rollout, count: int = 200) -> tuple[Device, ...]:
-    return tuple(box(f"box-{index}", rollout) for index in range(count))
+    return tuple(device(f"device-{index}", rollout) for index in range(count))
 
 
-def members(rollout: Rollout, boxes: tuple[Device, ...]) -> list[Device]:
-    return [one for one in boxes if position(rollout.salt, one.id) < rollout.share]
+def members(rollout: Rollout, devices: tuple[Device, ...]) -> list[Device]:
+    return [one for one in devices if position(rollout.salt, one.id) < rollout.share]
 
 
-def counts(boxes: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
-    return {(one.id, one.running or ""): [100, 30 if one.id in bad else 1, 0, *([100] + [0] * 8)] for one in boxes}
+def counts(devices: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> dict[tuple[str, str], list[int]]:
+    return {(one.id, one.running or ""): [100, 30 if one.id in bad else 1, 0, *([100] + [0] * 8)] for one in devices}
 
 
 def test_a_good_look_passes_and_goes_on() -> None:
     rollout = late(staged())
-    boxes = fleet(rollout)
-    done = step(rollout, Situation(boxes, counts(boxes)), None, NOW)
+    devices = fleet(rollout)
+    done = step(rollout, Situation(devices, counts(devices)), None, NOW)
     assert done.verdict is not None
     assert done.verdict.outcome is Outcome.PASS
     assert (done.rollout.state, done.rollout.stage, done.rollout.share) == (S.STAGE, 1, 50_000)
@@ -86,17 +86,17 @@ def test_a_good_look_passes_and_goes_on() -> None:
 
 def test_a_bad_look_aborts() -> None:
     rollout = late(staged())
-    boxes = fleet(rollout)
-    bad = frozenset(one.id for one in members(rollout, boxes))
-    done = step(rollout, Situation(boxes, counts(boxes, bad)), None, NOW)
+    devices = fleet(rollout)
+    bad = frozenset(one.id for one in members(rollout, devices))
+    done = step(rollout, Situation(devices, counts(devices, bad)), None, NOW)
     assert (done.rollout.state, done.rollout.share) == (S.ABORTED, 0)
     assert "errors: 30.00%" in done.rollout.reason
 
 
 def test_between_looks_nothing_is_read_and_nothing_happens() -> None:
     rollout = staged()
-    assert not needs_boxes(rollout, START + 149)
-    assert needs_boxes(rollout, START + 150)
+    assert not needs_devices(rollout, START + 149)
+    assert needs_devices(rollout, START + 150)
     assert step(rollout, Situation(), None, START + 149).rollout == rollout
     assert step(rollout, Situation(), None, START + 149).verdict is None
 
@@ -106,15 +106,15 @@ def test_a_look_after_a_long_absence_is_one_look() -> None:
     rollout = staged()
     later = step(rollout, Situation(fleet(rollout)), None, START + 20_000).rollout
     assert later.looks == 1
-    assert not needs_boxes(later, START + 20_149)
-    assert needs_boxes(later, START + 20_150)
+    assert not needs_devices(later, START + 20_149)
+    assert needs_devices(later, START + 20_150)
 
 
 def test_who_is_canary_and_who_is_control() -> None:
     rollout = late(staged(stage=1))
-    boxes = fleet(rollout)
-    inside = members(rollout, boxes)
-    outside = [one for one in boxes if one not in inside]
+    devices = fleet(rollout)
+    inside = members(rollout, devices)
+    outside = [one for one in devices if one not in inside]
     changes: dict[str, dict[str, object]] = {
         inside[0].id: {"running": OLD, "quarantined_json": f'["{NEW}"]'},  # rolled back
         inside[1].id: {"running": OLD},  # pending
@@ -122,39 +122,41 @@ def test_who_is_canary_and_who_is_control() -> None:
         inside[3].id: {"last_seen": START + 100, "running": OLD},  # went silent while it changed
         inside[4].id: {"held": True},
         inside[5].id: {"running_since": NOW - 50},  # has just changed: watched for a shorter time
-        outside[0].id: {"running": NEW},  # not a box of the control
+        outside[0].id: {"running": NEW},  # not a device of the control
         outside[1].id: {"last_seen": START + 100},  # silent
         outside[2].id: {"held": True},
     }
-    boxes = tuple(msgspec.structs.replace(one, **changes.get(one.id, {})) for one in boxes)
-    canary, control = observe(rollout, Situation(boxes, counts(boxes)), NOW)
-    assert (canary.boxes, canary.rolled_back, canary.pending) == (len(inside) - 4, 1, 1)
+    devices = tuple(msgspec.structs.replace(one, **changes.get(one.id, {})) for one in devices)
+    canary, control = observe(rollout, Situation(devices, counts(devices)), NOW)
+    assert (canary.devices, canary.rolled_back, canary.pending) == (len(inside) - 4, 1, 1)
     assert int(canary.silent.sum()) == 1
     assert int((canary.requests > 0).sum()) == len(inside) - 6  # not the silent one's old bundle, not the late one
-    assert control.boxes == len(outside) - 2
+    assert control.devices == len(outside) - 2
     assert int(control.silent.sum()) == 1
 
 
-def test_boxes_outside_their_window_hold_up_nothing() -> None:
-    """The box said 21:59 an hour ago: its window has opened since."""
+def test_devices_outside_their_window_hold_up_nothing() -> None:
+    """The device said 21:59 an hour ago: its window has opened since."""
     rollout = late(staged(stage=2))
     night = (MaintenanceWindow(frozenset({1}), 22 * 60, 23 * 60),)
-    waiting = [box("1", rollout, running=OLD, minute=minute, last_seen=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)]
+    waiting = [
+        device("1", rollout, running=OLD, minute=minute, last_seen=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)
+    ]
     canary, _ = observe(rollout, Situation(tuple(waiting), {}, night), NOW)
     assert canary.pending == 1
 
 
-def test_a_stage_holds_at_least_one_box_that_takes_part() -> None:
+def test_a_stage_holds_at_least_one_device_that_takes_part() -> None:
     rollout = Rollout("r1", "kiosk", NEW, OLD, "salt", RolloutSettings((RolloutStage(1), RolloutStage(WHOLE))))
     for event in (E.SUBMIT, E.CHECK_PASSED):
         rollout = apply(rollout, event, START)
-    boxes = [
+    devices = [
         Device("off", "acme", "kiosk", running=OLD),
         Device("held", "acme", "kiosk", last_seen=NOW, running=OLD, held=True),
         Device("on", "acme", "kiosk", last_seen=NOW, running=OLD),
     ]
-    begun = checked(rollout, Check(), Situation(tuple(boxes)), NOW)
-    assert begun.share == position("salt", "on") + 1 == least_share("salt", boxes, NOW)
+    begun = checked(rollout, Check(), Situation(tuple(devices)), NOW)
+    assert begun.share == position("salt", "on") + 1 == least_share("salt", devices, NOW)
 
 
 def test_a_failed_check_goes_back_to_its_author() -> None:
@@ -163,10 +165,10 @@ def test_a_failed_check_goes_back_to_its_author() -> None:
     assert (failed.state, failed.reason) == (S.DRAFT, "one; two; three (and 1 more)")
 
 
-def test_a_revert_ends_when_no_box_that_answers_runs_the_bundle() -> None:
+def test_a_revert_ends_when_no_device_that_answers_runs_the_bundle() -> None:
     rollout = staged(S.REVERTING)
-    back, dark = box("1", rollout, running=OLD), box("2", rollout, running=NEW, last_seen=NOW - 10_000)
-    slow = box("3", rollout, running=NEW)
+    back, dark = device("1", rollout, running=OLD), device("2", rollout, running=NEW, last_seen=NOW - 10_000)
+    slow = device("3", rollout, running=NEW)
     assert step(rollout, Situation((back, slow)), None, NOW).rollout.state is S.REVERTING
     assert step(rollout, Situation((back, dark)), None, NOW).rollout.state is S.REVERTED
     first = msgspec.structs.replace(rollout, from_bundle=None)
@@ -183,7 +185,7 @@ def test_an_abort_reverts_only_once_it_is_published() -> None:
 
 @pytest.mark.parametrize("share", [10_500, 50_000])
 def test_a_restored_store_takes_over_a_larger_published_share(share: int) -> None:
-    """The boxes are at stage 2 and the store at stage 1: it does not pull them back, and it waits for a person."""
+    """The devices are at stage 2 and the store at stage 1: it does not pull them back, and it waits for a person."""
     restored = staged()
     published = msgspec.structs.replace(plan_of(restored, {}, ()), share=share)
     after = step(restored, Situation(), published, NOW).rollout
@@ -206,7 +208,7 @@ def test_a_plan_that_is_behind_the_store_is_the_normal_case() -> None:
         assert caught_up(rollout, published, NOW) is rollout
 
 
-def test_boxes_ahead_of_the_store_pause_it() -> None:
+def test_devices_ahead_of_the_store_pause_it() -> None:
     rollout = staged()
     known = frozenset({"r0", "r1"})
     usual = [
@@ -215,14 +217,14 @@ def test_boxes_ahead_of_the_store_pause_it() -> None:
         ReportedPlan("kiosk", "", False, 2),
     ]
     assert ahead_count(usual, known) == 0
-    assert ahead_count([*usual, ReportedPlan("kiosk", "r2", False, 1)], known) == 0, "one box stops no fleet"
+    assert ahead_count([*usual, ReportedPlan("kiosk", "r2", False, 1)], known) == 0, "one device stops no fleet"
     assert ahead_count([*usual, ReportedPlan("kiosk", "r2", False, 3)], known) == 3
     assert ahead_count([*usual, ReportedPlan("kiosk", "r1", True, 5)], known) == 5
     both = [*usual, ReportedPlan("kiosk", "r2", True, 5)]
     assert ahead_count(both, known | {"r2", "metadata_rollback"}) == 0, "acknowledged"
     paused = paused_behind(rollout, 3, NOW)
     assert paused.state is S.PAUSED
-    assert "3 boxes are ahead of the control plane" in paused.reason
+    assert "3 devices are ahead of the control plane" in paused.reason
 
 
 @pytest.mark.parametrize(("share", "state"), [(50_000, S.PAUSED), (0, S.ABORTED)])

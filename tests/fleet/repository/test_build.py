@@ -1,4 +1,4 @@
-"""Bundles: equal content has an equal id; a change is a new serial; what a box gets is what stands in the folder."""
+"""Bundles: equal content has an equal id; a change is a new serial; what a device gets is what stands in the folder."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_each_part_counts(fleet: Path, change: Callable[[Path], None]) -> None:
 
 
 def test_the_stages_are_no_part_of_the_bundle(fleet: Path) -> None:
-    """Another pace of the rollout is no new bundle for the boxes."""
+    """Another pace of the rollout is no new bundle for the devices."""
     first = build(fleet)
     edit(fleet / "fleet.yaml", "[1, 50, 100]", "[10, 100]")
     assert build(fleet)["kiosk"].id == first["kiosk"].id
@@ -229,7 +229,7 @@ def test_a_fleet_with_errors_is_not_built(fleet: Path) -> None:
         build(fleet)
 
 
-def test_a_box_belongs_to_the_first_cohort_that_matches(fleet: Path) -> None:
+def test_a_device_belongs_to_the_first_cohort_that_matches(fleet: Path) -> None:
     doc = check_fleet(fleet).fleet
     assert doc is not None
     assert cohort_of(doc, {"role": "kiosk", "site": "7"}) == "kiosk"

@@ -132,7 +132,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
         ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),
-        ("match: {role: kiosk}", "match: {}", 17, "cohorts.others", "no box can reach this cohort"),
+        ("match: {role: kiosk}", "match: {}", 17, "cohorts.others", "no device can reach this cohort"),
         ("min_daemon: 0.1.0", "min_daemon: latest", 15, "cohorts.kiosk.min_daemon", "a release such as"),
         ("    policy: policies/others", "    polcy: policies/others", 18, "cohorts.others.polcy", "did you mean"),
         ("    match: {", "    signals: [device.heat]\n    match: {", 5, "cohorts.kiosk.signals[0]", "unknown signal"),
@@ -159,7 +159,7 @@ def test_a_policy_of_a_cohort_is_checked_wherever_it_lies(fleet: Path) -> None:
 
 
 def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:
-    """Else every box would refuse it. Of a model that the bundle does not bring nothing is known."""
+    """Else every device would refuse it. Of a model that the bundle does not bring nothing is known."""
     for policy in ("kiosk", "others"):
         edit(fleet / "policies" / f"{policy}.yaml", "model: assistant}", "model: assistant+night}")
     result = run("lint", fleet)
@@ -206,13 +206,13 @@ def test_new_weights_that_lose_their_calibration_are_an_error(
     assert run("lint", fleet).exit_code == 1
 
 
-def test_a_signal_that_no_box_of_a_cohort_can_read_is_a_warning(fleet: Path) -> None:
-    """Two cohorts run one policy: only the boxes of one have a thermometer."""
+def test_a_signal_that_no_device_of_a_cohort_can_read_is_a_warning(fleet: Path) -> None:
+    """Two cohorts run one policy: only the devices of one have a thermometer."""
     edit(fleet / "policies" / "kiosk.yaml", "{name: device,", "{name: hot, when: device.temperature_c > 85.0,")
     edit(fleet / "fleet.yaml", "match: {role: kiosk}", "match: {role: kiosk}\n    signals: [device.temperature_c]")
-    assert "no box can read" not in run("lint", fleet).output
+    assert "no device can read" not in run("lint", fleet).output
     edit(fleet / "fleet.yaml", "policies/others.yaml", "policies/kiosk.yaml\n    signals: [edge.queue]")
-    assert run("lint", fleet).output.count("no box can read device.temperature_c: the rule never holds") == 1
+    assert run("lint", fleet).output.count("no device can read device.temperature_c: the rule never holds") == 1
 
 
 def test_a_policy_without_cases_is_a_warning(fleet: Path) -> None:

@@ -91,10 +91,10 @@ def test_wrong_keys_are_refused_where_they_stand(tmp_path: Path, keys: str, key:
 
 
 @pytest.mark.parametrize(("silence", "warned"), [("5m", True), ("6m", False)])
-def test_a_silence_shorter_than_a_healthy_box_s_pauses_is_a_warning(
+def test_a_silence_shorter_than_a_healthy_device_s_pauses_is_a_warning(
     tmp_path: Path, silence: str, *, warned: bool
 ) -> None:
-    """Such a box would be judged lost, and shares raised past it."""
+    """Such a device would be judged lost, and shares raised past it."""
     folder = write_fleet(tmp_path / "fleet")
     edit(folder / "fleet.yaml", "rollout: {stages: [1, 50, 100]}", f"rollout: {{silence: {silence}}}")
     problems = check_fleet(folder).problems
@@ -104,18 +104,22 @@ def test_a_silence_shorter_than_a_healthy_box_s_pauses_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("stages", "boxes", "expected"),
+    ("stages", "devices", "expected"),
     [
-        ((1_000, 5_000, 50_000, 100_000), 12, ["1 % and 5 % are both about 1 box", "too few boxes for a comparison"]),
+        (
+            (1_000, 5_000, 50_000, 100_000),
+            12,
+            ["1 % and 5 % are both about 1 device", "too few devices for a comparison"],
+        ),
         ((50_000, 100_000), 5_000, []),
-        ((99_000, 100_000), 20, ["are both about 20 boxes", "99 % leaves no box to compare with"]),
+        ((99_000, 100_000), 20, ["are both about 20 devices", "99 % leaves no device to compare with"]),
         ((1_000, 100_000), 0, []),
     ],
 )
 def test_a_small_fleet_is_told_what_its_stages_can_show(
-    stages: tuple[int, ...], boxes: int, expected: list[str]
+    stages: tuple[int, ...], devices: int, expected: list[str]
 ) -> None:
-    advice = small_fleet_advice(RolloutSettings(tuple(RolloutStage(share) for share in stages)), boxes)
+    advice = small_fleet_advice(RolloutSettings(tuple(RolloutStage(share) for share in stages)), devices)
     assert len(advice) == len(expected), advice
     for text, part in zip(advice, expected, strict=True):
         assert part in text

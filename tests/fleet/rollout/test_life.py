@@ -48,14 +48,14 @@ def started() -> Rollout:
     return rollout(E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED)
 
 
-def observed(boxes: int, share: float, *, rolled_back: int = 0, pending: int = 0) -> Observations:
-    requests = np.full(boxes, 200, dtype=np.int64)
-    errors = np.full(boxes, round(200 * share), dtype=np.int64)
+def observed(devices: int, share: float, *, rolled_back: int = 0, pending: int = 0) -> Observations:
+    requests = np.full(devices, 200, dtype=np.int64)
+    errors = np.full(devices, round(200 * share), dtype=np.int64)
     return Observations(
         requests,
         {"errors": errors, "degraded": errors * 0},
-        np.tile(np.array([190, 10], dtype=np.int64), (boxes, 1)),
-        np.zeros(boxes, dtype=np.bool_),
+        np.tile(np.array([190, 10], dtype=np.int64), (devices, 1)),
+        np.zeros(devices, dtype=np.bool_),
         rolled_back,
         pending,
     )
@@ -99,8 +99,8 @@ def test_a_good_rollout_reaches_done() -> None:
         if current.state is S.PAUSED:
             current = apply(current, E.ACCEPT, now)
         now = next_look(current)
-        no_boxes = observed(0, 0.0)
-        current, verdict = look(current, GOOD, no_boxes if current.share == WHOLE else CONTROL, now)
+        no_devices = observed(0, 0.0)
+        current, verdict = look(current, GOOD, no_devices if current.share == WHOLE else CONTROL, now)
         assert verdict.outcome is Outcome.PASS
         seen.append((current.state, current.share))
     assert [pair for index, pair in enumerate(seen) if index == 0 or seen[index - 1] != pair] == [
@@ -123,14 +123,14 @@ def test_looks_are_at_doubling_times() -> None:
 
 @pytest.mark.parametrize("events", [(), (E.PAUSE,)], ids=["running", "paused"])
 def test_a_fail_aborts(events: tuple[RolloutEvent, ...]) -> None:
-    """Boxes of a paused stage run the bundle too, so a fail aborts from a pause as well."""
+    """Devices of a paused stage run the bundle too, so a fail aborts from a pause as well."""
     current = started()
     for event in events:
         current = apply(current, event, 1001.0)
     current, verdict = look(current, BAD, CONTROL, 1150.0)
     assert (current.state, current.share) == (S.ABORTED, 0)
     assert verdict.reasons == (current.reason,)
-    assert "errors: 10.00% on 50 boxes, control 0.50%; worse by more than 2.0%" in current.reason
+    assert "errors: 10.00% on 50 devices, control 0.50%; worse by more than 2.0%" in current.reason
 
 
 def test_a_pass_does_not_end_a_pause() -> None:
@@ -151,7 +151,7 @@ def test_an_inconclusive_stage_is_paused_at_its_end() -> None:
 
 
 def test_a_pause_in_the_replay_returns_to_the_replay_and_is_never_judged() -> None:
-    """No box has the bundle yet: there is nothing to look at, also after the time of a first look."""
+    """No device has the bundle yet: there is nothing to look at, also after the time of a first look."""
     paused = apply(rollout(E.SUBMIT, E.CHECK_PASSED), E.PAUSE, 2.0)
     assert not look_due(paused, 1e9)
     assert apply(paused, E.RESUME, 3.0).state is S.REPLAY
@@ -173,8 +173,8 @@ def test_a_rollout_survives_a_restart_as_json() -> None:
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=200, unique=True), st.integers(1, WHOLE))
-def test_shares_nest_and_hold_a_box(devices: list[str], share: int) -> None:
-    """A device is in every larger share, and in one rollout's first stage there is at least one box."""
+def test_shares_nest_and_hold_a_device(devices: list[str], share: int) -> None:
+    """A device is in every larger share, and in one rollout's first stage there is at least one device."""
     positions = [position("salt", device) for device in devices]
     assert all(0 <= point < WHOLE for point in positions)
     actual = stage_share(share, positions)
@@ -183,8 +183,8 @@ def test_shares_nest_and_hold_a_box(devices: list[str], share: int) -> None:
     assert actual == share or sum(point < actual for point in positions) == positions.count(min(positions))
 
 
-def test_each_rollout_draws_other_boxes() -> None:
-    devices = [f"box-{index}" for index in range(10_000)]
+def test_each_rollout_draws_other_devices() -> None:
+    devices = [f"device-{index}" for index in range(10_000)]
     first, second = ({device for device in devices if position(salt, device) < 5_000} for salt in ("a", "b"))
     assert 400 < len(first) < 600
     assert len(first & second) < 60
@@ -196,8 +196,8 @@ def test_the_looks_of_a_rollout_spend_no_more_than_the_bound() -> None:
     assert sum(settings.level(look) for look in range(1, 10_000)) * tests <= settings.false_abort
 
 
-def test_an_abort_publishes_a_plan_that_returns_every_box() -> None:
-    """Pinned and held boxes aside, which are an operator's; a cohort's first bundle has none before it."""
+def test_an_abort_publishes_a_plan_that_returns_every_device() -> None:
+    """Pinned and held devices aside, which are an operator's; a cohort's first bundle has none before it."""
     ids = {name: name[0] * 64 for name in ("new", "old", "pinned")}
     current = msgspec.structs.replace(started(), to_bundle=ids["new"], from_bundle=ids["old"])
     member = next(str(number) for number in range(10_000) if position("salt", str(number)) < 1_000)

@@ -29,12 +29,12 @@ LEVEL = SETTINGS.level(1)
 
 
 def fleet_of(
-    rng: np.random.Generator, boxes: int, *, worse: float = 0.0, slower: float = 1.0, lost: float = 0.01
+    rng: np.random.Generator, devices: int, *, worse: float = 0.0, slower: float = 1.0, lost: float = 0.01
 ) -> Observations:
-    """Boxes as they are: a few answer badly for reasons of their own, and some send far more requests than others."""
-    requests = rng.poisson(rng.lognormal(4.0, 1.0, boxes)).astype(np.int64)
-    own = np.where(rng.random(boxes) < 0.03, rng.random(boxes), rng.beta(0.3, 30.0, boxes))
-    speed = rng.lognormal(0.0, 0.3, boxes) * slower
+    """Devices as they are: a few answer badly for reasons of their own, and some send far more requests than others."""
+    requests = rng.poisson(rng.lognormal(4.0, 1.0, devices)).astype(np.int64)
+    own = np.where(rng.random(devices) < 0.03, rng.random(devices), rng.beta(0.3, 30.0, devices))
+    speed = rng.lognormal(0.0, 0.3, devices) * slower
     within = np.array([[0.5 * math.erfc(-math.log(bound / each)) for bound in (1, 2, 3, 4)] for each in speed])
     parts = np.diff(within, axis=1, prepend=0.0, append=1.0).clip(0)
     return Observations(
@@ -44,15 +44,15 @@ def fleet_of(
             "degraded": rng.binomial(requests, own / 2).astype(np.int64),
         },
         np.array([rng.multinomial(count, share) for count, share in zip(requests, parts, strict=True)], dtype=np.int64),
-        rng.random(boxes) < lost,
+        rng.random(devices) < lost,
     )
 
 
-def steady(boxes: int, *, errors: int = 1, requests: int = 200) -> Observations:
-    counts = np.full(boxes, requests, dtype=np.int64)
-    events = {"errors": np.full(boxes, errors, dtype=np.int64), "degraded": np.zeros(boxes, dtype=np.int64)}
-    latency = np.tile(np.array([requests - requests // 20, requests // 20, 0, 0, 0], dtype=np.int64), (boxes, 1))
-    return Observations(counts, events, latency, np.zeros(boxes, dtype=np.bool_))
+def steady(devices: int, *, errors: int = 1, requests: int = 200) -> Observations:
+    counts = np.full(devices, requests, dtype=np.int64)
+    events = {"errors": np.full(devices, errors, dtype=np.int64), "degraded": np.zeros(devices, dtype=np.int64)}
+    latency = np.tile(np.array([requests - requests // 20, requests // 20, 0, 0, 0], dtype=np.int64), (devices, 1))
+    return Observations(counts, events, latency, np.zeros(devices, dtype=np.bool_))
 
 
 def changed(side: Observations, **fields: object) -> Observations:
@@ -63,14 +63,14 @@ def changed(side: Observations, **fields: object) -> Observations:
 # --- the tests behind it ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("canary", "boxes"), [(1, 20), (5, 20), (10, 200), (50, 1000), (500, 1000)])
-def test_a_random_split_of_unequal_boxes_is_seldom_rejected(canary: int, boxes: int) -> None:
-    """Errors come in clusters here (3 % of boxes fail by themselves); a test by requests would reject most splits."""
+@pytest.mark.parametrize(("canary", "devices"), [(1, 20), (5, 20), (10, 200), (50, 1000), (500, 1000)])
+def test_a_random_split_of_unequal_devices_is_seldom_rejected(canary: int, devices: int) -> None:
+    """Errors come in clusters here (3 % of devices fail by themselves); a test by requests would reject most splits."""
     rng = np.random.default_rng(canary)
     rejected = 0
     for _ in range(1_000):
-        own = np.where(rng.random(boxes) < 0.03, rng.random(boxes), rng.beta(0.3, 30.0, boxes))
-        requests = rng.poisson(rng.lognormal(3.0, 1.0, boxes)) + 1
+        own = np.where(rng.random(devices) < 0.03, rng.random(devices), rng.beta(0.3, 30.0, devices))
+        requests = rng.poisson(rng.lognormal(3.0, 1.0, devices)) + 1
         scores = rng.binomial(requests, own) / requests
         rejected += randomisation_p(scores[:canary], scores[canary:]) <= 0.02
     assert rejected <= 32  # 20 are allowed; 4.4 standard deviations more are 40
@@ -101,7 +101,7 @@ def test_the_tail_of_a_draw_is_exact(marked: int, drawn: int, found: int) -> Non
     assert tail == pytest.approx(exact) if found * total > marked * drawn else tail == 1.0
 
 
-def test_the_tail_of_a_draw_from_a_million_boxes() -> None:
+def test_the_tail_of_a_draw_from_a_million_devices() -> None:
     """Finite and ordered where the terms are far below the smallest float."""
     tails = [sampling_tail(10_000, 10_000, found, 1_000_000) for found in (101, 200, 400, 9_999)]
     assert tails == sorted(tails, reverse=True)
@@ -149,7 +149,7 @@ def test_the_same_bundle_on_both_sides_does_not_fail(canary: int) -> None:
 
 
 def test_five_percent_errors_fail_at_one_look() -> None:
-    """50 boxes of some 5,000 suffice: power above 95 % in spite of boxes that fail by themselves."""
+    """50 devices of some 5,000 suffice: power above 95 % in spite of devices that fail by themselves."""
     rng = np.random.default_rng(5)
     outcomes = [judge(fleet_of(rng, 50, worse=0.05), fleet_of(rng, 1_000), SETTINGS, LEVEL).outcome for _ in range(60)]
     assert outcomes.count(Outcome.FAIL) >= 57
@@ -167,7 +167,7 @@ def test_slower_answers_fail() -> None:
 # --- its cases -------------------------------------------------------------------------------------------------------
 
 
-def test_equal_boxes_with_many_requests_pass() -> None:
+def test_equal_devices_with_many_requests_pass() -> None:
     verdict = judge(steady(50), steady(500), SETTINGS, LEVEL)
     assert verdict.outcome is Outcome.PASS
     errors = next(metric for metric in verdict.metrics if metric.name == "errors")
@@ -188,36 +188,36 @@ def test_worse_within_the_margin_is_no_fail() -> None:
     assert next(metric for metric in verdict.metrics if metric.name == "errors").p < LEVEL
 
 
-def test_idle_boxes_stay_out() -> None:
-    """Boxes with few requests are in no share, however bad those were; with only such boxes nothing is known."""
+def test_idle_devices_stay_out() -> None:
+    """Devices with few requests are in no share, however bad those were; with only such devices nothing is known."""
     canary = steady(60)
     canary.requests[50:] = 5
     canary.events["errors"][50:] = 5
     verdict = judge(canary, steady(500), SETTINGS, LEVEL)
     assert verdict.outcome is Outcome.PASS
-    assert any("on 50 boxes" in metric.reason for metric in verdict.metrics)
+    assert any("on 50 devices" in metric.reason for metric in verdict.metrics)
     canary.requests[:] = 5
     assert judge(canary, steady(500), SETTINGS, LEVEL).outcome is Outcome.INCONCLUSIVE
 
 
-def test_silent_boxes_fail() -> None:
-    """Ten of 50 boxes that were seen before the stage; as many silent boxes of the control would explain them."""
+def test_silent_devices_fail() -> None:
+    """Ten of 50 devices that were seen before the stage; as many silent devices of the control would explain them."""
     canary, control = steady(50), steady(500)
     canary.silent[:10] = True
     verdict = judge(canary, control, SETTINGS, LEVEL)
     assert verdict.outcome is Outcome.FAIL
-    assert "10 of 50 boxes went silent (0.0% of the control)" in verdict.reasons[0]
+    assert "10 of 50 devices went silent (0.0% of the control)" in verdict.reasons[0]
     control.silent[:100] = True
     assert judge(canary, control, SETTINGS, LEVEL).outcome is Outcome.PASS
     alone = judge(canary, steady(0), SETTINGS, LEVEL)
-    assert "10 of 50 boxes went silent" in [metric.reason for metric in alone.metrics]
+    assert "10 of 50 devices went silent" in [metric.reason for metric in alone.metrics]
 
 
 @pytest.mark.parametrize(
     ("failed", "outcome"), [(0, Outcome.PASS), (1, Outcome.INCONCLUSIVE), (3, Outcome.FAIL), (5, Outcome.FAIL)]
 )
-def test_boxes_that_roll_back_fail_a_small_fleet(failed: int, outcome: Outcome) -> None:
-    """Five members of 20: one box may have had bad luck with its trial, three may not."""
+def test_devices_that_roll_back_fail_a_small_fleet(failed: int, outcome: Outcome) -> None:
+    """Five members of 20: one device may have had bad luck with its trial, three may not."""
     canary = changed(steady(5 - failed), rolled_back=failed)
     assert judge(canary, steady(15), SETTINGS, LEVEL).outcome is outcome
 
@@ -235,7 +235,7 @@ def test_only_named_metrics_count() -> None:
     assert judge(steady(50, errors=40), steady(500), settings, LEVEL).outcome is Outcome.PASS
 
 
-def test_without_a_control_boxes_that_roll_back_are_judged() -> None:
+def test_without_a_control_devices_that_roll_back_are_judged() -> None:
     """At 100 % and in the soak there is nothing to compare requests with."""
     assert judge(steady(50, errors=40), steady(0), SETTINGS, LEVEL).outcome is Outcome.PASS
     failing = changed(steady(50), rolled_back=10)

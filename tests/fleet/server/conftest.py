@@ -18,7 +18,7 @@ from causeway_server.fleet.server.plane import ControlPlane
 from causeway_server.fleet.store.enrolment import new_join_token
 from tests.own_task import in_own_task
 
-from .box import Box
+from .device import Device
 from .postgres import PostgresServer, make_postgres
 
 FLEET = """version: 1
@@ -65,15 +65,15 @@ def fleet_folder(tmp_path: Path) -> Path:
 
 
 class Plane:
-    """A running control plane, and boxes of it."""
+    """A running control plane, and devices of it."""
 
     def __init__(self, plane: ControlPlane, url: str, http: aiohttp.ClientSession) -> None:
         self.plane = plane
         self.url = url
         self.http = http
 
-    def box(self, name: str = "") -> Box:
-        return Box(self.http, self.url, name)
+    def device(self, name: str = "") -> Device:
+        return Device(self.http, self.url, name)
 
     async def parked(self, count: int) -> None:
         """Return when so many polls wait."""
@@ -87,12 +87,12 @@ class Plane:
                 connection, cohort=cohort, tenant="acme", labels=labels, uses=uses, expires_s=expires_s, now=now
             )
 
-    async def enrolled(self, name: str = "", **fields: object) -> Box:
-        """A box with an identity and a token."""
-        box = self.box(name)
-        assert (await box.enrol(await self.join_token(), **fields)).status == 200
-        assert (await box.ask_token()).status == 200
-        return box
+    async def enrolled(self, name: str = "", **fields: object) -> Device:
+        """A device with an identity and a token."""
+        device = self.device(name)
+        assert (await device.enrol(await self.join_token(), **fields)).status == 200
+        assert (await device.ask_token()).status == 200
+        return device
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ from causeway_server.fleet.app import BOOTSTRAP_FILE
 from tests.check.sources import ROOT
 from tests.ports import free_port
 
-from .box import Answered, Box
 from .conftest import Plane, serving
+from .device import Answered, Device
 from .test_polls import Connection, change, poll_head
 
 pytestmark = pytest.mark.slow
@@ -102,15 +102,15 @@ async def test_clones_neither_wake_each_other_nor_take_the_polls_of_others(fleet
 
 
 async def test_places_of_parked_polls_are_free_again(fleet_folder: Path, database: str) -> None:
-    """After an answer, and after a box that left."""
+    """After an answer, and after a device that left."""
     async with serving(fleet_folder, database, most_files=64) as plane:
-        box = await plane.enrolled()
-        etag = (await box.wake()).headers["etag"]
+        device = await plane.enrolled()
+        etag = (await device.wake()).headers["etag"]
         share = 64 * 7 // 8 // 2
         for _ in range(3):
             leaving = [await Connection.of(plane) for _ in range(share)]
             for connection in leaving:
-                connection.send(poll_head(box, f"if-none-match: {etag}"))
+                connection.send(poll_head(device, f"if-none-match: {etag}"))
             await plane.parked(share)
             for connection in leaving:
                 connection.close()
@@ -118,7 +118,7 @@ async def test_places_of_parked_polls_are_free_again(fleet_folder: Path, databas
         assert plane.plane.wakes.polls.refused == 0
         staying = await Connection.of(plane)
         for _ in range(2 * share):
-            await staying.poll(box)
+            await staying.poll(device)
             await change(plane)
             assert (await staying.answer())[0] == 200
         assert plane.plane.wakes.polls.refused == 0
@@ -126,26 +126,26 @@ async def test_places_of_parked_polls_are_free_again(fleet_folder: Path, databas
 
 async def test_a_flood_of_enrolments_is_a_few_transactions(plane: Plane) -> None:
     """So the writer's turn, for which operators wait in the same queue, comes after one of them."""
-    boxes = [plane.box(f"till-{number}") for number in range(40)]
+    devices = [plane.device(f"till-{number}") for number in range(40)]
     async with plane.plane.store.write():
-        enrolling = [asyncio.ensure_future(box.enrol("cwj_unknown")) for box in boxes]
-        while plane.plane.wakes.polls.connections.others < len(boxes):  # noqa: ASYNC110
+        enrolling = [asyncio.ensure_future(device.enrol("cwj_unknown")) for device in devices]
+        while plane.plane.wakes.polls.connections.others < len(devices):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert (await plane.box().send("GET", "/healthz")).status == 200
+        assert (await plane.device().send("GET", "/healthz")).status == 200
     assert {answer.code for answer in await asyncio.gather(*enrolling)} == {"join_token_unknown"}
-    assert plane.plane.enrolments.transactions < len(boxes) // 2
+    assert plane.plane.enrolments.transactions < len(devices) // 2
 
 
-async def test_boxes_that_enrol_in_one_transaction_are_judged_each(plane: Plane) -> None:
+async def test_devices_that_enrol_in_one_transaction_are_judged_each(plane: Plane) -> None:
     """Two of one name, one with a token of another fleet, and one with a key that it does not hold."""
     token = await plane.join_token(uses=9)
-    twins: list[Box] = [plane.box("till-1"), plane.box("till-1")]
+    twins: list[Device] = [plane.device("till-1"), plane.device("till-1")]
     async with plane.plane.store.write():
         asked = [
-            *(asyncio.ensure_future(box.enrol(token)) for box in twins),
-            asyncio.ensure_future(plane.box("till-2").enrol(token)),
-            asyncio.ensure_future(plane.box("till-3").enrol("cwj_unknown")),
-            asyncio.ensure_future(plane.box("till-4").enrol(token, proof="bm8")),
+            *(asyncio.ensure_future(device.enrol(token)) for device in twins),
+            asyncio.ensure_future(plane.device("till-2").enrol(token)),
+            asyncio.ensure_future(plane.device("till-3").enrol("cwj_unknown")),
+            asyncio.ensure_future(plane.device("till-4").enrol(token, proof="bm8")),
         ]
         assert (await asked[-1]).code == "enrolment_proof_invalid"
     answers: list[Answered] = await asyncio.gather(*asked)

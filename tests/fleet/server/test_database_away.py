@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 async def recovered(plane: Plane) -> None:
     """A load balancer watches /readyz."""
-    box = plane.box()
-    while (await box.send("GET", "/readyz")).status != 200:  # noqa: ASYNC110
+    device = plane.device()
+    while (await device.send("GET", "/readyz")).status != 200:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
@@ -30,19 +30,24 @@ async def recovered(plane: Plane) -> None:
 async def test_postgres_is_away_and_returns(fleet_folder: Path, postgres_server: PostgresServer) -> None:
     """Crashed: each kind of request says so and works again later; a poll that was parked is answered after it."""
     async with serving(fleet_folder, postgres_server.database()) as plane:
-        box = await plane.enrolled()
-        etag = (await box.wake()).headers["etag"]
-        waiting = asyncio.create_task(box.wake(etag, wait_s=300))
+        device = await plane.enrolled()
+        etag = (await device.wake()).headers["etag"]
+        waiting = asyncio.create_task(device.wake(etag, wait_s=300))
         await plane.parked(1)
         with postgres_server.away():
-            for answer in (await box.report(), await box.ask_token(), await box.wake(), await box.enrol("x")):
+            for answer in (
+                await device.report(),
+                await device.ask_token(),
+                await device.wake(),
+                await device.enrol("x"),
+            ):
                 assert (answer.status, answer.code) == (503, "database_unavailable")
                 assert int(answer.headers["retry-after"]) >= 1
-            assert (await box.send("GET", "/readyz")).status == 503
-            assert (await box.send("GET", "/healthz")).status == 200
+            assert (await device.send("GET", "/readyz")).status == 503
+            assert (await device.send("GET", "/healthz")).status == 200
             assert plane.plane.wakes.polls.parked == 1
         await recovered(plane)
-        assert (await box.report()).status == 200
+        assert (await device.report()).status == 200
         async with plane.plane.store.write() as connection:
             await advance(connection, "everyone")
         assert (await waiting).status == 200
@@ -52,20 +57,20 @@ async def test_postgres_is_away_and_returns(fleet_folder: Path, postgres_server:
 async def test_postgres_hangs_and_returns(fleet_folder: Path, postgres_server: PostgresServer) -> None:
     """It accepts connections and answers nothing: requests end with 503, the controller pauses, polls stay parked."""
     async with asyncio.timeout(120), serving(fleet_folder, postgres_server.database(), statement_s=4.0) as plane:
-        box = await plane.enrolled()
-        waiting = asyncio.create_task(box.wake((await box.wake()).headers["etag"], wait_s=300))
+        device = await plane.enrolled()
+        waiting = asyncio.create_task(device.wake((await device.wake()).headers["etag"], wait_s=300))
         await plane.parked(1)
         await leading(plane, 1)
         with postgres_server.hanging():
-            ready = box.send("GET", "/readyz")
-            asked = await asyncio.gather(ready, box.report(), box.ask_token(), box.wake(), box.enrol("x"))
+            ready = device.send("GET", "/readyz")
+            asked = await asyncio.gather(ready, device.report(), device.ask_token(), device.wake(), device.enrol("x"))
             assert {(answer.status, answer.code) for answer in asked} == {(503, "database_unavailable")}
-            assert (await box.send("GET", "/healthz")).status == 200
+            assert (await device.send("GET", "/healthz")).status == 200
             await leading(plane, 0)
             assert plane.plane.wakes.polls.parked == 1
         await recovered(plane)
         await leading(plane, 1)
-        assert (await box.report()).status == 200
+        assert (await device.report()).status == 200
         async with plane.plane.store.write() as connection:
             await advance(connection, "everyone")
         assert (await waiting).status == 200
@@ -74,7 +79,7 @@ async def test_postgres_hangs_and_returns(fleet_folder: Path, postgres_server: P
 async def leading(plane: Plane, processes: int) -> None:
     """Return when so many processes run the controller, by the metric."""
     line = f"causeway_fleet_controller_leads {processes}.0".encode()
-    while line not in (await plane.box().send("GET", "/metrics")).body:  # noqa: ASYNC110
+    while line not in (await plane.device().send("GET", "/metrics")).body:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
@@ -82,14 +87,14 @@ async def test_sqlite_is_locked_by_another_program(fleet_folder: Path, tmp_path:
     """Such as a backup that takes too long."""
     file = tmp_path / "fleet.db"
     async with serving(fleet_folder, f"sqlite:///{file}", statement_s=1.0) as plane:
-        box = await plane.enrolled()
+        device = await plane.enrolled()
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
-        assert (await box.report()).code == "database_unavailable"
-        assert (await box.wake()).status == 200  # readers go on
+        assert (await device.report()).code == "database_unavailable"
+        assert (await device.wake()).status == 200  # readers go on
         other.execute("ROLLBACK")
         other.close()
-        assert (await box.report()).status == 200
+        assert (await device.report()).status == 200
 
 
 @pytest.mark.parametrize("url", ["mysql://host/name", "sqlite", "postgresql+psycopg2", "://"])

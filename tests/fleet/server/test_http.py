@@ -32,28 +32,30 @@ async def test_files_are_served_as_a_cdn_would(plane: Plane) -> None:
     blobs.mkdir()
     name = "c" * 64
     (blobs / name).write_bytes(b"0123456789")
-    box = plane.box()
-    blob = await box.send("GET", f"/blobs/{name}")
+    device = plane.device()
+    blob = await device.send("GET", f"/blobs/{name}")
     assert (blob.body, blob.headers["cache-control"]) == (b"0123456789", "public, max-age=31536000, immutable")
-    rest = await box.send("GET", f"/blobs/{name}", headers={"range": "bytes=4-"})
+    rest = await device.send("GET", f"/blobs/{name}", headers={"range": "bytes=4-"})
     assert (rest.status, rest.body, rest.headers["content-range"]) == (206, b"456789", "bytes 4-9/10")
-    assert (await box.send("GET", "/tuf/metadata/1.root.json")).headers["cache-control"].endswith("immutable")
-    timestamp = await box.send("GET", "/tuf/metadata/timestamp.json")
+    assert (await device.send("GET", "/tuf/metadata/1.root.json")).headers["cache-control"].endswith("immutable")
+    timestamp = await device.send("GET", "/tuf/metadata/timestamp.json")
     assert timestamp.headers["cache-control"] == "no-cache"
-    same = await box.send("GET", "/tuf/metadata/timestamp.json", headers={"if-none-match": timestamp.headers["etag"]})
+    same = await device.send(
+        "GET", "/tuf/metadata/timestamp.json", headers={"if-none-match": timestamp.headers["etag"]}
+    )
     assert same.status == 304
 
 
 async def test_head_is_answered_as_get_and_a_slash_too_many_is_ignored(plane: Plane) -> None:
-    box = plane.box()
+    device = plane.device()
     for path in ("/healthz", "/openapi.json", "/tuf/metadata/root.json", "/tuf/metadata/2.root.json"):
-        whole = await box.send("GET", path)
-        head = await box.send("HEAD", f"{path}/")
+        whole = await device.send("GET", path)
+        head = await device.send("HEAD", f"{path}/")
         assert (head.status, head.body) == (whole.status, b"")
         assert head.headers["content-length"] == whole.headers["content-length"]
-    assert (await box.send("POST", "/v1/token/")).status == (await box.send("POST", "/v1/token")).status != 404
-    page = await box.send("GET", "/console/")
-    assert page.body == (await box.send("GET", "/console")).body
+    assert (await device.send("POST", "/v1/token/")).status == (await device.send("POST", "/v1/token")).status != 404
+    page = await device.send("GET", "/console/")
+    assert page.body == (await device.send("GET", "/console")).body
 
 
 @pytest.mark.parametrize(
@@ -69,12 +71,12 @@ async def test_head_is_answered_as_get_and_a_slash_too_many_is_ignored(plane: Pl
     ],
 )
 async def test_nothing_else_is_served(plane: Plane, path: str) -> None:
-    answer = await plane.box().send("GET", path)
+    answer = await plane.device().send("GET", path)
     assert (answer.status, answer.code) == (404, "not_found")
 
 
 async def test_a_wrong_method_names_the_right_one(plane: Plane) -> None:
-    answer = await plane.box().send("GET", "/v1/enroll")
+    answer = await plane.device().send("GET", "/v1/enroll")
     assert (answer.status, answer.code, answer.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 
@@ -112,34 +114,34 @@ async def test_no_response_names_versions_of_software(plane: Plane, sent: bytes,
 async def test_a_foreign_page_changes_nothing(plane: Plane, page: dict[str, str]) -> None:
     """Whatever the path, with a token of an operator, too; what it reads the browser keeps from it."""
     for method, path in (("POST", "/v1/enroll"), ("POST", "/v1/session"), ("DELETE", "/v1/session"), ("PUT", "/no")):
-        answer = await plane.box().send(method, path, b"{}", page | {"x-causeway-console": "1"})
+        answer = await plane.device().send(method, path, b"{}", page | {"x-causeway-console": "1"})
         assert (answer.status, answer.code) == (403, "origin_not_allowed"), path
-    read = await plane.box().send("GET", "/healthz", headers=page)
+    read = await plane.device().send("GET", "/healthz", headers=page)
     assert (read.status, [name for name in read.headers if name.startswith("access-control-")]) == (200, [])
 
 
 async def test_the_page_of_the_control_plane_is_no_foreign_one(plane: Plane) -> None:
     """Behind a proxy, whose name is not the `Host` that arrives here, the browser says so."""
     for page in ({"origin": plane.url}, {"origin": "https://fleet.example", "sec-fetch-site": "same-origin"}):
-        assert (await plane.box().send("POST", "/v1/enroll", b"{", page)).code == "invalid_json"
+        assert (await plane.device().send("POST", "/v1/enroll", b"{", page)).code == "invalid_json"
 
 
 async def test_a_body_without_a_type_is_refused(plane: Plane) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        answer = await plane.box().send("POST", "/v1/enroll", b'{"token": "x"}', {"content-type": kind})
+        answer = await plane.device().send("POST", "/v1/enroll", b'{"token": "x"}', {"content-type": kind})
         assert (answer.status, answer.code) == (415, "unsupported_media_type"), kind
 
 
 async def test_metrics_count_messages_and_polls(plane: Plane) -> None:
     await plane.enrolled()
-    text = (await plane.box().send("GET", "/metrics")).body.decode()
+    text = (await plane.device().send("GET", "/metrics")).body.decode()
     assert "causeway_fleet_messages_total 1.0" in text
     assert "causeway_fleet_parked_polls 0.0" in text
 
 
 async def test_the_document_has_every_route(plane: Plane) -> None:
     """The one that is served, operators' routes included; every reference in it leads somewhere."""
-    document = (await plane.box().send("GET", "/openapi.json")).body
+    document = (await plane.device().send("GET", "/openapi.json")).body
     documented = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
     own = build_app(all_routes(plane.plane))
     served = {(str(one.resource.canonical), one.method) for one in own.router.routes() if one.resource is not None}
@@ -159,16 +161,16 @@ async def test_the_document_has_every_route(plane: Plane) -> None:
 
 
 async def test_answers_have_the_documented_form(plane: Plane) -> None:
-    document = (await plane.box().send("GET", "/openapi.json")).body
-    box = await plane.enrolled()
+    document = (await plane.device().send("GET", "/openapi.json")).body
+    device = await plane.enrolled()
     answers = [
-        ("/v1/status", "post", await box.report()),
-        ("/v1/token", "post", await box.ask_token(sent=plane.plane.clock() + 5)),
-        ("/v1/wake", "get", await box.wake()),
-        ("/v1/revocations", "get", await box.send("GET", "/v1/revocations")),
-        ("/healthz", "get", await box.send("GET", "/healthz")),
-        ("/v1/enroll", "post", await box.enrol("unknown")),
-        ("/v1/status", "post", await plane.box("unknown").report()),
+        ("/v1/status", "post", await device.report()),
+        ("/v1/token", "post", await device.ask_token(sent=plane.plane.clock() + 5)),
+        ("/v1/wake", "get", await device.wake()),
+        ("/v1/revocations", "get", await device.send("GET", "/v1/revocations")),
+        ("/healthz", "get", await device.send("GET", "/healthz")),
+        ("/v1/enroll", "post", await device.enrol("unknown")),
+        ("/v1/status", "post", await plane.device("unknown").report()),
     ]
     for path, method, answer in answers:
         operation: dict[str, Any] = document["paths"][path][method]

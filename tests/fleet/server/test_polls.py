@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.fleet.store.devices import Device
+from causeway_server.fleet.store.devices import Device as StoredDevice
 from causeway_server.fleet.store.generations import advance, revoke
 from tests.waiting import until
 
-from .box import Box
 from .conftest import Plane, serving
+from .device import Device
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def database(tmp_path: Path) -> str:
 
 
 class Connection:
-    """One connection of a box; requests are written whole."""
+    """One connection of a device; requests are written whole."""
 
     def __init__(self, plane: Plane, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._plane = plane
@@ -39,10 +39,10 @@ class Connection:
     def send(self, request: str) -> None:
         self._writer.write(request.encode())
 
-    async def poll(self, box: Box, *lines: str, parked: int = 1) -> None:
+    async def poll(self, device: Device, *lines: str, parked: int = 1) -> None:
         """Park a poll."""
-        etag = (await box.wake()).headers["etag"]
-        self.send(poll_head(box, f"if-none-match: {etag}", *lines))
+        etag = (await device.wake()).headers["etag"]
+        self.send(poll_head(device, f"if-none-match: {etag}", *lines))
         await self._plane.parked(parked)
 
     async def answer(self) -> tuple[int, bytes, bytes]:
@@ -58,8 +58,8 @@ class Connection:
         return await self._reader.read() == b""
 
 
-def poll_head(box: Box, *lines: str) -> str:
-    head = ("GET /v1/wake?wait=300 HTTP/1.1", "host: fleet", f"authorization: Bearer {box.token}", *lines)
+def poll_head(device: Device, *lines: str) -> str:
+    head = ("GET /v1/wake?wait=300 HTTP/1.1", "host: fleet", f"authorization: Bearer {device.token}", *lines)
     return "".join(f"{line}\r\n" for line in (*head, ""))
 
 
@@ -74,9 +74,9 @@ HEALTH = "GET /healthz HTTP/1.1\r\nhost: fleet\r\n\r\n"
 
 async def test_a_connection_is_used_again(plane: Plane) -> None:
     """For another poll, and for other requests."""
-    box, connection = await plane.enrolled(), await Connection.of(plane)
+    device, connection = await plane.enrolled(), await Connection.of(plane)
     for _ in range(2):
-        await connection.poll(box)
+        await connection.poll(device)
         await change(plane)
         status, head, body = await connection.answer()
         assert (status, b'"everyone"' in body) == (200, True)
@@ -87,24 +87,24 @@ async def test_a_connection_is_used_again(plane: Plane) -> None:
 
 
 async def test_a_request_that_comes_too_early_is_answered_after_the_poll(plane: Plane) -> None:
-    box, connection = await plane.enrolled(), await Connection.of(plane)
+    device, connection = await plane.enrolled(), await Connection.of(plane)
     typed = ("content-type: application/json", "content-length: 2")
-    await connection.poll(box, *typed, "", "{}")  # a body, which no box sends, is not the next request
+    await connection.poll(device, *typed, "", "{}")  # a body, which no device sends, is not the next request
     connection.send(HEALTH)
     await change(plane)
     assert (await connection.answer())[2].startswith(b'{"cohort"')
     assert (await connection.answer())[2] == b'{"status":"ok"}'
 
 
-async def test_a_box_that_leaves_while_its_poll_is_read_parks_nothing(
+async def test_a_device_that_leaves_while_its_poll_is_read_parks_nothing(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    box, connection = await plane.enrolled(), await Connection.of(plane)
-    etag = (await box.wake()).headers["etag"]
+    device, connection = await plane.enrolled(), await Connection.of(plane)
+    etag = (await device.wake()).headers["etag"]
     find, connections = plane.plane.lookups.submit, plane.plane.wakes.polls.connections
     reading, left, found = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def find_slowly(name: str) -> Device:
+    async def find_slowly(name: str) -> StoredDevice:
         reading.set()
         await left.wait()
         device = await find(name)
@@ -112,34 +112,34 @@ async def test_a_box_that_leaves_while_its_poll_is_read_parks_nothing(
         return device
 
     monkeypatch.setattr(plane.plane.lookups, "submit", find_slowly)
-    connection.send(poll_head(box, f"if-none-match: {etag}"))
+    connection.send(poll_head(device, f"if-none-match: {etag}"))
     await reading.wait()
     before = connections.others
     connection.close()
     await until(lambda: connections.others < before)
     left.set()
     await found.wait()
-    assert (await plane.box().send("GET", "/healthz")).status == 200
+    assert (await plane.device().send("GET", "/healthz")).status == 200
     assert plane.plane.wakes.polls.parked == 0
     assert "failed" not in caplog.text
 
 
 async def test_a_poll_may_close_its_connection(plane: Plane) -> None:
-    box, connection = await plane.enrolled(), await Connection.of(plane)
-    await connection.poll(box, "connection: close")
+    device, connection = await plane.enrolled(), await Connection.of(plane)
+    await connection.poll(device, "connection: close")
     await change(plane)
     assert b"connection: close" in (await connection.answer())[1]
     assert await connection.ended()
 
 
-async def test_a_revoked_box_is_told_at_once(plane: Plane) -> None:
-    """Its poll ends with the reason; that of another box of its cohort stays parked."""
-    box, other = await plane.enrolled(), await plane.enrolled()
+async def test_a_revoked_device_is_told_at_once(plane: Plane) -> None:
+    """Its poll ends with the reason; that of another device of its cohort stays parked."""
+    device, other = await plane.enrolled(), await plane.enrolled()
     connection, another = await Connection.of(plane), await Connection.of(plane)
-    await connection.poll(box)
+    await connection.poll(device)
     await another.poll(other, parked=2)
     async with plane.plane.store.write() as transaction:
-        await revoke(transaction, box.name, time.time())
+        await revoke(transaction, device.name, time.time())
     status, _, body = await connection.answer()
     assert (status, b'"device_revoked"' in body) == (403, True)
     await plane.parked(1)
@@ -147,12 +147,12 @@ async def test_a_revoked_box_is_told_at_once(plane: Plane) -> None:
 
 async def test_idle_connections_end_with_the_server(fleet_folder: Path, database: str) -> None:
     async with serving(fleet_folder, database) as plane:
-        box = await plane.enrolled()
+        device = await plane.enrolled()
         idle, parked = await Connection.of(plane), await Connection.of(plane)
-        await idle.poll(box)
+        await idle.poll(device)
         await change(plane)
         await idle.answer()
-        await parked.poll(box)
+        await parked.poll(device)
     status, head, _ = await parked.answer()
     assert (status, b"connection: close" in head) == (304, True)
     assert await parked.ended()
@@ -160,8 +160,8 @@ async def test_idle_connections_end_with_the_server(fleet_folder: Path, database
 
 
 async def test_an_idle_connection_is_closed_in_time(plane: Plane) -> None:
-    box, connection = await plane.enrolled(), await Connection.of(plane)
-    await connection.poll(box)
+    device, connection = await plane.enrolled(), await Connection.of(plane)
+    await connection.poll(device)
     await change(plane)
     await connection.answer()
     plane.plane.wakes.polls.end_old({}, asyncio.get_running_loop().time() + 76.0)

@@ -1,4 +1,4 @@
-"""Long polls: which boxes a change wakes, and what ends a poll."""
+"""Long polls: which devices a change wakes, and what ends a poll."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from causeway_server.fleet.store.generations import CohortPace, advance, set_pace
 
-from .box import Answered, Box
 from .conftest import Plane, serving
+from .device import Answered, Device
 
 pytestmark = pytest.mark.slow
 
@@ -21,9 +21,9 @@ async def change(plane: Plane, cohort: str) -> None:
     await plane.plane.wakes.refresh()
 
 
-async def poll(box: Box) -> asyncio.Task[Answered]:
-    etag = (await box.wake()).headers["etag"]
-    return asyncio.create_task(box.wake(etag, wait_s=300))
+async def poll(device: Device) -> asyncio.Task[Answered]:
+    etag = (await device.wake()).headers["etag"]
+    return asyncio.create_task(device.wake(etag, wait_s=300))
 
 
 async def test_a_change_wakes_its_cohort_alone(plane: Plane) -> None:
@@ -40,16 +40,16 @@ async def test_a_change_wakes_its_cohort_alone(plane: Plane) -> None:
 async def test_a_change_in_another_process_wakes_too(plane: Plane, fleet_folder: Path, database: str) -> None:
     """Two control planes on one database; the second hears of it without being told."""
     async with serving(fleet_folder, database) as second:
-        box = await plane.enrolled()
-        elsewhere = Box(second.http, second.url, box.name)
-        elsewhere.token = box.token
+        device = await plane.enrolled()
+        elsewhere = Device(second.http, second.url, device.name)
+        elsewhere.token = device.token
         waiting = await poll(elsewhere)
         await second.parked(1)
         await change(plane, "everyone")
         assert (await waiting).status == 200
 
 
-async def test_a_new_pace_wakes_no_box(plane: Plane) -> None:
+async def test_a_new_pace_wakes_no_device(plane: Plane) -> None:
     await change(plane, "everyone")
     waiting = await poll(await plane.enrolled())
     await plane.parked(1)
@@ -63,7 +63,7 @@ async def test_a_new_pace_wakes_no_box(plane: Plane) -> None:
     assert plane.plane.wakes.pace("everyone").per_site == 3
 
 
-async def test_a_box_that_leaves_frees_its_poll(plane: Plane) -> None:
+async def test_a_device_that_leaves_frees_its_poll(plane: Plane) -> None:
     waiting = await poll(await plane.enrolled())
     await plane.parked(1)
     waiting.cancel()
@@ -71,13 +71,13 @@ async def test_a_box_that_leaves_frees_its_poll(plane: Plane) -> None:
 
 
 async def test_a_poll_ends_without_news(plane: Plane) -> None:
-    box = await plane.enrolled()
-    etag = (await box.wake()).headers["etag"]
-    ended = await box.wake(etag, wait_s=0.05)
+    device = await plane.enrolled()
+    etag = (await device.wake()).headers["etag"]
+    ended = await device.wake(etag, wait_s=0.05)
     assert (ended.status, ended.headers["etag"]) == (304, etag)
     for wrong in ("nan", "-1", "soon"):
         assert (
-            await box.send("GET", f"/v1/wake?wait={wrong}", headers={"authorization": f"Bearer {box.token}"})
+            await device.send("GET", f"/v1/wake?wait={wrong}", headers={"authorization": f"Bearer {device.token}"})
         ).code == "invalid_value"
 
 
@@ -91,12 +91,12 @@ async def test_polls_end_when_the_server_stops(fleet_folder: Path, tmp_path: Pat
 
 async def test_a_poll_needs_a_token(plane: Plane) -> None:
     """None, a forged one, one of another control plane's key, and one that has expired."""
-    box = await plane.enrolled()
-    assert (await box.send("GET", "/v1/wake")).code == "invalid_api_key"
-    head, claims, signature = box.token.split(".")
-    box.token = f"{head}.{claims}.{signature[::-1]}"
-    assert (await box.wake()).code == "invalid_api_key"
-    box.token = plane.plane.key.issue(box.name, "acme", plane.plane.clock() - 700)
-    assert (await box.wake()).code == "token_expired"
-    box.token = plane.plane.key.issue("unknown", "acme", plane.plane.clock())
-    assert (await box.wake()).code == "device_unknown"
+    device = await plane.enrolled()
+    assert (await device.send("GET", "/v1/wake")).code == "invalid_api_key"
+    head, claims, signature = device.token.split(".")
+    device.token = f"{head}.{claims}.{signature[::-1]}"
+    assert (await device.wake()).code == "invalid_api_key"
+    device.token = plane.plane.key.issue(device.name, "acme", plane.plane.clock() - 700)
+    assert (await device.wake()).code == "token_expired"
+    device.token = plane.plane.key.issue("unknown", "acme", plane.plane.clock())
+    assert (await device.wake()).code == "device_unknown"

@@ -1,1 +1,1 @@
-"""Keys, roles and signatures of a fleet, and the attacks that a box refuses."""
+"""Keys, roles and signatures of a fleet, and the attacks that a device refuses."""

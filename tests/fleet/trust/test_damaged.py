@@ -1,4 +1,4 @@
-"""Signed metadata that is damaged or cut off, at the control plane, at the source, or on the box."""
+"""Signed metadata that is damaged or cut off, at the control plane, at the source, or on the device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def metadata(fleet: SignedFleet) -> Path:
     return fleet.published.path / "tuf" / "metadata"
 
 
-def box(fleet: SignedFleet, folder: Path, replaced: dict[str, bytes] | None = None) -> UpdateVerifier:
+def device(fleet: SignedFleet, folder: Path, replaced: dict[str, bytes] | None = None) -> UpdateVerifier:
     return verifier(folder, fleet.root, served(fleet.published.path, replaced))
 
 
@@ -53,11 +53,11 @@ def box(fleet: SignedFleet, folder: Path, replaced: dict[str, bytes] | None = No
 def test_the_control_plane_signs_a_damaged_timestamp_anew(
     fleet: SignedFleet, metadata: Path, tmp_path: Path, role: str, kind: str, by: str
 ) -> None:
-    """Also `causeway-fleet sign`. No box takes it for a rollback, however often it was renewed before."""
+    """Also `causeway-fleet sign`. No device takes it for a rollback, however often it was renewed before."""
     bundle = fleet.release()
     for _ in range(3):
         fleet.publish()
-    box(fleet, tmp_path / "box").refresh()
+    device(fleet, tmp_path / "device").refresh()
     damage(metadata / ("timestamp.json" if role == "timestamp" else "4.snapshot.json"), kind)
     if by == "server":
         publisher = Publisher(fleet.path, fleet.path / "keys")
@@ -69,7 +69,7 @@ def test_the_control_plane_signs_a_damaged_timestamp_anew(
         key = str(fleet.path / "keys" / "server.pem")
         signed = CliRunner().invoke(main, ["sign", str(fleet.path), "--key", key])
         assert signed.exit_code == 0, signed.output
-    update = box(fleet, tmp_path / "box")
+    update = device(fleet, tmp_path / "device")
     update.refresh()
     assert update.plan("kiosk") == plan_of(bundle)
 
@@ -101,41 +101,41 @@ def test_a_pending_file_that_is_damaged_is_removed_and_signed_anew(fleet: Signed
 
 @pytest.mark.parametrize("kind", ["empty", "cut", "zeros", "no-text"])
 @pytest.mark.parametrize("role", ["timestamp", "snapshot"])
-def test_a_box_refuses_a_damaged_source_says_where_and_takes_the_next_whole_one(
+def test_a_device_refuses_a_damaged_source_says_where_and_takes_the_next_whole_one(
     fleet: SignedFleet, metadata: Path, tmp_path: Path, role: str, kind: str
 ) -> None:
     fleet.release()
-    box(fleet, tmp_path / "box").refresh()
-    floor = (tmp_path / "box" / "floor.json").read_bytes()
+    device(fleet, tmp_path / "device").refresh()
+    floor = (tmp_path / "device" / "floor.json").read_bytes()
     fleet.publish()
     name = "timestamp.json" if role == "timestamp" else "2.snapshot.json"
     cut = DAMAGE[kind]((metadata / name).read_bytes())
     assert cut is not None
     with pytest.raises(UpdateRefused, match=rf"^{role}: ") as refused:
-        box(fleet, tmp_path / "box", {f"tuf/metadata/{name}": cut}).refresh()
+        device(fleet, tmp_path / "device", {f"tuf/metadata/{name}": cut}).refresh()
     if role == "timestamp":
         assert refused.value.code == "metadata_invalid"
         assert "the source's file is damaged or cut off" in refused.value.message
         assert "the operator checks it at the control plane, and any cache before it" in refused.value.message
-    assert (tmp_path / "box" / "floor.json").read_bytes() == floor
-    box(fleet, tmp_path / "box").refresh()
+    assert (tmp_path / "device" / "floor.json").read_bytes() == floor
+    device(fleet, tmp_path / "device").refresh()
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["timestamp.json", "snapshot.json", "targets.json", "root.json"])
-def test_a_box_fetches_its_own_damaged_copy_anew_and_its_floor_stays(
+def test_a_device_fetches_its_own_damaged_copy_anew_and_its_floor_stays(
     fleet: SignedFleet, metadata: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     """Older metadata, rightly signed, is refused meanwhile."""
     fleet.release()
     old = (metadata / "timestamp.json").read_bytes()
     fleet.publish()
-    box(fleet, tmp_path / "box").refresh()
-    floor = msgspec.json.decode((tmp_path / "box" / "floor.json").read_bytes())
-    damage(tmp_path / "box" / name, kind)
+    device(fleet, tmp_path / "device").refresh()
+    floor = msgspec.json.decode((tmp_path / "device" / "floor.json").read_bytes())
+    damage(tmp_path / "device" / name, kind)
     with pytest.raises(UpdateRefused) as refused:
-        box(fleet, tmp_path / "box", {"tuf/metadata/timestamp.json": old}).refresh()
+        device(fleet, tmp_path / "device", {"tuf/metadata/timestamp.json": old}).refresh()
     assert refused.value.code == "metadata_rollback"
-    box(fleet, tmp_path / "box").refresh()
-    assert msgspec.json.decode((tmp_path / "box" / "floor.json").read_bytes()) == floor
-    assert (tmp_path / "box" / name).stat().st_size > 0
+    device(fleet, tmp_path / "device").refresh()
+    assert msgspec.json.decode((tmp_path / "device" / "floor.json").read_bytes()) == floor
+    assert (tmp_path / "device" / name).stat().st_size > 0

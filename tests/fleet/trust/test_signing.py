@@ -81,7 +81,7 @@ def test_another_content_needs_all_signatures_again(fleet: SignedFleet) -> None:
 
 
 def test_a_new_root_needs_the_old_keys_and_the_new(fleet: SignedFleet, tmp_path: Path) -> None:
-    """A box that trusts only the first root follows."""
+    """A device that trusts only the first root follows."""
     fleet.release()
     first = fleet.root
     new_key(fleet.path / "keys", "dora", None)
@@ -97,9 +97,9 @@ def test_a_new_root_needs_the_old_keys_and_the_new(fleet: SignedFleet, tmp_path:
     _, artifacts = fleet.sign("anna", "carla")
     assert artifacts.published
     fleet.publish()
-    box = verifier(tmp_path / "box", first, served(fleet.published.path))
-    box.refresh()
-    assert box.plan("kiosk") is not None
+    device = verifier(tmp_path / "device", first, served(fleet.published.path))
+    device.refresh()
+    assert device.plan("kiosk") is not None
 
 
 def test_a_rollout_of_an_unsigned_bundle_is_not_published(fleet: SignedFleet) -> None:
@@ -114,9 +114,9 @@ def test_earlier_bundles_stay_signed(fleet: SignedFleet, tmp_path: Path) -> None
     second = fleet.release()
     assert first != second == bundle_id(signed_manifests(fleet.published)["kiosk"])
     fleet.publish(plan_of(second, from_bundle=first))
-    box = verifier(tmp_path / "box", fleet.root, served(fleet.published.path))
-    box.refresh()
-    assert box.manifest(first, "0.1.0").serial == 1
+    device = verifier(tmp_path / "device", fleet.root, served(fleet.published.path))
+    device.refresh()
+    assert device.manifest(first, "0.1.0").serial == 1
 
 
 def test_every_blob_can_be_fetched(fleet: SignedFleet) -> None:

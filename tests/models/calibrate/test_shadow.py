@@ -1,4 +1,4 @@
-"""`calibrate --from-shadow`: a box's own traffic is fitted on, and what cannot be is said."""
+"""`calibrate --from-shadow`: a device's own traffic is fitted on, and what cannot be is said."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AFTER = 3
 
 @pytest.fixture(scope="module")
 def learned() -> list[ShadowAnswer]:
-    """What a box kept: the device is good at one kind of prompt, and its confidence tells."""
+    """What a device kept: the device is good at one kind of prompt, and its confidence tells."""
     encoder = find_artifact("encoder")
     encode, found = SentenceEncoder(encoder.path), answered(ASKED, seed=1)
     return [
@@ -66,7 +66,7 @@ def refit(folder: Path, large: str = "assistant-large") -> Result:
     return CliRunner().invoke(main, ["calibrate", *names, "--from-shadow", str(folder)])
 
 
-def test_a_box_s_own_traffic_is_fitted_on(tmp_path: Path, learned: list[ShadowAnswer]) -> None:
+def test_a_device_s_own_traffic_is_fitted_on(tmp_path: Path, learned: list[ShadowAnswer]) -> None:
     """Rows that another version wrote are passed over; nothing is asked, and the artifact is a pair's as any other."""
     state(tmp_path, learned)
     with closing(sqlite3.connect(tmp_path / FILE)) as database:

@@ -12,7 +12,7 @@ from causeway_server.models.modalities.installed import find_encoders
 from causeway_server.models.modalities.process.messages import Refusal, WorkerSpec
 from causeway_server.router.bundle.settings import ModalitiesConfig
 from causeway_server.router.types import Modality
-from tests.edge_node.box import running
+from tests.edge_node.device import running
 from tests.edge_node.modalities.test_fusion import BOTH, INVOICE, ask, prompt, text, texts
 from tests.router.decision.test_parts_constraint import KEPT
 
@@ -40,31 +40,31 @@ def test_other_files_are_refused_with_what_to_send(name: str) -> None:
 
 
 async def test_the_text_of_a_file_reaches_the_model_and_the_record_has_its_hash(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders=ALL) as box:
-        answer = await ask(box, text("When is it due?"), file(filename="note.txt"))
+    async with running(tmp_path, encoders=ALL) as device:
+        answer = await ask(device, text("When is it due?"), file(filename="note.txt"))
         assert answer.headers["x-causeway-modalities"] == "file=ok"
-        assert texts(prompt(box.engine))[1] == f"[A file named note.txt; text in it:\n{NOTE}\n]"
-        record = await box.record(answer)
+        assert texts(prompt(device.engine))[1] == f"[A file named note.txt; text in it:\n{NOTE}\n]"
+        record = await device.record(answer)
         (part,) = record.parts
         assert (part.part, part.modality, part.status) == ("messages[0].content[1].file.file_data", "file", "ok")
-        assert NOTE.splitlines()[1] not in (await box.get(f"/v1/decisions/{record.id}")).body.decode()
+        assert NOTE.splitlines()[1] not in (await device.get(f"/v1/decisions/{record.id}")).body.decode()
         bare: dict[str, object] = {"type": "file", "file": {"file_data": base64.b64encode(NOTE.encode()).decode()}}
-        assert (await ask(box, text("hello"), bare)).status == 200
-        assert NOTE in texts(prompt(box.engine))[1]
+        assert (await ask(device, text("hello"), bare)).status == 200
+        assert NOTE in texts(prompt(device.engine))[1]
 
 
 @needs_pillow
 async def test_a_picture_in_a_file_is_read_as_a_picture(tmp_path: Path) -> None:
     seen = file(png(32, 16), "image/png")
-    async with running(tmp_path / "all", encoders=ALL) as box:
-        answer = await ask(box, text("hello"), seen)
+    async with running(tmp_path / "all", encoders=ALL) as device:
+        answer = await ask(device, text("hello"), seen)
         assert answer.headers["x-causeway-modalities"] == "file=ok"
-        assert INVOICE in texts(prompt(box.engine))[1]
-        bomb = await ask(box, text("hello"), file(HOSTILE_PICTURES["100 megapixels of nothing"], "image/png"))
+        assert INVOICE in texts(prompt(device.engine))[1]
+        bomb = await ask(device, text("hello"), file(HOSTILE_PICTURES["100 megapixels of nothing"], "image/png"))
         assert "messages[0].content[1].file.file_data" in bomb.message
         assert "megapixels" in bomb.message
-    async with running(tmp_path / "none", encoders={"file": ALL["file"]}) as box:
-        assert "no encoder for pictures" in (await ask(box, text("hello"), seen)).message
+    async with running(tmp_path / "none", encoders={"file": ALL["file"]}) as device:
+        assert "no encoder for pictures" in (await ask(device, text("hello"), seen)).message
 
 
 async def test_files_that_are_not_taken_are_named_and_the_next_one_is(tmp_path: Path) -> None:
@@ -78,20 +78,20 @@ async def test_files_that_are_not_taken_are_named_and_the_next_one_is(tmp_path: 
         ({"type": "file", "file": {"file_data": "%%%"}}, "file_data", "base64"),
         ({"type": "file", "file": {"file_data": 5}}, "file", "Expected"),
     ]
-    async with running(tmp_path, encoders=ALL, parts=ModalitiesConfig(max_text_bytes=1024)) as box:
+    async with running(tmp_path, encoders=ALL, parts=ModalitiesConfig(max_text_bytes=1024)) as device:
         for part, path, words in cases:
-            answer = await ask(box, text("hello"), part)
+            answer = await ask(device, text("hello"), part)
             assert answer.status == 400, words
             assert f"messages[0].content[1].file{'' if path == 'file' else '.' + path}" in answer.message
             assert words in answer.message
-            assert (await ask(box, text("hello"), file())).status == 200
-        box.assert_nothing_leaks()
+            assert (await ask(device, text("hello"), file())).status == 200
+        device.assert_nothing_leaks()
 
 
 async def test_the_cloud_gets_the_text_of_a_file_that_must_stay(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=KEPT, encoders=ALL) as box:
-        answer = await ask(box, text("hello"), file(), tags="cloud")
+    async with running(tmp_path, policy=KEPT, encoders=ALL) as device:
+        answer = await ask(device, text("hello"), file(), tags="cloud")
         assert answer.headers["x-causeway-target"] == "large"
-        sent = str(box.cloud.bodies[-1])
+        sent = str(device.cloud.bodies[-1])
         assert NOTE.splitlines()[1] in sent
         assert "file_data" not in sent

@@ -34,8 +34,8 @@ from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import (
     AUTO,
     AudioPart,
-    BoxSetup,
     Decision,
+    DeviceSetup,
     Estimates,
     ImagePart,
     Message,
@@ -46,7 +46,7 @@ from causeway_server.router.types import (
     Snapshot,
     TextPart,
 )
-from tests.edge_node.box import POLICY, Answer, Box, config, running
+from tests.edge_node.device import POLICY, Answer, Device, config, running
 from tests.edge_node.modalities.test_bad_days import metric
 from tests.edge_node.modalities.test_fusion import (
     BOTH,
@@ -83,7 +83,7 @@ def decision(
     policy: str, *parts: Part, encoders: tuple[Modality, ...] = ("audio", "image"), projectors: object = PROJECTS
 ) -> Decision:
     request = Request(kind="chat", model=AUTO, messages=(Message("user", (TextPart("hello"), *parts)),))
-    setup = BoxSetup(engine=True, cloud=True, encoders=encoders, projectors=projectors)  # type: ignore[arg-type]
+    setup = DeviceSetup(engine=True, cloud=True, encoders=encoders, projectors=projectors)  # type: ignore[arg-type]
     return decide(parse_policy(policy), request, Snapshot(setup=setup), Estimates())
 
 
@@ -150,30 +150,30 @@ def solid(level: int) -> dict[str, object]:
 @needs_pillow
 async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny: Artifact, tmp_path: Path) -> None:
     models = (str(tiny.folder.parent),)
-    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
-        answer = await ask(box, text("hello"), solid(0), sound(), solid(0))
+    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
+        answer = await ask(device, text("hello"), solid(0), sound(), solid(0))
         assert answer.status == 200, answer.body
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
-        call = box.engine.calls[-1]
+        call = device.engine.calls[-1]
         (soft,) = call.soft
         hello, seen, heard, again = texts(call.request.messages[-1])
         assert (hello, seen, again) == ("hello", f"[A picture:{soft.marker}]", seen)
         assert COMMAND in heard
-        record = await box.record(answer)
+        record = await device.record(answer)
         forms_of = [(part.modality, part.soft) for part in record.parts]
         assert forms_of == [("audio", False), ("image", True), ("image", True)]
         assert record.decision is not None
         assert (record.decision.attempts[0].soft, record.decision.attempts[0].fusion) == (("image",), "hybrid")
         body = {"model": "auto", "messages": [{"role": "user", "content": [solid(0)]}]}
-        async with box.session.post("/v1/route", json=body) as response:
+        async with device.session.post("/v1/route", json=body) as response:
             assert (await response.json())["decision"]["attempts"][0]["soft"] == ["image"]
-        box.engine.fault = "refuse"
-        fallback = await ask(box, text("hello"), solid(0))
+        device.engine.fault = "refuse"
+        fallback = await ask(device, text("hello"), solid(0))
         assert fallback.headers["x-causeway-target"] == "large"
-        assert INVOICE.splitlines()[0] in str(box.cloud.bodies[-1])
-        assert [part.soft for part in (await box.record(fallback)).parts] == [False, True]
-        assert (await box.record(fallback)).parts[1].cached
-        box.assert_nothing_leaks()
+        assert INVOICE.splitlines()[0] in str(device.cloud.bodies[-1])
+        assert [part.soft for part in (await device.record(fallback)).parts] == [False, True]
+        assert (await device.record(fallback)).parts[1].cached
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
@@ -181,19 +181,19 @@ async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tm
     """Here: its files are gone when the first picture comes."""
     folder = _copied(tiny, tmp_path)
     models = (str(folder.parent),)
-    async with running(tmp_path, policy=EARLY, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
-        await box.ask("hello")  # the projector was found
+    async with running(tmp_path, policy=EARLY, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
+        await device.ask("hello")  # the projector was found
         (folder / "projector.onnx").unlink()
-        answer = await ask(box, text("hello"), solid(0))
+        answer = await ask(device, text("hello"), solid(0))
         assert answer.headers["x-causeway-modalities"] == "image=failed"
         assert answer.headers["x-causeway-degraded"] == "true"
-        assert texts(box.engine.calls[-1].request.messages[-1])[1] == "[A picture that could not be read.]"
-        assert box.engine.calls[-1].soft == ()
-        assert (await ask(box, solid(0))).status == 503
-        assert await metric(box, 'encoder_process_starts_total{part="projector"}') == 2
-        broken = await ask(box, text("hello"), picture(b"nonsense"))
+        assert texts(device.engine.calls[-1].request.messages[-1])[1] == "[A picture that could not be read.]"
+        assert device.engine.calls[-1].soft == ()
+        assert (await ask(device, solid(0))).status == 503
+        assert await metric(device, 'encoder_process_starts_total{part="projector"}') == 2
+        broken = await ask(device, text("hello"), picture(b"nonsense"))
         assert (broken.status, "messages[0].content[1].image_url" in broken.message) == (400, True)
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
@@ -202,16 +202,16 @@ async def test_under_hybrid_the_text_of_a_picture_stands_in_for_a_projector_that
 ) -> None:
     folder = _copied(tiny, tmp_path)
     models = (str(folder.parent),)
-    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
-        await box.ask("hello")  # the projector was found
+    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
+        await device.ask("hello")  # the projector was found
         (folder / "projector.onnx").unlink()
-        answer = await ask(box, text("hello"), solid(0))
-        assert INVOICE.splitlines()[0] in texts(box.engine.calls[-1].request.messages[-1])[1]
-        assert box.engine.calls[-1].soft == ()
+        answer = await ask(device, text("hello"), solid(0))
+        assert INVOICE.splitlines()[0] in texts(device.engine.calls[-1].request.messages[-1])[1]
+        assert device.engine.calls[-1].soft == ()
         assert answer.headers["x-causeway-modalities"] == "image=failed"
-        forms_of = [(part.soft, part.status) for part in (await box.record(answer)).parts]
+        forms_of = [(part.soft, part.status) for part in (await device.record(answer)).parts]
         assert sorted(forms_of) == [(False, "ok"), (True, "failed")]
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
@@ -224,14 +224,14 @@ async def test_a_projector_for_something_else_is_refused_and_said_so(
     assert entry is not None
     entry = msgspec.structs.replace(entry, **{other: "0" * 64})
     save_manifest(msgspec.structs.replace(tiny.manifest, projector=entry), folder)
-    async with running(tmp_path, policy=EARLY, encoders=BOTH, model_dirs=(str(folder.parent),)) as box:
-        answer = await ask(box, text("hello"), solid(0))
+    async with running(tmp_path, policy=EARLY, encoders=BOTH, model_dirs=(str(folder.parent),)) as device:
+        answer = await ask(device, text("hello"), solid(0))
         assert (answer.status, answer.code) == (400, "unsupported_feature")
         assert "m-small takes no pictures as soft tokens" in caplog.text
         settings = msgspec.structs.replace(config(tmp_path), engine=EngineConfig(model_dirs=(str(folder.parent),)))
         (finding,) = check_encoders(settings, lambda _: False)
         assert (finding.level, finding.check) == ("fail", "projector")
-        assert (await box.ask("hello")).status == 200
+        assert (await device.ask("hello")).status == 200
 
 
 @needs_pillow
@@ -276,7 +276,7 @@ def _copied(model: Artifact, to: Path) -> Path:
 
 
 @asynccontextmanager
-async def real_box(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncIterator[Box]:
+async def real_device(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncIterator[Device]:
     settings = config(tmp_path, policy=policy.replace("20s", "60s").replace("25s", "60s"))
     engine = EngineConfig(model_dirs=(str(tiny.folder.parent),), threads=1, sequences=4)
     encoders: dict[Modality, WorkerSpec] = {"image": encoder(INVOICE)}
@@ -284,7 +284,7 @@ async def real_box(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncIterator
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            yield Box(app, ScriptedEngine(), ScriptedCloud(), session)
+            yield Device(app, ScriptedEngine(), ScriptedCloud(), session)
     finally:
         await app.close()
 
@@ -292,10 +292,10 @@ async def real_box(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncIterator
 @pytest.mark.engine
 @needs_pillow
 async def test_the_model_reads_a_picture_as_the_words_whose_rows_it_becomes(tiny: Artifact, tmp_path: Path) -> None:
-    async with real_box(tiny, tmp_path, EARLY) as box:
+    async with real_device(tiny, tmp_path, EARLY) as device:
 
         async def said(*parts: dict[str, object]) -> tuple[str, int]:
-            answer: Answer = await ask(box, text("tell me"), *parts, **GREEDY)
+            answer: Answer = await ask(device, text("tell me"), *parts, **GREEDY)
             assert answer.status == 200, answer.body
             whole = answer.json
             return whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
@@ -304,4 +304,4 @@ async def test_the_model_reads_a_picture_as_the_words_whose_rows_it_becomes(tiny
         assert typed[0][0] != typed[1][0]
         assert [await said(solid(level)) for level in (0, 255)] == typed
         assert find_projector("m-small", [tiny.folder.parent]) is not None
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()

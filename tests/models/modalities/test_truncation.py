@@ -84,7 +84,7 @@ def test_an_mp3_that_counts_its_bytes_has_as_many() -> None:
     assert is_cut_off(whole[:-417])
 
 
-def test_an_mp4_has_whole_boxes() -> None:
+def test_an_mp4_has_whole_devices() -> None:
     whole = b"\x00\x00\x00\x10ftypM4A \x00\x00\x00\x00" + b"\x00\x00\x00\x0cmdatabcd"
     assert not is_cut_off(whole)
     assert is_cut_off(whole[:-1])

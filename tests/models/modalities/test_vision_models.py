@@ -20,14 +20,14 @@ from causeway_server.models.modalities.process.parent import WorkerProcess
 from causeway_server.models.publish.add import add_mmproj
 from causeway_server.models.publish.publish import publish_gguf
 from causeway_server.router.types import Message
-from tests.edge_node.box import config, running
+from tests.edge_node.device import config, running
 from tests.edge_node.modalities.test_fusion import BOTH, INVOICE, PATIENT, ask, text, texts
 from tests.models.llama_cpp.conftest import Rig
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.models.llama_cpp.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
 
 from .test_decoding import needs_pillow
-from .test_soft_tokens import EARLY, GREEDY, HYBRID, real_box, solid
+from .test_soft_tokens import EARLY, GREEDY, HYBRID, real_device, solid
 
 FAMILY: Family = "gemma3"
 pytestmark = [pytest.mark.engine, pytest.mark.slow, needs_mtmd]
@@ -66,35 +66,35 @@ def encoder_child() -> psutil.Process:
 
 @needs_pillow
 async def test_a_vision_model_sees_the_picture(tiny: Artifact, tmp_path: Path) -> None:
-    async with real_box(tiny, tmp_path, EARLY) as box:
+    async with real_device(tiny, tmp_path, EARLY) as device:
 
         async def said(level: int) -> tuple[str, int]:
-            answer = await ask(box, text("tell me"), solid(level), **GREEDY)
+            answer = await ask(device, text("tell me"), solid(level), **GREEDY)
             assert answer.status == 200, answer.body
             assert answer.headers["x-causeway-modalities"] == "image=ok"
-            assert [(part.soft, part.status) for part in (await box.record(answer)).parts] == [(True, "ok")]
+            assert [(part.soft, part.status) for part in (await device.record(answer)).parts] == [(True, "ok")]
             whole = answer.json
             return whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
 
         black, white = await said(0), await said(255)
         assert (black, white) == (seen_by_the_engine(tiny, 0), seen_by_the_engine(tiny, 255))
         assert black != white
-        again = await ask(box, text("hello"), solid(0), **GREEDY)
-        assert (await box.record(again)).parts[0].cached
-        box.assert_nothing_leaks()
+        again = await ask(device, text("hello"), solid(0), **GREEDY)
+        assert (await device.record(again)).parts[0].cached
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
 async def test_a_dead_encoder_is_replaced(tiny: Artifact, tmp_path: Path) -> None:
-    async with real_box(tiny, tmp_path, EARLY) as box:
-        assert (await ask(box, text("tell me"), solid(0), **GREEDY)).status == 200
+    async with real_device(tiny, tmp_path, EARLY) as device:
+        assert (await ask(device, text("tell me"), solid(0), **GREEDY)).status == 200
         encoder_child().kill()
-        after = await ask(box, text("tell me"), solid(9), **GREEDY)
+        after = await ask(device, text("tell me"), solid(9), **GREEDY)
         assert after.status == 200, after.body
         assert after.headers["x-causeway-modalities"] in ("image=ok", "image=failed")  # the kill was seen or not
-        last = await ask(box, text("tell me"), solid(17), **GREEDY)
+        last = await ask(device, text("tell me"), solid(17), **GREEDY)
         assert last.headers["x-causeway-modalities"] == "image=ok"
-        box.assert_nothing_leaks()
+        device.assert_nothing_leaks()
 
 
 @needs_pillow
@@ -108,10 +108,10 @@ async def test_without_mtmd_a_picture_is_text_and_the_log_says_why(
     (bad,) = check_encoders(settings, lambda _: False)
     assert (bad.level, "has no mtmd" in bad.found) == ("fail", True)
     models = (str(tiny.folder.parent),)
-    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
-        answer = await ask(box, text("hello"), solid(0))
+    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as device:
+        answer = await ask(device, text("hello"), solid(0))
         assert answer.status == 200, answer.body
-        assert INVOICE.splitlines()[0] in texts(box.engine.calls[-1].request.messages[-1])[1]
+        assert INVOICE.splitlines()[0] in texts(device.engine.calls[-1].request.messages[-1])[1]
         assert "has no mtmd" in caplog.text
 
 

@@ -51,7 +51,7 @@ def test_a_voice_is_added_listed_verified_and_counted(tmp_path: Path, root: Path
     assert "ok" in run("verify", "en_us-tiny-low", "--models", root).output
     fits = run("fit", "en_us-tiny-low", "--models", root).output
     assert "a Piper voice, 512.0 MiB in its process" in fits
-    assert "the box's own voice" in run("add-voice", file, "--to", root, "--name", "auto").output
+    assert "the device's own voice" in run("add-voice", file, "--to", root, "--name", "auto").output
     again = run("add-voice", file, "--to", root)
     assert again.exit_code == 1
     assert "exists already" in again.output

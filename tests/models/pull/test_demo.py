@@ -82,11 +82,11 @@ def test_a_model_that_does_not_fit_is_refused_with_the_next_smaller_that_does() 
     header = network_header(tensors=99)
     files = [RemoteFile(f"x-{name}.gguf", size * MIB, "", "") for name, size in (("Q8_0", 800), ("Q6_K", 600))]
     files += [RemoteFile(f"x-{name}.gguf", size * MIB, "", "") for name, size in (("Q4_K_M", 400), ("Q2_K", 200))]
-    options = FitOptions(Device("box", 1000 * MIB), context=2048, batch=4)
+    options = FitOptions(Device("device", 1000 * MIB), context=2048, batch=4)
     gguf = describe(header, files[0].size_bytes, "x")
     with pytest.raises(PullError) as refused:
         check_memory(gguf, files[0], files, options, "hf:o/r:x-Q8_0.gguf")
-    assert "and box has 700 MiB to use; the next smaller that fits is x-Q4_K_M.gguf (400 MiB)" in str(refused.value)
+    assert "and device has 700 MiB to use; the next smaller that fits is x-Q4_K_M.gguf (400 MiB)" in str(refused.value)
     forced = msgspec.structs.replace(options, force=True)
     assert check_memory(gguf, files[0], files, forced, "x").weights_bytes == 800 * MIB
     with pytest.raises(PullError, match="weights of at most 502 MiB would fit"):

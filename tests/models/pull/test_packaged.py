@@ -82,6 +82,6 @@ def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit(name
     for one in model.files:
         assert sum(part.size_bytes for part in one.parts) == one.file.size_bytes
     need = model.memory_bytes
-    assert check_memory(name, need, Device("box", need, 1.0), "", force=False) == ()
-    with pytest.raises(ArtifactError, match="box has 100 MiB"):
-        check_memory(name, need, Device("box", 100 * 2**20, 1.0), "", force=False)
+    assert check_memory(name, need, Device("device", need, 1.0), "", force=False) == ()
+    with pytest.raises(ArtifactError, match="device has 100 MiB"):
+        check_memory(name, need, Device("device", 100 * 2**20, 1.0), "", force=False)

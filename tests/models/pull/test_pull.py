@@ -39,7 +39,7 @@ main(["pull", *sys.argv[2:]], prog_name="causeway-models")
 LARGE, SMALL = "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf"
 
 
-class Box:
+class Device:
     """An account with a home of its own, and a hub."""
 
     def __init__(self, home: Path, hub: HubServer) -> None:
@@ -87,13 +87,13 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def box(tmp_path: Path, hub: HubServer) -> Box:
-    return Box(tmp_path, hub)
+def device(tmp_path: Path, hub: HubServer) -> Device:
+    return Device(tmp_path, hub)
 
 
-def test_a_pull_names_size_and_licence_asks_and_adds(box: Box) -> None:
+def test_a_pull_names_size_and_licence_asks_and_adds(device: Device) -> None:
     """A second pull transfers nothing; the weights take the space of one copy."""
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "tiny", answer="y\n")
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "tiny", answer="y\n")
     assert status == 0, printed
     for text in (
         f"hf:{REPOSITORY}:{SMALL}",
@@ -104,102 +104,102 @@ def test_a_pull_names_size_and_licence_asks_and_adds(box: Box) -> None:
         "added tiny",
     ):
         assert text in printed
-    artifact = load_artifact(box.models / "tiny")
+    artifact = load_artifact(device.models / "tiny")
     verify_artifact(artifact)
     assert artifact.manifest.sha256 == SHA256
     assert artifact.manifest.licence == "apache-2.0"
     assert REPOSITORY in artifact.manifest.note
-    blob = next(box.home.rglob(f"blobs/{SHA256}"))
+    blob = next(device.home.rglob(f"blobs/{SHA256}"))
     assert blob.stat().st_ino == artifact.path.stat().st_ino
-    assert box.pull(f"hf:{REPOSITORY}", "--name", "tiny")[1].startswith("tiny is there already")
-    assert box.pull(f"hf:{REPOSITORY}:{SMALL}", "--name", "twin", "--yes")[0] == 0
-    assert len(box.hub.ranges()) == 1
+    assert device.pull(f"hf:{REPOSITORY}", "--name", "tiny")[1].startswith("tiny is there already")
+    assert device.pull(f"hf:{REPOSITORY}:{SMALL}", "--name", "twin", "--yes")[0] == 0
+    assert len(device.hub.ranges()) == 1
 
 
-def test_without_consent_nothing_is_downloaded(box: Box) -> None:
+def test_without_consent_nothing_is_downloaded(device: Device) -> None:
     for answer in ("n\n", ""):
-        status, printed = box.pull(f"hf:{REPOSITORY}", answer=answer)
+        status, printed = device.pull(f"hf:{REPOSITORY}", answer=answer)
         assert status == 1
         assert "Aborted" in printed
-    assert box.hub.ranges() == []
-    assert not box.models.exists()
+    assert device.hub.ranges() == []
+    assert not device.models.exists()
 
 
 @pytest.mark.parametrize("choice", ["Q8_0", "q8_0", LARGE])
-def test_a_file_or_a_quantisation_can_be_named(box: Box, choice: str) -> None:
-    status, printed = box.pull(f"hf:{REPOSITORY}:{choice}", answer="n\n")
+def test_a_file_or_a_quantisation_can_be_named(device: Device, choice: str) -> None:
+    status, printed = device.pull(f"hf:{REPOSITORY}:{choice}", answer="n\n")
     assert status == 1
     assert f"hf:{REPOSITORY}:{LARGE}" in printed
 
 
-def test_a_transfer_that_is_cut_again_and_again_is_completed(box: Box) -> None:
+def test_a_transfer_that_is_cut_again_and_again_is_completed(device: Device) -> None:
     """By ranges, within one call."""
-    box.hub.cut_after = 3 * len(WEIGHTS) // 4
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    device.hub.cut_after = 3 * len(WEIGHTS) // 4
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes")
     assert status == 0, printed
-    assert len(box.hub.ranges()) == 2
-    assert box.hub.ranges()[1].startswith("bytes=")
+    assert len(device.hub.ranges()) == 2
+    assert device.hub.ranges()[1].startswith("bytes=")
 
 
-def test_a_killed_pull_resumes_where_it_stopped(box: Box) -> None:
-    box.hub.stall_after = 2_000_000
-    process = box.start(f"hf:{REPOSITORY}", "--yes")
-    assert box.hub.stalled.wait(60)
-    partial = box.home / ".cache/huggingface/hub/models--owner--tiny-GGUF/blobs" / f"{SHA256}.partial"
+def test_a_killed_pull_resumes_where_it_stopped(device: Device) -> None:
+    device.hub.stall_after = 2_000_000
+    process = device.start(f"hf:{REPOSITORY}", "--yes")
+    assert device.hub.stalled.wait(60)
+    partial = device.home / ".cache/huggingface/hub/models--owner--tiny-GGUF/blobs" / f"{SHA256}.partial"
     while not partial.exists() or partial.stat().st_size < 1_000_000:
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate()
     done = partial.stat().st_size
-    box.hub.stall_after = 0
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", "--name", "tiny")
+    device.hub.stall_after = 0
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes", "--name", "tiny")
     assert status == 0, printed
     assert "of it are here" in printed
-    assert box.hub.ranges()[-1] == f"bytes={done}-"
-    verify_artifact(load_artifact(box.models / "tiny"))
+    assert device.hub.ranges()[-1] == f"bytes={done}-"
+    verify_artifact(load_artifact(device.models / "tiny"))
 
 
-def test_a_server_without_ranges_sends_everything_again(box: Box) -> None:
+def test_a_server_without_ranges_sends_everything_again(device: Device) -> None:
     """A part is never glued to a whole."""
-    box.hub.ignore_ranges = True
-    target = box.home / ".cache/causeway/weights" / f"{SHA256}.gguf.partial"
+    device.hub.ignore_ranges = True
+    target = device.home / ".cache/causeway/weights" / f"{SHA256}.gguf.partial"
     target.parent.mkdir(parents=True)
     target.write_bytes(WEIGHTS[:1000])
-    status, printed = box.pull(f"{box.hub.url}/cdn/{SMALL}", "--sha256", SHA256, "--yes", "--name", "tiny")
+    status, printed = device.pull(f"{device.hub.url}/cdn/{SMALL}", "--sha256", SHA256, "--yes", "--name", "tiny")
     assert status == 0, printed
-    verify_artifact(load_artifact(box.models / "tiny"))
+    verify_artifact(load_artifact(device.models / "tiny"))
 
 
-def test_a_wrong_checksum_deletes_the_download_and_nothing_else(box: Box) -> None:
-    assert box.pull(f"hf:{REPOSITORY}:{SMALL}", "--yes", "--name", "sound")[0] == 0
-    before = box.files()
-    box.hub.corrupt = True
-    status, printed = box.pull(f"hf:{REPOSITORY}:{LARGE}", "--yes", "--name", "damaged")
+def test_a_wrong_checksum_deletes_the_download_and_nothing_else(device: Device) -> None:
+    assert device.pull(f"hf:{REPOSITORY}:{SMALL}", "--yes", "--name", "sound")[0] == 0
+    before = device.files()
+    device.hub.corrupt = True
+    status, printed = device.pull(f"hf:{REPOSITORY}:{LARGE}", "--yes", "--name", "damaged")
     assert status == 1
     assert "sha256 is" in printed
     assert "the download was deleted, nothing else was changed" in printed
-    assert box.files() == before
-    verify_artifact(load_artifact(box.models / "sound"))
+    assert device.files() == before
+    verify_artifact(load_artifact(device.models / "sound"))
 
 
-def test_a_full_disk_is_said_and_the_part_is_kept(box: Box) -> None:
+def test_a_full_disk_is_said_and_the_part_is_kept(device: Device) -> None:
     """The file system refuses to write more: the next pull, with space, resumes."""
-    box.largest_file = 2_000_000
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    device.largest_file = 2_000_000
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes")
     assert status == 1
     assert "free some space and repeat the command, which resumes" in printed
-    box.largest_file = -1
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    device.largest_file = -1
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes")
     assert status == 0, printed
-    assert box.hub.ranges()[-1].startswith("bytes=")
+    assert device.hub.ranges()[-1].startswith("bytes=")
 
 
-def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(box: Box, hub: HubServer) -> None:
+def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(device: Device, hub: HubServer) -> None:
     """Before the first byte; the header alone is read."""
     big, medium = network_header() + bytes(3 * 2**20), network_header() + bytes(2**20)
     hub.files = {"x-Q8_0.gguf": big, "x-Q4_K_M.gguf": medium}
     flags = ("--device", "orin-nano-8gb", "--batch", "8")
-    status, printed = box.pull("hf:owner/tiny-GGUF:Q8_0", *flags, "--context", 32768 * 2)
+    status, printed = device.pull("hf:owner/tiny-GGUF:Q8_0", *flags, "--context", 32768 * 2)
     assert status == 1
     assert "orin-nano-8gb has 5,734 MiB to use" in printed
     assert "does not fit either" in printed
@@ -223,60 +223,60 @@ def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(box
     ],
 )
 def test_what_cannot_be_pulled_is_said_in_one_line(
-    box: Box, break_it: Callable[[HubServer], object], arguments: tuple[str, ...], complaint: str
+    device: Device, break_it: Callable[[HubServer], object], arguments: tuple[str, ...], complaint: str
 ) -> None:
-    break_it(box.hub)
-    status, printed = box.pull(*arguments, "--yes")
+    break_it(device.hub)
+    status, printed = device.pull(*arguments, "--yes")
     assert status == 1
     assert complaint in printed
     assert "Traceback" not in printed
     assert printed.startswith("Error: ")
 
 
-def test_the_token_goes_to_the_hub(box: Box) -> None:
-    box.hub.token = "secret"
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", HF_TOKEN="secret")
+def test_the_token_goes_to_the_hub(device: Device) -> None:
+    device.hub.token = "secret"
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes", HF_TOKEN="secret")
     assert status == 0, printed
     assert "secret" not in printed
 
 
-def test_two_pulls_of_one_file_do_not_write_into_each_other(box: Box) -> None:
-    box.hub.stall_after = 1_000_000
-    first = box.start(f"hf:{REPOSITORY}", "--yes", "--name", "one")
-    assert box.hub.stalled.wait(60)
-    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", "--name", "two")
+def test_two_pulls_of_one_file_do_not_write_into_each_other(device: Device) -> None:
+    device.hub.stall_after = 1_000_000
+    first = device.start(f"hf:{REPOSITORY}", "--yes", "--name", "one")
+    assert device.hub.stalled.wait(60)
+    status, printed = device.pull(f"hf:{REPOSITORY}", "--yes", "--name", "two")
     assert status == 1
     assert "another process is downloading this file" in printed
-    box.hub.stall_after = 0
-    box.hub.released.set()
+    device.hub.stall_after = 0
+    device.hub.released.set()
     out, _ = first.communicate(timeout=60)
     assert first.returncode == 0, out
 
 
-def test_a_url_is_pulled_by_its_checksum(box: Box) -> None:
-    url = f"{box.hub.url}/cdn/{SMALL}"
-    status, printed = box.pull(url, "--sha256", SHA256.upper(), "--yes")
+def test_a_url_is_pulled_by_its_checksum(device: Device) -> None:
+    url = f"{device.hub.url}/cdn/{SMALL}"
+    status, printed = device.pull(url, "--sha256", SHA256.upper(), "--yes")
     assert status == 0, printed
-    assert load_artifact(box.models / "tiny-q4_k_m").manifest.sha256 == SHA256
-    assert not any(box.home.rglob("*.partial"))
-    status, printed = box.pull(url, "--sha256", "0" * 64, "--yes", "--name", "other")
+    assert load_artifact(device.models / "tiny-q4_k_m").manifest.sha256 == SHA256
+    assert not any(device.home.rglob("*.partial"))
+    status, printed = device.pull(url, "--sha256", "0" * 64, "--yes", "--name", "other")
     assert "the download was deleted" in printed
-    assert not (box.models / "other").exists()
+    assert not (device.models / "other").exists()
 
 
-def test_a_file_that_is_no_gguf_is_refused_before_it_is_downloaded(box: Box) -> None:
-    box.hub.files[SMALL] = b"<html>" * 1000
-    status, printed = box.pull(f"hf:{REPOSITORY}:Q4_K_M", "--yes")
+def test_a_file_that_is_no_gguf_is_refused_before_it_is_downloaded(device: Device) -> None:
+    device.hub.files[SMALL] = b"<html>" * 1000
+    status, printed = device.pull(f"hf:{REPOSITORY}:Q4_K_M", "--yes")
     assert status == 1
     assert "it starts with b'<htm', not b'GGUF'" in printed
-    assert box.hub.ranges() == []
+    assert device.hub.ranges() == []
 
 
-def test_the_hub_is_not_asked_twice_at_once(box: Box) -> None:
+def test_the_hub_is_not_asked_twice_at_once(device: Device) -> None:
     """Several pulls of different names in parallel give the same files."""
     results: list[tuple[int, str]] = []
     threads = [
-        threading.Thread(target=lambda choice=choice: results.append(box.pull(f"hf:{REPOSITORY}:{choice}", "--yes")))
+        threading.Thread(target=lambda choice=choice: results.append(device.pull(f"hf:{REPOSITORY}:{choice}", "--yes")))
         for choice in ("Q4_K_M", "Q8_0")
     ]
     for thread in threads:
@@ -292,17 +292,17 @@ def test_a_vision_model_comes_with_its_mmproj_file_when_asked(tmp_path: Path) ->
     mmproj = write_tiny_mmproj(tmp_path / "mmproj.gguf").read_bytes()
     wrong = write_tiny_mmproj(tmp_path / "wrong.gguf", dimensions=96).read_bytes()
     hub = HubServer({SMALL: model, "mmproj-tiny-f32.gguf": wrong, "mmproj-tiny-f16.gguf": mmproj})
-    box = Box(tmp_path / "home", hub)
+    device = Device(tmp_path / "home", hub)
     try:
-        status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "blind", "--yes")
+        status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "blind", "--yes")
         assert (status, "with --mmproj it takes pictures" in printed) == (0, True), printed
-        status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "seeing", "--mmproj", answer="y\n")
+        status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "seeing", "--mmproj", answer="y\n")
         assert status == 0, printed
         assert "mmproj-tiny-f16.gguf, 0.2 MiB" in printed
-        entry = load_artifact(box.models / "seeing").manifest.projector
+        entry = load_artifact(device.models / "seeing").manifest.projector
         assert entry is not None
         assert entry.sha256 == hashlib.sha256(mmproj).hexdigest()
-        verify_artifact(load_artifact(box.models / "seeing"))
+        verify_artifact(load_artifact(device.models / "seeing"))
     finally:
         hub.close()
 

@@ -1,4 +1,4 @@
-"""What comparisons on a box find, and what follows for the judge's threshold."""
+"""What comparisons on a device find, and what follows for the judge's threshold."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_signals_and_formats_that_cannot_be_are_refused(manifest: BundleManifest
         read(encode_canonical(manifest))
 
 
-def test_a_box_without_a_word_about_requests_that_leave_refuses_them() -> None:
+def test_a_device_without_a_word_about_requests_that_leave_refuses_them() -> None:
     assert read(encode_canonical(MANIFEST)).leaving == "refuse"
     told = msgspec.structs.replace(MANIFEST, leaving="report", format=2)
     assert read(encode_canonical(told)) == told

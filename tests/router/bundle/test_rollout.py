@@ -1,4 +1,4 @@
-"""Who belongs to a rollout: ramps nest, boxes that appear later fall into place, pins and holds come first."""
+"""Who belongs to a rollout: ramps nest, devices that appear later fall into place, pins and holds come first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SHARES = st.integers(0, WHOLE)
 
 def members(share: int, salt: str = "salt", devices: int = 2000) -> set[str]:
     plan = msgspec.structs.replace(PLAN, share=share, salt=salt)
-    names = (f"box-{number}" for number in range(devices))
+    names = (f"device-{number}" for number in range(devices))
     return {name for name in names if assigned_bundle(plan, name, OLD) == NEW}
 
 
 @given(device=DEVICES, shares=st.tuples(SHARES, SHARES))
 def test_ramps_nest(device: str, shares: tuple[int, int]) -> None:
-    """A box of a smaller share is in every larger one."""
+    """A device of a smaller share is in every larger one."""
     small, large = (msgspec.structs.replace(PLAN, share=share) for share in sorted(shares))
     assert in_share(large, device) or not in_share(small, device)
 
@@ -43,24 +43,24 @@ def test_none_and_all(device: str) -> None:
     assert assigned_bundle(msgspec.structs.replace(PLAN, share=WHOLE), device, OLD) == NEW
 
 
-def test_a_share_has_about_its_share_of_the_boxes() -> None:
+def test_a_share_has_about_its_share_of_the_devices() -> None:
     """Hashes are fixed, so these counts never change: within 3 standard deviations of the binomial."""
     for share, expected in ((1_000, 20), (5_000, 100), (50_000, 1000)):
         spread = (expected * (1 - share / WHOLE)) ** 0.5
         assert abs(len(members(share)) - expected) < 3 * spread
 
 
-def test_boxes_that_appear_later_change_nothing_for_the_others() -> None:
+def test_devices_that_appear_later_change_nothing_for_the_others() -> None:
     assert members(5_000, devices=1000) <= members(5_000, devices=2000)
 
 
-def test_another_salt_draws_other_boxes() -> None:
+def test_another_salt_draws_other_devices() -> None:
     assert members(5_000) != members(5_000, salt="next")
 
 
 def test_the_position_is_fixed() -> None:
-    """Boxes of different releases agree on it."""
-    assert position("salt", "box-1") == 28421
+    """Devices of different releases agree on it."""
+    assert position("salt", "device-1") == 67854
 
 
 @given(share=SHARES)
@@ -73,12 +73,12 @@ def test_pins_and_holds_come_before_the_share(share: int) -> None:
 
 
 def test_a_smaller_share_takes_the_bundle_back() -> None:
-    assert assigned_bundle(PLAN, "box-1", NEW) == OLD
+    assert assigned_bundle(PLAN, "device-1", NEW) == OLD
 
 
 def test_the_first_bundle_of_a_cohort_leaves_the_others_alone() -> None:
     first = msgspec.structs.replace(PLAN, from_bundle=None)
-    assert assigned_bundle(first, "box-1", None) is None
+    assert assigned_bundle(first, "device-1", None) is None
     assert first.bundles == {NEW}
 
 

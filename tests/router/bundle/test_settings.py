@@ -1,4 +1,4 @@
-"""The fleet's settings are keys of `edge.yaml`, with its types and bounds, and never those that open a box."""
+"""The fleet's settings are keys of `edge.yaml`, with its types and bounds, and never those that open a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from causeway_server.router.bundle.settings import SETTINGS, check_setting, read
 from causeway_server.router.config import leaves_of
 
 # Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
-# paths, and the trial by which a box undoes a bundle.
+# paths, and the trial by which a device undoes a bundle.
 REFUSED = {
     *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
     *("fleet.trial_s", "fleet.trial_requests", "fleet.trial_max_s", "fleet.telemetry_s", "fleet.check_s"),

@@ -1,4 +1,4 @@
-"""Decision records as a box would write them: decided by `decide`, with an outcome that the test chooses."""
+"""Decision records as a device would write them: decided by `decide`, with an outcome that the test chooses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from causeway_server.router.policy.signals import COSTLY, TargetAvailability
 from causeway_server.router.types import (
     AUTO,
     AttemptRecord,
-    BoxSetup,
     CloudSignals,
     Confidence,
     Decision,
     DecisionRecord,
+    DeviceSetup,
     EdgeSignals,
     Estimates,
     Message,
@@ -28,11 +28,11 @@ from causeway_server.router.types import (
     Usage,
 )
 
-BOX = Snapshot(
+DEVICE = Snapshot(
     edge=EdgeSignals(queue=0, tokens_per_s=40.0, loaded=True),
     cloud=CloudSignals(reachable=True, rtt_ms=30.0, breaker="closed"),
     spend=SpendSignals(0.0, 0.0, 0.0),
-    setup=BoxSetup(engine=True, cloud=True),
+    setup=DeviceSetup(engine=True, cloud=True),
 )
 
 NOTHING_COUNTED = Estimates()
@@ -56,10 +56,10 @@ def ask(
     )
 
 
-def on_box(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """The snapshot that a box under this policy takes of these signals."""
-    setup = snapshot.setup or BoxSetup(engine=True, cloud=True)
-    setup = BoxSetup(setup.engine, setup.cloud, policy.model_temperatures)
+def on_device(snapshot: Snapshot, policy: Policy) -> Snapshot:
+    """The snapshot that a device under this policy takes of these signals."""
+    setup = snapshot.setup or DeviceSetup(engine=True, cloud=True)
+    setup = DeviceSetup(setup.engine, setup.cloud, policy.model_temperatures)
     availability = TargetAvailability(policy.targets, setup)
     down = availability.down(snapshot.edge, snapshot.cloud)
     return msgspec.structs.replace(snapshot, setup=setup, down=down, absent=availability.absent)
@@ -68,7 +68,7 @@ def on_box(snapshot: Snapshot, policy: Policy) -> Snapshot:
 def record_of(
     policy: Policy,
     request: Request | None = None,
-    snapshot: Snapshot = BOX,
+    snapshot: Snapshot = DEVICE,
     estimates: Estimates = NOTHING_COUNTED,
     *,
     number: int = 0,
@@ -77,14 +77,14 @@ def record_of(
     confidence: float | None = None,
     fails: tuple[str, ...] = (),
 ) -> DecisionRecord:
-    """The record of a request that a box under `policy` answered.
+    """The record of a request that a device under `policy` answered.
 
     Args:
         confidence: of the first attempt, which hands off if its plan says so.
         fails: names of targets that fail.
     """
     request = request or ask()
-    taken = on_box(snapshot, policy)
+    taken = on_device(snapshot, policy)
     needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
     unrecorded = () if record_all else tuple(name for name in COSTLY if name not in needs.signals)
     known = Estimates(

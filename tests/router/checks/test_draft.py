@@ -1,4 +1,4 @@
-"""A draft of a policy, tried on one request without a box."""
+"""A draft of a policy, tried on one request without a device."""
 
 from __future__ import annotations
 

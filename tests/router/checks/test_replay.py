@@ -18,7 +18,7 @@ from causeway_server.router.types import (
     Snapshot,
 )
 
-from .recorded import BOX, ask, record_of
+from .recorded import DEVICE, ask, record_of
 
 HEAD = """
 version: 1
@@ -65,8 +65,8 @@ def test_moves_name_both_places_and_the_rule() -> None:
     ]
 
 
-def test_signals_are_those_of_the_box_at_that_time() -> None:
-    hot = msgspec.structs.replace(BOX, device=DeviceSignals(temperature_c=91.0))
+def test_signals_are_those_of_the_device_at_that_time() -> None:
+    hot = msgspec.structs.replace(DEVICE, device=DeviceSignals(temperature_c=91.0))
     new = policy("name: hot, use: [large], when: device.temperature_c > 85", "name: edge, use: [small]")
     report = replay([record_of(EDGE_FIRST), record_of(EDGE_FIRST, snapshot=hot)], new)
     assert moves(report) == [("small (edge)", "large (cloud)", "hot", 1)]
@@ -75,8 +75,8 @@ def test_signals_are_those_of_the_box_at_that_time() -> None:
 def test_targets_with_other_names_are_down_and_absent_as_those_of_the_old_policy_were() -> None:
     other = HEAD.replace("large:", "big:")
     new = policy("name: cloud, use: [big, small]", head=other)
-    down = msgspec.structs.replace(BOX, cloud=CloudSignals(reachable=False, breaker="open"))
-    no_cloud = msgspec.structs.replace(BOX, setup=msgspec.structs.replace(BOX.setup, cloud=False))  # type: ignore[type-var]
+    down = msgspec.structs.replace(DEVICE, cloud=CloudSignals(reachable=False, breaker="open"))
+    no_cloud = msgspec.structs.replace(DEVICE, setup=msgspec.structs.replace(DEVICE.setup, cloud=False))  # type: ignore[type-var]
     for snapshot in (down, no_cloud):
         report = replay([record_of(EDGE_FIRST, snapshot=snapshot)], new)
         assert (report.unchanged, moves(report)) == (1, [])
@@ -90,7 +90,7 @@ def test_a_target_that_failed_fails_again() -> None:
 
 
 def test_a_deadline_that_passed_at_a_target_passes_there_again() -> None:
-    """No later target is tried, as on the box."""
+    """No later target is tried, as on the device."""
     record = record_of(EDGE_FIRST, fails=("small", "large"))
     timed_out = msgspec.structs.replace(record.outcome.attempts[0], state="timed_out", error="deadline_exceeded")
     record = msgspec.structs.replace(
@@ -191,7 +191,7 @@ def test_a_recorded_signal_decides() -> None:
 
 
 def test_a_signal_that_was_absent_is_not_unknown() -> None:
-    """The box could not count: under the new policy it cannot either."""
+    """The device could not count: under the new policy it cannot either."""
     report = replay([record_of(EDGE_FIRST, record_all=True)], BY_LENGTH)
     assert (report.unknown, moves(report)) == ((), [("small (edge)", "large (cloud)", "long", 1)])
 
@@ -254,13 +254,13 @@ def test_a_recorded_confidence_decides_another_threshold(below: float, places: l
     assert replay([handed_off], old).unchanged == 1
 
 
-def test_a_models_own_temperature_comes_from_the_box() -> None:
-    """Off the box it is not known; the record has it for the models of its policy, and no other."""
+def test_a_models_own_temperature_comes_from_the_device() -> None:
+    """Off the device it is not known; the record has it for the models of its policy, and no other."""
     own = HEAD.replace(", temperature: 0}", "}")
     routes = ("name: greedy, use: [small], when: request.temperature == 0.0", "name: other, use: [medium]")
-    on_box = parse_policy(own + "routes:\n  - {name: e, use: [small, large]}\n", model_temperature=lambda _: 0.0)
+    on_device = parse_policy(own + "routes:\n  - {name: e, use: [small, large]}\n", model_temperature=lambda _: 0.0)
     cloud = own.replace("at: cloud, model: assistant-large", "at: edge, model: another")
-    record = record_of(on_box, ask(temperature=None))
+    record = record_of(on_device, ask(temperature=None))
     free = "version: 1\nname: t\ntargets:\n  small: {at: edge, model: assistant}\nroutes:\n"
     only = parse_policy(free + "  - {name: g, use: [small], when: request.temperature == 0.0}\n")
     assert [move.rule_after for move in replay([record], only).moves] == ["g"]
@@ -315,6 +315,6 @@ def test_no_records_make_an_empty_report() -> None:
 
 
 def test_an_engine_that_is_not_loaded_is_down_under_the_new_policy_too() -> None:
-    cold = Snapshot(edge=EdgeSignals(queue=0, loaded=False), cloud=BOX.cloud, setup=BOX.setup)
+    cold = Snapshot(edge=EdgeSignals(queue=0, loaded=False), cloud=DEVICE.cloud, setup=DEVICE.setup)
     report = replay([record_of(CLOUD_FIRST, snapshot=cold)], policy("name: e, use: [small, large]"))
     assert (report.unchanged, report.leaving) == (1, ())

@@ -14,10 +14,10 @@ from causeway_server.router.decision.features import request_of
 from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import (
     AUTO,
-    BoxSetup,
     CloudSignals,
     Decision,
     DecisionRecord,
+    DeviceSetup,
     DeviceSignals,
     EdgeSignals,
     Estimates,
@@ -28,7 +28,7 @@ from causeway_server.router.types import (
     SpendSignals,
 )
 
-from .recorded import ask, on_box, record_of
+from .recorded import ask, on_device, record_of
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ snapshots = st.builds(
     ),
     spend=st.builds(SpendSignals, st.floats(0, 5), st.floats(0, 5), st.floats(0, 5)),
     now=st.builds(NowSignals, hour=st.integers(0, 23), weekday=st.just(1), minute=st.just(0), unix=st.just(1)),
-    setup=st.builds(BoxSetup, engine=st.booleans(), cloud=st.booleans()),
+    setup=st.builds(DeviceSetup, engine=st.booleans(), cloud=st.booleans()),
 )
 estimates = st.builds(Estimates, _maybe(st.floats(0, 100)).map(lambda one: None if one is None else int(one)),
                       _maybe(st.floats(0, 1)))  # fmt: skip
@@ -129,9 +129,9 @@ def test_the_recorded_decision_comes_again(
     confidence: float,
     fails: tuple[str, ...],
 ) -> None:
-    """The box knows its models' temperatures, the replay has only the file; the record travels as JSON."""
-    on_box = parse_policy(text, model_temperature=lambda _: 0.3)
-    record = record_of(on_box, request, snapshot, counted, record_all=record_all, confidence=confidence, fails=fails)
+    """The device knows its models' temperatures, the replay has only the file; the record travels as JSON."""
+    on_device = parse_policy(text, model_temperature=lambda _: 0.3)
+    record = record_of(on_device, request, snapshot, counted, record_all=record_all, confidence=confidence, fails=fails)
     travelled = msgspec.json.decode(msgspec.json.encode(record), type=DecisionRecord)
     elsewhere = parse_policy(text)
     possible = PolicyReplay(elsewhere).possible(travelled, request_of(travelled.request))
@@ -143,12 +143,12 @@ def test_the_recorded_decision_comes_again(
 
 
 @given(policy_texts(), policy_texts(), requests(), snapshots, estimates)
-def test_unrecorded_signals_never_rule_out_what_the_box_would_do(
+def test_unrecorded_signals_never_rule_out_what_the_device_would_do(
     old: str, new: str, request: Request, snapshot: Snapshot, counted: Estimates
 ) -> None:
-    """What the box decides, which knows every signal, is among what is possible by a record without some."""
+    """What the device decides, which knows every signal, is among what is possible by a record without some."""
     old_policy, new_policy = (parse_policy(text, model_temperature=lambda _: 0.3) for text in (old, new))
-    truth = decide(new_policy, request, on_box(snapshot, new_policy), counted)
+    truth = decide(new_policy, request, on_device(snapshot, new_policy), counted)
     record = record_of(old_policy, request, snapshot, counted)
     elsewhere = parse_policy(new)
     possible = PolicyReplay(elsewhere).possible(record, request_of(record.request))

@@ -13,8 +13,8 @@ from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.types import (
-    BoxSetup,
     DecisionRecord,
+    DeviceSetup,
     DeviceSignals,
     EdgeSignals,
     Estimates,
@@ -56,7 +56,7 @@ def record(*, unrecorded: tuple[str, ...] = (), estimates: Estimates = COUNTED) 
     snapshot = Snapshot(
         device=DeviceSignals(temperature_c=60.0, memory_free_mb=math.inf),
         edge=EdgeSignals(queue=0, loaded=True),
-        setup=BoxSetup(engine=True, cloud=True),
+        setup=DeviceSetup(engine=True, cloud=True),
     )
     return DecisionRecord(
         id="0" * 24,

@@ -202,12 +202,12 @@ def test_a_prompt_too_long_for_all_targets_is_400() -> None:
     assert final.message == "small: 9000 > 2048 large: 9000 > 4096"
 
 
-def test_a_target_that_this_box_lacks_does_not_make_a_refusal_a_503() -> None:
+def test_a_target_that_this_device_lacks_does_not_make_a_refusal_a_503() -> None:
     """No later time makes the prompt fit."""
     sequence = new_sequence(AttemptPlan(SMALL), AttemptPlan(LARGE))
     error = ContextLengthExceeded("9000 > 2048")
     assert fail(sequence, error) == "next"
-    absent = TargetNotConfigured("large: cloud.url is not set on this box", phase="connect")
+    absent = TargetNotConfigured("large: cloud.url is not set on this device", phase="connect")
     assert fail(sequence, absent) == "raise"
     assert final_error(sequence.attempts, absent) is error
 

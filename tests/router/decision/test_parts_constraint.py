@@ -13,8 +13,8 @@ from causeway_server.router.policy.compiled import parse_policy
 from causeway_server.router.types import (
     AUTO,
     AudioPart,
-    BoxSetup,
     Decision,
+    DeviceSetup,
     Estimates,
     FilePart,
     ImagePart,
@@ -25,7 +25,7 @@ from causeway_server.router.types import (
     Snapshot,
     TextPart,
 )
-from tests.edge_node.box import POLICY, running
+from tests.edge_node.device import POLICY, running
 from tests.edge_node.modalities.test_fusion import BOTH, INVOICE, ask, picture, sound, text
 from tests.models.modalities.files import png
 from tests.models.modalities.test_decoding import needs_pillow
@@ -38,7 +38,7 @@ IMAGE, AUDIO, FILE = ImagePart("data:image/png;base64,"), AudioPart("", "wav"), 
 
 def decision(*parts: Part, encoders: tuple[Modality, ...], policy: str = KEPT) -> Decision:
     request = Request(kind="chat", model=AUTO, messages=(Message("user", (TextPart("hello"), *parts)),))
-    snapshot = Snapshot(setup=BoxSetup(engine=True, cloud=True, encoders=encoders))
+    snapshot = Snapshot(setup=DeviceSetup(engine=True, cloud=True, encoders=encoders))
     return decide(parse_policy(policy), request, snapshot, Estimates())
 
 
@@ -80,12 +80,12 @@ def test_one_that_cannot_be_evaluated_binds() -> None:
 
 @needs_pillow
 async def test_the_cloud_never_receives_a_part(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=KEPT, encoders=BOTH) as box:
-        answer = await ask(box, text("hello"), picture(png(64, 64)), sound(), tags="cloud")
+    async with running(tmp_path, policy=KEPT, encoders=BOTH) as device:
+        answer = await ask(device, text("hello"), picture(png(64, 64)), sound(), tags="cloud")
         assert answer.headers["x-causeway-target"] == "large"
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
-        sent = str(box.cloud.bodies[-1])
+        sent = str(device.cloud.bodies[-1])
         assert INVOICE.splitlines()[0] in sent
         assert "image_url" not in sent
         assert "input_audio" not in sent
-        assert (await box.record(answer)).outcome.status == "ok"
+        assert (await device.record(answer)).outcome.status == "ok"

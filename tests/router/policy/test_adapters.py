@@ -72,7 +72,7 @@ def test_a_route_uses_an_adapter_that_its_target_names() -> None:
     assert plan.target.name == "desk"
 
 
-def test_a_target_whose_adapter_the_box_lacks_is_refused() -> None:
+def test_a_target_whose_adapter_the_device_lacks_is_refused() -> None:
     """A model that is not there is the engine's to report."""
     with pytest.raises(PolicyError, match=r"targets\.desk\.model.*a has no adapter `kiosk`.*there are: shop"):
         with_adapters(parse_policy(NAMED), lambda _: ("shop",))

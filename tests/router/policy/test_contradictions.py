@@ -1,4 +1,4 @@
-"""Conditions that can never hold, and signals that no box can read."""
+"""Conditions that can never hold, and signals that no device can read."""
 
 from __future__ import annotations
 
@@ -94,21 +94,24 @@ def test_lint_warns_of_a_rule_that_never_holds() -> None:
     ("route", "expected"),
     [
         ("edge.queue > 1", []),
-        ("device.cpu > 0.5", ["routes[0].when: no box can read device.cpu: the rule never holds"]),
-        ("device.cpu > 0.5 || edge.queue > 1", ["routes[0].when: no box can read device.cpu"]),
-        ("has(device.cpu) && device.cpu > 0.5", ["routes[0].when: no box can read device.cpu: the rule never holds"]),
+        ("device.cpu > 0.5", ["routes[0].when: no device can read device.cpu: the rule never holds"]),
+        ("device.cpu > 0.5 || edge.queue > 1", ["routes[0].when: no device can read device.cpu"]),
+        (
+            "has(device.cpu) && device.cpu > 0.5",
+            ["routes[0].when: no device can read device.cpu: the rule never holds"],
+        ),
         ("request.n > 1 && now.hour > 5", []),
     ],
 )
-def test_lint_warns_of_signals_that_no_box_can_read(route: str, expected: list[str]) -> None:
+def test_lint_warns_of_signals_that_no_device_can_read(route: str, expected: list[str]) -> None:
     assert warnings(route=route, readable=frozenset({"edge.queue"})) == expected
 
 
-def test_a_constraint_on_a_signal_that_no_box_can_read_always_binds() -> None:
+def test_a_constraint_on_a_signal_that_no_device_can_read_always_binds() -> None:
     (warning,) = warnings(constraint="device.cpu > 0.5", readable=frozenset({"edge.queue"}))
-    assert warning == "constraints[0].when: no box can read device.cpu: it always binds"
+    assert warning == "constraints[0].when: no device can read device.cpu: it always binds"
 
 
-def test_a_signal_that_the_boxes_can_read_is_not_likely_absent() -> None:
+def test_a_signal_that_the_devices_can_read_is_not_likely_absent() -> None:
     assert len(warnings(route="device.battery < 0.2")) == 1
     assert warnings(route="device.battery < 0.2", readable=frozenset({"device.battery"})) == []

@@ -14,7 +14,7 @@ from causeway_server.router.decision.decide import decide
 from causeway_server.router.policy.compiled import check_policy, parse_policy
 from causeway_server.router.policy.signals import modalities
 from causeway_server.router.types import AUTO, Estimates, ImagePart, Message, Modality, Request, Snapshot
-from tests.edge_node.box import POLICY, running
+from tests.edge_node.device import POLICY, running
 from tests.edge_node.modalities.test_fusion import (
     BOTH,
     COMMAND,
@@ -42,17 +42,17 @@ def rule(condition: str, policy: str = MIXED) -> str:
 
 @needs_pillow
 async def test_the_size_of_pictures_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=rule("request.image_pixels > 1000"), encoders=BOTH) as box:
-        two = await ask(box, text("hello"), picture(), picture(png(40, 30)))
+    async with running(tmp_path, policy=rule("request.image_pixels > 1000"), encoders=BOTH) as device:
+        two = await ask(device, text("hello"), picture(), picture(png(40, 30)))
         assert (two.headers["x-causeway-reason"], two.headers["x-causeway-target"]) == ("seen", "large")
-        record = await box.record(two)
+        record = await device.record(two)
         assert record.estimates == Estimates(image_pixels=PICTURE_32X16 + 1200)
         assert record.parts == ()
         assert record.unrecorded == ("request.prompt_tokens", "edge.quality", "pictures.text")
-        one = await ask(box, text("hello"), picture())
+        one = await ask(device, text("hello"), picture())
         assert one.headers["x-causeway-target"] == "small"
-        assert (await box.record(one)).estimates.image_pixels == PICTURE_32X16
-        invalid = await ask(box, text("hello"), picture(HOSTILE_PICTURES["declares 4 gigapixels"]))
+        assert (await device.record(one)).estimates.image_pixels == PICTURE_32X16
+        invalid = await ask(device, text("hello"), picture(HOSTILE_PICTURES["declares 4 gigapixels"]))
         assert invalid.status == 400
         assert "messages[0].content[1].image_url.url" in invalid.message
 
@@ -60,15 +60,15 @@ async def test_the_size_of_pictures_decides_and_no_encoder_runs_for_it(tmp_path:
 @needs_pillow
 async def test_text_in_a_picture_decides_and_is_read_once(tmp_path: Path) -> None:
     policy = rule("pictures.text").replace("use: [large]", "use: [small]", 1)
-    async with running(tmp_path, policy=policy, encoders=BOTH) as box:
-        answer = await ask(box, text("hello"), picture())
+    async with running(tmp_path, policy=policy, encoders=BOTH) as device:
+        answer = await ask(device, text("hello"), picture())
         assert answer.headers["x-causeway-reason"] == "seen"
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert record.estimates.pictures_text is True
         assert [(part.modality, part.cached) for part in record.parts] == [("image", False)]
-        assert INVOICE in texts(prompt(box.engine))[1]
-        assert INVOICE not in (await box.get(f"/v1/decisions/{record.id}")).body.decode()
-        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"  # no picture: no text in one
+        assert INVOICE in texts(prompt(device.engine))[1]
+        assert INVOICE not in (await device.get(f"/v1/decisions/{record.id}")).body.decode()
+        assert (await device.ask()).headers["x-causeway-reason"] == "edge-first"  # no picture: no text in one
 
 
 @needs_pillow
@@ -78,12 +78,12 @@ async def test_pictures_without_text_and_pictures_that_cannot_be_read(
 ) -> None:
     """A target that takes pictures still gets them, and nothing is degraded for it."""
     policy = rule("pictures.text").replace("edge-first\n    use: [small, large]", "edge-first\n    use: [large]")
-    async with running(tmp_path, policy=policy, encoders={"image": encoder(words, fault)}) as box:
-        answer = await ask(box, text("hello"), picture())
+    async with running(tmp_path, policy=policy, encoders={"image": encoder(words, fault)}) as device:
+        answer = await ask(device, text("hello"), picture())
         assert answer.headers["x-causeway-reason"] == "edge-first"
         assert "x-causeway-modalities" not in answer.headers
         assert answer.headers["x-causeway-degraded"] == "false"
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert record.estimates.pictures_text is known
         assert record.decision is not None
         absent = [reason.detail for reason in record.decision.reasons if reason.code == "signal_absent"]
@@ -92,8 +92,8 @@ async def test_pictures_without_text_and_pictures_that_cannot_be_read(
 
 @needs_pillow
 async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
-    async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(record="all")) as box:
-        record = await box.record(await ask(box, text("hello"), picture()))
+    async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(record="all")) as device:
+        record = await device.record(await ask(device, text("hello"), picture()))
         assert (record.estimates.image_pixels, record.estimates.pictures_text) == (PICTURE_32X16, True)
         assert record.unrecorded == ()
 
@@ -101,53 +101,53 @@ async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
 @needs_pillow
 async def test_a_signal_that_was_not_computed_is_unknown_until_it_is_set(tmp_path: Path) -> None:
     named = parse_policy(rule("pictures.text"))
-    async with running(tmp_path, policy=MIXED, encoders=BOTH) as box:
-        record = await box.record(await ask(box, text("hello"), picture()))
+    async with running(tmp_path, policy=MIXED, encoders=BOTH) as device:
+        record = await device.record(await ask(device, text("hello"), picture()))
         answer = what_if(named, record, {}).changed
         assert answer.hangs_on == ("pictures.text",)
         (decision,) = what_if(named, record, {"pictures.text": True}).changed.decisions
         assert decision is not None
         assert decision.rule == "seen"
-        typed = await box.record(await box.ask())
+        typed = await device.record(await device.ask())
         assert what_if(named, typed, {}).changed.hangs_on == ()
 
 
 async def test_the_length_of_sounds_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
-    async with running(tmp_path, policy=rule("request.audio_s > 0.3", POLICY), encoders=SPOKEN) as box:
-        two = await ask(box, text("hello"), sound(), sound())
+    async with running(tmp_path, policy=rule("request.audio_s > 0.3", POLICY), encoders=SPOKEN) as device:
+        two = await ask(device, text("hello"), sound(), sound())
         assert two.headers["x-causeway-reason"] == "seen"
-        record = await box.record(two)
+        record = await device.record(two)
         assert record.estimates == Estimates(audio_s=0.4)
         assert record.unrecorded == ("request.prompt_tokens", "edge.quality", "request.language", "audio.speech")
-        assert (await ask(box, text("hello"), sound())).headers["x-causeway-reason"] == "edge-first"
-        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
-        invalid = await ask(box, text("hello"), sound(b"nonsense"))
+        assert (await ask(device, text("hello"), sound())).headers["x-causeway-reason"] == "edge-first"
+        assert (await device.ask()).headers["x-causeway-reason"] == "edge-first"
+        invalid = await ask(device, text("hello"), sound(b"nonsense"))
         assert invalid.status == 400
         assert "messages[0].content[1].input_audio.data" in invalid.message
 
 
 async def test_speech_and_its_language_decide_and_are_heard_once(tmp_path: Path) -> None:
     policy = rule('audio.speech && request.language == "en"', POLICY).replace("use: [large]", "use: [small]", 1)
-    async with running(tmp_path, policy=policy, encoders=SPOKEN) as box:
-        answer = await ask(box, sound())
+    async with running(tmp_path, policy=policy, encoders=SPOKEN) as device:
+        answer = await ask(device, sound())
         assert answer.headers["x-causeway-reason"] == "seen"
-        record = await box.record(answer)
+        record = await device.record(answer)
         assert (record.estimates.audio_speech, record.estimates.language) == (True, "en")
         assert [(part.modality, part.cached) for part in record.parts] == [("audio", False)]
-        assert prompt(box.engine).content == COMMAND
-        silent = await box.record(await ask(box, text("hello"), sound(SILENCE)))
+        assert prompt(device.engine).content == COMMAND
+        silent = await device.record(await ask(device, text("hello"), sound(SILENCE)))
         assert (silent.estimates.audio_speech, silent.estimates.language) == (False, None)
-        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
+        assert (await device.ask()).headers["x-causeway-reason"] == "edge-first"
 
 
 async def test_speech_that_cannot_be_heard_is_absent_and_a_constraint_on_it_binds(tmp_path: Path) -> None:
     kept = POLICY.replace("constraints:", "constraints:\n  - {name: heard, when: audio.speech, keep: on_device}")
-    async with running(tmp_path, policy=kept, encoders={"audio": encoder("", "die")}) as box:
-        record = await box.record(await ask(box, text("hello"), sound(), tags="cloud"))
+    async with running(tmp_path, policy=kept, encoders={"audio": encoder("", "die")}) as device:
+        record = await device.record(await ask(device, text("hello"), sound(), tags="cloud"))
         assert record.estimates.audio_speech is None
         assert record.decision is not None
         assert record.decision.on_device
-        typed = await box.record(await box.ask(tags="cloud"))
+        typed = await device.record(await device.ask(tags="cloud"))
         assert typed.decision is not None
         assert not typed.decision.on_device
 
@@ -180,9 +180,9 @@ def test_lint_names_a_wait_for_the_first_branch_that_a_signal_of_the_text_preven
 @pytest.mark.parametrize(
     ("condition", "says"),
     [
-        ("pictures.text", "absent (this box has no encoder"),
+        ("pictures.text", "absent (this device has no encoder"),
         ("request.image_pixels < 0", "at least 0"),
-        ("audio.speech", "absent (this box has no encoder"),
+        ("audio.speech", "absent (this device has no encoder"),
         ("request.audio_s < 0.0", "at least 0"),
         ('request.language == "en"', "absent (no sound has speech"),
     ],

@@ -246,7 +246,7 @@ def test_a_call_is_not_spoken() -> None:
     assert not any("audio" in kind for kind in kinds(talk.read()))
 
 
-def test_a_session_of_a_box_that_does_not_speak_answers_with_text(talk: Talk) -> None:
+def test_a_session_of_a_device_that_does_not_speak_answers_with_text(talk: Talk) -> None:
     talk.say()
     refused = error(talk.send("response.create", response={"output_modalities": ["audio"]}))
     assert (refused["param"], "espeak-ng" in refused["message"]) == ("response.output_modalities[0]", True)

@@ -515,7 +515,7 @@ def prefer_letter(letter: str, path: Path) -> Sampling:
 
 
 async def test_call_arguments_are_copied_from_the_message(make_backend: MakeBackend) -> None:
-    """Unless the manifest, the box's configuration or the request leaves the answer unconstrained."""
+    """Unless the manifest, the device's configuration or the request leaves the answer unconstrained."""
     artifact = find_artifact("assistant")
     sampling = prefer_letter("Q", artifact.path)
     request = chat("wake me up at six am", sampling=sampling, max_tokens=200)

@@ -1,4 +1,4 @@
-"""Boxes with keys that follow from their number, so that server and load generator agree without a word."""
+"""Devices with keys that follow from their number, so that server and load generator agree without a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from causeway_server.fleet.server.tokens import ReportKeys
-from causeway_server.router.bundle.protocol import MAC_HEADER, BoxState, StatusReport, mac_header
+from causeway_server.router.bundle.protocol import MAC_HEADER, DeviceState, StatusReport, mac_header
 
 STATUS = "/v1/status"
 SERVER_KEY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"server").digest())
@@ -18,23 +18,23 @@ _KEYS = ReportKeys(SERVER_KEY)
 _RUNNING = "a" * 64
 
 
-def box_key(number: int) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"box {number}".encode()).digest())
+def device_key(number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"device {number}".encode()).digest())
 
 
 def public_key(number: int) -> str:
-    return _base64url(box_key(number).public_key().public_bytes_raw())
+    return _base64url(device_key(number).public_key().public_bytes_raw())
 
 
-def box_name(number: int) -> str:
-    return f"box-{number:06}"
+def device_name(number: int) -> str:
+    return f"device-{number:06}"
 
 
 def status_request(number: int, seq: int) -> bytes:
     """A whole HTTP request with its MAC; `seq` tells how the state changes, so that each report writes an event too."""
-    states = (BoxState.IDLE, BoxState.CHECK, BoxState.FETCH, BoxState.VERIFY)
+    states = (DeviceState.IDLE, DeviceState.CHECK, DeviceState.FETCH, DeviceState.VERIFY)
     report = StatusReport(
-        device=box_name(number),
+        device=device_name(number),
         boot="5f1c0f6e9a3b4c2d",
         seq=seq,
         sent=time.time(),
@@ -45,7 +45,7 @@ def status_request(number: int, seq: int) -> bytes:
         since=time.time(),
     )
     body = msgspec.json.encode(report)
-    mac = mac_header(_KEYS.issue(box_name(number), time.time() + 600.0), STATUS, body)
+    mac = mac_header(_KEYS.issue(device_name(number), time.time() + 600.0), STATUS, body)
     head = (
         f"POST {STATUS} HTTP/1.1\r\nHost: fleet\r\nContent-Type: application/json\r\n"
         f"{MAC_HEADER}: {mac}\r\nContent-Length: {len(body)}\r\n\r\n"

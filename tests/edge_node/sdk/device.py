@@ -1,4 +1,4 @@
-"""A box that speaks the surface over a real socket: each path answers with what the test puts there."""
+"""A device that speaks the surface over a real socket: each path answers with what the test puts there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADERS = {
 }
 
 
-class Box:
+class Device:
     """`handler` answers every request; `requests` are their bodies, `paths` and `headers` what came with them."""
 
     def __init__(self) -> None:
@@ -47,17 +47,17 @@ class Box:
 
 
 @asynccontextmanager
-async def running(socket: Path | None = None) -> AsyncIterator[Box]:
-    box = Box()
+async def running(socket: Path | None = None) -> AsyncIterator[Device]:
+    device = Device()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", box.handle)
+    app.router.add_route("*", "/{path:.*}", device.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.UnixSite(runner, str(socket)) if socket else web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    box.url = f"unix://{socket}" if socket else f"http://127.0.0.1:{runner.addresses[0][1]}"
+    device.url = f"unix://{socket}" if socket else f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield box
+        yield device
     finally:
         await runner.cleanup()
 

@@ -1,4 +1,4 @@
-"""Fake sysfs trees with the documented layouts of real boxes. A value of None is a file that cannot be read."""
+"""Fake sysfs trees with the documented layouts of real devices. A value of None is a file that cannot be read."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def hasty(*targets: str) -> str:
     return policy
 
 
-class Box:
+class Device:
     """The daemon, its generators, and an HTTP session to it."""
 
     def __init__(self, app: App, engine: ScriptedEngine, cloud: ScriptedCloud, session: aiohttp.ClientSession) -> None:
@@ -262,7 +262,7 @@ async def running(
     realtime: RealtimeConfig | None = None,
     mqtt: MqttConfig | None = None,
     model_dirs: tuple[str, ...] = (),
-) -> AsyncIterator[Box]:
+) -> AsyncIterator[Device]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
     if not cloud.url:
@@ -301,7 +301,7 @@ async def running(
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
-            yield Box(app, engine, cloud, session)
+            yield Device(app, engine, cloud, session)
     finally:
         await app.close()
         await cloud.stop()

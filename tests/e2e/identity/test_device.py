@@ -1,4 +1,4 @@
-"""A box's side of the wire against a control plane on real sockets; time and chance are the test's."""
+"""A device's side of the wire against a control plane on real sockets; time and chance are the test's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import CloudConfig, FleetConfig
 from causeway_server.edge_node.daemon.fleet import connect, credentials
 from causeway_server.edge_node.observability.metrics import Traffic
-from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, BoxState, StatusReply
+from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES, DeviceState, StatusReply
 from causeway_server.router.errors import ConfigError
 
 from .scripted_plane import Refusal, ScriptedPlane
@@ -112,7 +112,7 @@ async def joined(plane: ScriptedPlane, state_dir: Path, name: str = "kiosk-1") -
     return state_dir / "fleet"
 
 
-class Box:
+class Device:
     def __init__(self, folder: Path) -> None:
         self.time, self.chance, self.sums = Time(), Chance(), Sums()
         identity = read_identity(folder)
@@ -135,7 +135,7 @@ class Box:
         self.wakes += 1
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Box]:
+    async def running(self) -> AsyncIterator[Device]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.link.run)
             try:
@@ -161,7 +161,7 @@ async def eventually(condition: Callable[[], object]) -> None:
 # --- enrolment -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_key_is_made_on_the_box_and_closed_to_others(plane: ScriptedPlane, tmp_path: Path) -> None:
+async def test_the_key_is_made_on_the_device_and_closed_to_others(plane: ScriptedPlane, tmp_path: Path) -> None:
     folder = await joined(plane, tmp_path)
     assert stat.S_IMODE((folder / "device.key").stat().st_mode) == 0o600
     assert plane.keys == {"kiosk-1": open_key(folder).public}
@@ -213,7 +213,7 @@ async def test_a_refused_enrolment_leaves_no_identity(plane: ScriptedPlane, tmp_
     assert read_identity(tmp_path / "fleet") is None
 
 
-async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: Path) -> None:
+async def test_a_device_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: Path) -> None:
     await joined(plane, tmp_path)
     with pytest.raises(ConfigError, match="leave it first"):
         await joined(plane, tmp_path)
@@ -231,7 +231,7 @@ async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -
     assert not (tmp_path / "fleet").exists()
 
 
-def test_a_box_that_never_joined_has_no_link(tmp_path: Path) -> None:
+def test_a_device_that_never_joined_has_no_link(tmp_path: Path) -> None:
     assert connect(tmp_path, FleetConfig(), Clock(), Traffic) == (None, "")
 
 
@@ -239,10 +239,10 @@ def test_a_box_that_never_joined_has_no_link(tmp_path: Path) -> None:
 
 
 async def test_a_token_is_renewed_before_it_expires(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.link.tokens.token == "token-1")
-        await box.time.pass_s(599)
-        await eventually(lambda: box.link.tokens.token == "token-2")
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.link.tokens.token == "token-1")
+        await device.time.pass_s(599)
+        await eventually(lambda: device.link.tokens.token == "token-2")
         assert len({request.nonce for request in plane.token_requests}) == len(plane.token_requests)
         sent = [request.sent for request in plane.token_requests]
         assert sent == sorted(set(sent))
@@ -250,14 +250,14 @@ async def test_a_token_is_renewed_before_it_expires(plane: ScriptedPlane, tmp_pa
 
 async def test_a_refused_token_is_renewed_once_for_all_that_ask(plane: ScriptedPlane, tmp_path: Path) -> None:
     """A token that has just arrived is not renewed: another one would be refused as well."""
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.link.tokens.token)
-        assert not await box.link.tokens.renew("token-1")
-        box.time.now += 31
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.link.tokens.token)
+        assert not await device.link.tokens.renew("token-1")
+        device.time.now += 31
         renewed: list[bool] = []
 
         async def renew() -> None:
-            renewed.append(await box.link.tokens.renew("token-1"))
+            renewed.append(await device.link.tokens.renew("token-1"))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
@@ -268,46 +268,46 @@ async def test_a_refused_token_is_renewed_once_for_all_that_ask(plane: ScriptedP
 
 async def test_a_request_does_not_wait_for_a_control_plane_that_hangs(plane: ScriptedPlane, tmp_path: Path) -> None:
     """The first one waits for two seconds, those that follow not at all; the renewal goes on for all of them."""
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.link.tokens.token)
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.link.tokens.token)
         plane.hang = anyio.Event()
-        box.time.now += 31
-        assert not await box.link.tokens.renew("token-1")
-        box.time.now += 3
+        device.time.now += 31
+        assert not await device.link.tokens.renew("token-1")
+        device.time.now += 3
         with anyio.move_on_after(0) as at_once:
-            assert not await box.link.tokens.renew("token-1")
+            assert not await device.link.tokens.renew("token-1")
         assert not at_once.cancelled_caught
         plane.hang.set()
-        await eventually(lambda: box.link.tokens.token == "token-2")
-        assert await box.link.tokens.renew("token-1")
+        await eventually(lambda: device.link.tokens.token == "token-2")
+        assert await device.link.tokens.renew("token-1")
 
 
 async def test_a_token_that_cannot_be_renewed_is_said_and_given_up(plane: ScriptedPlane, tmp_path: Path) -> None:
-    """And the box comes back by itself."""
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        plane.unix = lambda: box.time.unix
-        await eventually(lambda: box.link.tokens.token)
+    """And the device comes back by itself."""
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        plane.unix = lambda: device.time.unix
+        await eventually(lambda: device.link.tokens.token)
         plane.refusals = {path: Refusal(503, "") for path in ("/v1/token", "/v1/wake", "/v1/status")}
         plane.news()
-        await box.time.pass_s(500)
-        assert box.link.tokens.token == "token-1"
-        assert not any("cannot be renewed" in problem for problem in box.link.problems)
-        await box.until(lambda: any("cannot be renewed" in problem for problem in box.link.problems))
-        assert box.link.tokens.token == ""
+        await device.time.pass_s(500)
+        assert device.link.tokens.token == "token-1"
+        assert not any("cannot be renewed" in problem for problem in device.link.problems)
+        await device.until(lambda: any("cannot be renewed" in problem for problem in device.link.problems))
+        assert device.link.tokens.token == ""
         plane.refusals = {}
-        await box.until(lambda: box.link.tokens.token != "" and not box.link.problems)
+        await device.until(lambda: device.link.tokens.token != "" and not device.link.problems)
 
 
-async def test_a_revoked_box_says_so_and_gives_up_its_token(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.link.tokens.token)
+async def test_a_revoked_device_says_so_and_gives_up_its_token(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.link.tokens.token)
         plane.refusals = {path: Refusal(403, "device_revoked") for path in ("/v1/token", "/v1/status")}
-        box.link.changed()
-        await eventually(lambda: any("device_revoked" in problem for problem in box.link.problems))
-        assert box.link.tokens.token == ""
-        record = read_record(box.folder)
+        device.link.changed()
+        await eventually(lambda: any("device_revoked" in problem for problem in device.link.problems))
+        assert device.link.tokens.token == ""
+        record = read_record(device.folder)
         assert record is not None
-        await box.until(lambda: any("device_revoked" in problem for problem in read_problems(box.folder)))
+        await device.until(lambda: any("device_revoked" in problem for problem in read_problems(device.folder)))
 
 
 def read_problems(folder: Path) -> tuple[str, ...]:
@@ -328,55 +328,55 @@ def read_problems(folder: Path) -> tuple[str, ...]:
 async def test_the_fleets_token_is_sent_only_where_it_cannot_be_read(
     plane: ScriptedPlane, tmp_path: Path, url: str, api_key: str, sent: bool
 ) -> None:
-    box = Box(await joined(plane, tmp_path))
-    assert (credentials(box.link, CloudConfig(url=url, api_key=api_key)) is box.link.tokens) is sent
+    device = Device(await joined(plane, tmp_path))
+    assert (credentials(device.link, CloudConfig(url=url, api_key=api_key)) is device.link.tokens) is sent
 
 
-async def test_a_wrong_clock_does_not_lock_the_box_out(plane: ScriptedPlane, tmp_path: Path) -> None:
+async def test_a_wrong_clock_does_not_lock_the_device_out(plane: ScriptedPlane, tmp_path: Path) -> None:
     """40 days ahead: the control plane's time is used, and the difference is said."""
     plane.check_time = True
-    box = Box(await joined(plane, tmp_path))
-    box.time.unix = time.time() + 40 * 86400
-    async with box.running():
-        await eventually(lambda: box.link.tokens.token)
-        assert any("clock" in problem for problem in box.link.problems)
+    device = Device(await joined(plane, tmp_path))
+    device.time.unix = time.time() + 40 * 86400
+    async with device.running():
+        await eventually(lambda: device.link.tokens.token)
+        assert any("clock" in problem for problem in device.link.problems)
 
 
 # --- wakes -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_change_wakes_the_agent(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         await plane.until(lambda: len(plane.polls) >= 1)
-        await eventually(lambda: box.wakes == 1)
-        await box.time.pass_s(2)
+        await eventually(lambda: device.wakes == 1)
+        await device.time.pass_s(2)
         await plane.until(lambda: len(plane.polls) >= 2)
         assert plane.polls[1] == ('"1"', 225.0)
         plane.news()
-        await eventually(lambda: box.wakes == 2)
-        assert (150.0, 300.0) in box.chance.asked
+        await eventually(lambda: device.wakes == 2)
+        assert (150.0, 300.0) in device.chance.asked
 
 
-async def test_after_a_lost_connection_a_box_waits_up_to_a_minute(plane: ScriptedPlane, tmp_path: Path) -> None:
+async def test_after_a_lost_connection_a_device_waits_up_to_a_minute(plane: ScriptedPlane, tmp_path: Path) -> None:
     """One lost poll is no problem; two are, until the control plane answers again."""
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.wakes == 1)
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.wakes == 1)
         plane.refusals = {"/v1/wake": Refusal(503, "")}
-        await box.time.pass_s(2)
-        await eventually(lambda: (0.0, 60.0) in box.chance.asked)
-        assert box.link.problems == ()
-        await box.time.pass_s(31)
-        await eventually(lambda: box.link.problems)
+        await device.time.pass_s(2)
+        await eventually(lambda: (0.0, 60.0) in device.chance.asked)
+        assert device.link.problems == ()
+        await device.time.pass_s(31)
+        await eventually(lambda: device.link.problems)
         plane.refusals = {}
-        await box.time.pass_s(31)
-        await eventually(lambda: not box.link.problems)
+        await device.time.pass_s(31)
+        await eventually(lambda: not device.link.problems)
 
 
 async def test_a_control_plane_that_never_waits_is_not_asked_in_a_loop(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         await plane.until(lambda: len(plane.polls) >= 1)
         plane.generation = 0
-        await box.time.pass_s(2)
+        await device.time.pass_s(2)
         for _ in range(20):
             plane.news()
             await anyio.sleep(0.01)
@@ -387,83 +387,83 @@ async def test_a_control_plane_that_never_waits_is_not_asked_in_a_loop(plane: Sc
 
 
 async def test_each_change_is_reported_in_order(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         await plane.until(lambda: len(plane.reports) >= 1)
-        for state in (BoxState.FETCH, BoxState.TRIAL):
-            box.report = AgentReport(state=state, running=BUNDLE, wanted=OTHER, since=5.0)
-            box.link.changed()
+        for state in (DeviceState.FETCH, DeviceState.TRIAL):
+            device.report = AgentReport(state=state, running=BUNDLE, wanted=OTHER, since=5.0)
+            device.link.changed()
             await plane.until(partial(_newest_is, plane, state))
         assert [report.seq for report in plane.reports] == list(range(1, len(plane.reports) + 1))
-        assert {report.boot for report in plane.reports} == {box.link.boot}
+        assert {report.boot for report in plane.reports} == {device.link.boot}
         assert (plane.reports[-1].running, plane.reports[-1].wanted) == (BUNDLE, OTHER)
 
 
-def _newest_is(plane: ScriptedPlane, state: BoxState) -> bool:
+def _newest_is(plane: ScriptedPlane, state: DeviceState) -> bool:
     return plane.reports[-1].state is state
 
 
 async def test_two_runs_of_a_daemon_have_two_boots(plane: ScriptedPlane, tmp_path: Path) -> None:
     folder = await joined(plane, tmp_path)
-    assert Box(folder).link.boot != Box(folder).link.boot
+    assert Device(folder).link.boot != Device(folder).link.boot
 
 
-async def test_the_reply_says_whether_the_box_may_change(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        assert await box.link.may_change(BUNDLE) == 0.0
+async def test_the_reply_says_whether_the_device_may_change(plane: ScriptedPlane, tmp_path: Path) -> None:
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        assert await device.link.may_change(BUNDLE) == 0.0
         assert plane.reports[-1].wanted == BUNDLE
         plane.reply = StatusReply(may_change=False, now=0.0, cohort="kiosk", retry_after_s=77.0)
-        assert await box.link.may_change(BUNDLE) == 77.0
+        assert await device.link.may_change(BUNDLE) == 77.0
         plane.refusals = {"/v1/status": Refusal(500, "")}
-        assert await box.link.may_change(BUNDLE) == 30.0
+        assert await device.link.may_change(BUNDLE) == 30.0
 
 
 async def test_what_was_imported_needs_no_control_plane(plane: ScriptedPlane, tmp_path: Path) -> None:
-    """The agent is woken for it within a minute, may change to it, and it is removed when the box runs it."""
-    async with Box(await joined(plane, tmp_path)).running() as box:
-        await eventually(lambda: box.wakes == 1)
-        (box.folder / "import").mkdir()
-        (box.folder / "import" / "wanted").write_text(BUNDLE)
-        await box.time.pass_s(70)
-        await eventually(lambda: box.wakes == 2)
+    """The agent is woken for it within a minute, may change to it, and it is removed when the device runs it."""
+    async with Device(await joined(plane, tmp_path)).running() as device:
+        await eventually(lambda: device.wakes == 1)
+        (device.folder / "import").mkdir()
+        (device.folder / "import" / "wanted").write_text(BUNDLE)
+        await device.time.pass_s(70)
+        await eventually(lambda: device.wakes == 2)
         plane.refusals = {"/v1/status": Refusal(503, "")}
-        assert await box.link.may_change(BUNDLE) == 0.0
-        assert await box.link.may_change(OTHER) > 0.0
-        box.report = AgentReport(running=OTHER, wanted=BUNDLE)
-        await box.link.look_at_import()
-        assert box.link.source.stamp
-        box.report = AgentReport(running=BUNDLE)
-        await box.link.look_at_import()
-        assert not box.link.source.stamp
+        assert await device.link.may_change(BUNDLE) == 0.0
+        assert await device.link.may_change(OTHER) > 0.0
+        device.report = AgentReport(running=OTHER, wanted=BUNDLE)
+        await device.link.look_at_import()
+        assert device.link.source.stamp
+        device.report = AgentReport(running=BUNDLE)
+        await device.link.look_at_import()
+        assert not device.link.source.stamp
 
 
 async def test_a_clone_is_said(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         plane.reply = StatusReply(may_change=True, now=0.0, cohort="kiosk", cloned=True)
-        box.link.changed()
-        await eventually(lambda: any("cloned" in problem for problem in box.link.problems))
-        record = read_record(box.folder)
+        device.link.changed()
+        await eventually(lambda: any("cloned" in problem for problem in device.link.problems))
+        record = read_record(device.folder)
         assert record is not None
         assert record.cloned
 
 
 async def test_a_new_cohort_is_kept_over_a_restart(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         plane.reply = StatusReply(may_change=True, now=0.0, cohort="till")
-        box.link.changed()
-        await eventually(lambda: box.link.identity.cohort == "till")
-        identity = read_identity(box.folder)
+        device.link.changed()
+        await eventually(lambda: device.link.identity.cohort == "till")
+        identity = read_identity(device.folder)
         assert identity is not None
         assert identity.cohort == "till"
 
 
 async def test_telemetry_is_counted_by_bundle(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         await plane.until(lambda: len(plane.reports) >= 1)
-        box.sums.add(3)
-        box.report = AgentReport(running=BUNDLE)
-        box.link.changed()
-        box.sums.add(2)
-        await box.time.pass_s(61)
+        device.sums.add(3)
+        device.report = AgentReport(running=BUNDLE)
+        device.link.changed()
+        device.sums.add(2)
+        await device.time.pass_s(61)
         await plane.until(lambda: len(plane.telemetry) >= 1)
         samples = plane.telemetry[0].samples
         assert [(sample.bundle, sample.requests, sample.latency[0]) for sample in samples] == [
@@ -473,15 +473,15 @@ async def test_telemetry_is_counted_by_bundle(plane: ScriptedPlane, tmp_path: Pa
 
 
 async def test_a_lost_answer_repeats_the_same_message(plane: ScriptedPlane, tmp_path: Path) -> None:
-    async with Box(await joined(plane, tmp_path)).running() as box:
+    async with Device(await joined(plane, tmp_path)).running() as device:
         await plane.until(lambda: len(plane.reports) >= 1)
         plane.lose = {"/v1/telemetry"}
-        box.sums.add(3)
-        await box.time.pass_s(61)
+        device.sums.add(3)
+        await device.time.pass_s(61)
         await plane.until(lambda: len(plane.telemetry) >= 1)
         plane.lose = set()
-        box.sums.add(4)
-        await box.until(lambda: len(plane.telemetry) >= 3)
+        device.sums.add(4)
+        await device.until(lambda: len(plane.telemetry) >= 3)
         assert plane.telemetry[0] == plane.telemetry[1]
         assert [message.seq for message in plane.telemetry] == [1, 1, 2]
         assert plane.telemetry[2].samples[0].requests == 4
@@ -494,7 +494,7 @@ async def test_telemetry_of_an_earlier_run_is_sent_and_counted_once(
 ) -> None:
     """With the boot id and number of its first try; it may have arrived then."""
     folder = await joined(plane, tmp_path)
-    first = Box(folder)
+    first = Device(folder)
     first.sums.add(5)
     if counted:
         plane.lose = {"/v1/telemetry"}
@@ -507,7 +507,7 @@ async def test_telemetry_of_an_earlier_run_is_sent_and_counted_once(
         (folder / TELEMETRY_FILE).write_bytes(kept)  # what a run that did not end by itself leaves
     plane.lose, plane.refusals = set(), {}
     arrived = len(plane.telemetry)
-    second = Box(folder)
+    second = Device(folder)
     second.sums.add(7)
     async with second.running():
         await second.until(lambda: len(plane.telemetry) >= arrived + 2)

@@ -1,4 +1,4 @@
-"""The paths behind the box's console, without a browser."""
+"""The paths behind the device's console, without a browser."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from causeway_server.edge_node.console.routes import PAGE
 from causeway_server.router.serving.console import page_files
 from causeway_server.router.types import ReasonCode
-from tests.edge_node.box import Box, running
+from tests.edge_node.device import Device, running
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    async with running(tmp_path) as box:
-        yield box
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
+    async with running(tmp_path) as device:
+        yield device
 
 
-async def what_if(box: Box, decision: str, signals: object, **more: object) -> tuple[int, dict[str, Any]]:
-    async with box.session.post("/console/what-if", json={"id": decision, "signals": signals, **more}) as response:
+async def what_if(device: Device, decision: str, signals: object, **more: object) -> tuple[int, dict[str, Any]]:
+    async with device.session.post("/console/what-if", json={"id": decision, "signals": signals, **more}) as response:
         return response.status, await response.json()
 
 
-async def test_files_come_with_a_strict_policy_and_an_etag(box: Box) -> None:
+async def test_files_come_with_a_strict_policy_and_an_etag(device: Device) -> None:
     for path in page_files(PAGE):
-        answer = await box.get(path)
+        answer = await device.get(path)
         assert answer.status == 200, path
         policy = answer.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "http" not in policy
         headers = {"If-None-Match": {name.lower(): value for name, value in answer.headers.items()}["etag"]}
-        async with box.session.get(path, headers=headers) as again:
+        async with device.session.get(path, headers=headers) as again:
             assert (again.status, await again.read()) == (304, b"")
 
 
-async def test_a_slash_after_the_page_leads_to_it(box: Box) -> None:
+async def test_a_slash_after_the_page_leads_to_it(device: Device) -> None:
     """Its files have relative addresses: under another one the page would be without them."""
-    async with box.session.get("/console/", allow_redirects=False) as answer:
+    async with device.session.get("/console/", allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (308, "../console")
-    assert (await box.get("/console/")).body == (await box.get("/console")).body
+    assert (await device.get("/console/")).body == (await device.get("/console")).body
 
 
 @pytest.mark.parametrize("path", ["/console/index.html", "/console/../app.py", "/console/%2e%2e/routes.py"])
-async def test_nothing_else_is_served(box: Box, path: str) -> None:
-    assert (await box.get(path)).status == 404
+async def test_nothing_else_is_served(device: Device, path: str) -> None:
+    assert (await device.get(path)).status == 404
 
 
-async def test_the_state_counts_requests_by_route(box: Box) -> None:
-    await box.ask("one", temperature=0)
-    await box.ask("one", temperature=0)
-    state = (await box.get("/console/state")).json
+async def test_the_state_counts_requests_by_route(device: Device) -> None:
+    await device.ask("one", temperature=0)
+    await device.ask("one", temperature=0)
+    state = (await device.get("/console/state")).json
     assert {(each["route"], each["cache"]): each["count"] for each in state["requests"]} == {
         ("edge", "miss"): 1,
         ("cache", "hit"): 1,
@@ -65,14 +65,14 @@ async def test_the_state_counts_requests_by_route(box: Box) -> None:
     assert state["readiness"]["ready"] is True
 
 
-async def test_what_if_decides_under_other_signals_and_runs_nothing(box: Box) -> None:
-    answer = await box.ask("secret", tags="kiosk")
-    calls = len(box.engine.calls)
-    status, body = await what_if(box, answer.headers["x-causeway-decision"], {"request.tags": ["cloud"]})
+async def test_what_if_decides_under_other_signals_and_runs_nothing(device: Device) -> None:
+    answer = await device.ask("secret", tags="kiosk")
+    calls = len(device.engine.calls)
+    status, body = await what_if(device, answer.headers["x-causeway-decision"], {"request.tags": ["cloud"]})
     assert status == 200
     assert [one["rule"] for one in body["as_recorded"]["decisions"]] == ["edge-first"]
     assert [one["rule"] for one in body["changed"]["decisions"]] == ["cloud-first"]
-    assert len(box.engine.calls) == calls
+    assert len(device.engine.calls) == calls
     assert "secret" not in str(body)
 
 
@@ -85,28 +85,28 @@ async def test_what_if_decides_under_other_signals_and_runs_nothing(box: Box) ->
         ({"id": "x", "other": 1}, 400, "unknown_parameter"),
     ],
 )
-async def test_a_bad_question_is_refused(box: Box, body: dict[str, object], status: int, code: str) -> None:
-    async with box.session.post("/console/what-if", json=body) as response:
+async def test_a_bad_question_is_refused(device: Device, body: dict[str, object], status: int, code: str) -> None:
+    async with device.session.post("/console/what-if", json=body) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
-async def test_malformed_json_and_other_methods_are_refused(box: Box) -> None:
+async def test_malformed_json_and_other_methods_are_refused(device: Device) -> None:
     headers = {"content-type": "application/json"}
-    async with box.session.post("/console/what-if", data=b"{", headers=headers) as response:
+    async with device.session.post("/console/what-if", data=b"{", headers=headers) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_json")
-    async with box.session.post("/console/what-if", data=b"{}", headers={"content-type": "text/plain"}) as response:
+    async with device.session.post("/console/what-if", data=b"{}", headers={"content-type": "text/plain"}) as response:
         assert response.status == 415
-    assert (await box.get("/console/what-if")).status == 405
+    assert (await device.get("/console/what-if")).status == 405
 
 
 async def test_the_json_needs_the_api_key_and_the_page_does_not(tmp_path: Path) -> None:
     key = KeyConfig("kiosk", "28b89c06c1596835df703240ddb92ecca8f9126844cb7bf13af5e91a6e400295")
-    async with running(tmp_path / "keyed", server=ServerConfig(port=0, drain_s=1.0, keys=(key,))) as box:
-        assert (await box.get("/console")).status == 200
-        assert (await box.get("/console/state")).status == 401
-        assert (await what_if(box, "0" * 24, {}))[0] == 401
+    async with running(tmp_path / "keyed", server=ServerConfig(port=0, drain_s=1.0, keys=(key,))) as device:
+        assert (await device.get("/console")).status == 200
+        assert (await device.get("/console/state")).status == 401
+        assert (await what_if(device, "0" * 24, {}))[0] == 401
         headers = {"authorization": "Bearer kiosk-secret"}
-        async with box.session.get("/console/state", headers=headers) as response:
+        async with device.session.get("/console/state", headers=headers) as response:
             assert response.status == 200
 
 

@@ -1,4 +1,4 @@
-"""A box as the control plane sees it: a key, signed messages, a token."""
+"""A device as the control plane sees it: a key, signed messages, a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from causeway_server.router.bundle.protocol import (
     LATENCY_BOUNDS_S,
     MAC_HEADER,
     SIGNATURE_HEADER,
-    BoxState,
+    DeviceState,
     EnrolmentRequest,
     ReportKey,
     StatusReport,
@@ -46,8 +46,8 @@ class Answered(msgspec.Struct, frozen=True):
         return self.body["error"]["code"] if isinstance(self.body, dict) and "error" in self.body else ""
 
 
-class Box:
-    """One box. Each message has the next `seq`. `report_key` None: it signs its reports."""
+class Device:
+    """One device. Each message has the next `seq`. `report_key` None: it signs its reports."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, name: str = "") -> None:
         self._http = http
@@ -85,7 +85,7 @@ class Box:
 
     def status(self, **fields: Any) -> StatusReport:
         usual = {"device": self.name, "boot": self.boot, "seq": next(self._seq), "sent": time.time()}
-        return StatusReport(**{**usual, "state": BoxState.IDLE, "running": None, **fields})
+        return StatusReport(**{**usual, "state": DeviceState.IDLE, "running": None, **fields})
 
     async def count(self, *samples: TelemetrySample, seq: int | None = None, boot: str | None = None) -> Answered:
         seq = next(self._seq) if seq is None else seq

@@ -1,4 +1,4 @@
-"""The box's console in a real browser, on a real daemon with scripted generators."""
+"""The device's console in a real browser, on a real daemon with scripted generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge_node.agent.fleet import FACTORY, Publisher, member
-from tests.edge_node.box import POLICY, Box, running
+from tests.edge_node.device import POLICY, Device, running
 
 from .browser import Scheme, accessibility_faults, open_page, press, tab_to
 
@@ -33,33 +33,33 @@ HOT = """routes:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def box(tmp_path: Path) -> AsyncIterator[Box]:
+async def device(tmp_path: Path) -> AsyncIterator[Device]:
     """A daemon whose policy asks the cloud first when the device is hot."""
-    async with running(tmp_path, policy=POLICY.replace("routes:\n", HOT, 1)) as box:
-        yield box
+    async with running(tmp_path, policy=POLICY.replace("routes:\n", HOT, 1)) as device:
+        yield device
 
 
-def url(box: Box) -> str:
-    return f"http://127.0.0.1:{box.app.port}/console"
+def url(device: Device) -> str:
+    return f"http://127.0.0.1:{device.app.port}/console"
 
 
-async def ask_some(box: Box) -> None:
+async def ask_some(device: Device) -> None:
     for tags in ("kiosk", "private", "cloud", "handoff"):
-        await box.ask(f"{SECRET} {tags}", tags=tags, temperature=0)
-    await box.ask(f"{SECRET} kiosk", tags="kiosk", temperature=0)  # a hit
-    box.engine.fault = box.cloud.fault = "refuse"
-    await box.ask(f"{SECRET} 2", tags="edge")
-    box.engine.fault = box.cloud.fault = "none"
+        await device.ask(f"{SECRET} {tags}", tags=tags, temperature=0)
+    await device.ask(f"{SECRET} kiosk", tags="kiosk", temperature=0)  # a hit
+    device.engine.fault = device.cloud.fault = "refuse"
+    await device.ask(f"{SECRET} 2", tags="edge")
+    device.engine.fault = device.cloud.fault = "none"
 
 
 def row(text: str) -> str:
     return f"#rows tr:has-text('{text}')"
 
 
-async def test_decisions_appear_as_they_are_made_and_without_content(box: Box, chromium: Browser) -> None:
-    async with open_page(chromium, url(box)) as (page, _):
+async def test_decisions_appear_as_they_are_made_and_without_content(device: Device, chromium: Browser) -> None:
+    async with open_page(chromium, url(device)) as (page, _):
         await expect(page.locator("#empty")).to_be_visible()
-        await ask_some(box)
+        await ask_some(device)
         await expect(page.locator("#rows tr")).to_have_count(6)
         await expect(page.locator(row("cloud-first"))).to_contain_text("large")
         await expect(page.locator(row("cached answer"))).to_contain_text("cache")
@@ -69,14 +69,14 @@ async def test_decisions_appear_as_they_are_made_and_without_content(box: Box, c
         await expect(page.locator("#detail")).to_contain_text("private-stays")
         assert SECRET not in await page.content()
         assert await page.locator("#tiles").inner_text() != ""
-        await expect(page.locator("#fleet")).to_be_hidden()  # this box joined none
+        await expect(page.locator("#fleet")).to_be_hidden()  # this device joined none
 
 
-async def test_a_record_says_why_and_what_each_attempt_did(box: Box, chromium: Browser) -> None:
-    box.engine.score = 0.1
-    answer = await box.ask(SECRET, tags="handoff")
+async def test_a_record_says_why_and_what_each_attempt_did(device: Device, chromium: Browser) -> None:
+    device.engine.score = 0.1
+    answer = await device.ask(SECRET, tags="handoff")
     assert answer.headers["x-causeway-target"] == "large"
-    async with open_page(chromium, f"{url(box)}#{answer.headers['x-causeway-decision']}") as (page, _):
+    async with open_page(chromium, f"{url(device)}#{answer.headers['x-causeway-decision']}") as (page, _):
         detail = page.locator("#detail")
         await expect(detail).to_contain_text("unsure held")
         await expect(detail).to_contain_text("hot-device")
@@ -85,11 +85,11 @@ async def test_a_record_says_why_and_what_each_attempt_did(box: Box, chromium: B
         await expect(detail.locator(".attempt").first).to_contain_text("confidence 0.100")
 
 
-async def test_another_temperature_changes_the_decision(box: Box, chromium: Browser) -> None:
+async def test_another_temperature_changes_the_decision(device: Device, chromium: Browser) -> None:
     """What if it were 90 °C: the daemon decides the recorded request anew, and nothing is run."""
-    answer = await box.ask(SECRET, tags="kiosk")
-    calls = len(box.engine.calls)
-    async with open_page(chromium, f"{url(box)}#{answer.headers['x-causeway-decision']}") as (page, _):
+    answer = await device.ask(SECRET, tags="kiosk")
+    calls = len(device.engine.calls)
+    async with open_page(chromium, f"{url(device)}#{answer.headers['x-causeway-decision']}") as (page, _):
         outcomes = page.locator(".outcome")
         await expect(outcomes.first).to_contain_text("edge-first")
         await page.get_by_label("device.temperature_c", exact=True).fill("90")
@@ -103,14 +103,14 @@ async def test_another_temperature_changes_the_decision(box: Box, chromium: Brow
         await expect(outcomes.nth(1)).to_contain_text("small")
         await page.get_by_text("Reasons with your changes").click()
         await expect(page.locator(".what-if .reasons")).to_contain_text("private-stays")
-    assert (len(box.engine.calls), box.cloud.bodies) == (calls, [])
+    assert (len(device.engine.calls), device.cloud.bodies) == (calls, [])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1440, 900), (420, 800)], ids=["wide", "narrow"])
-async def test_the_page_is_accessible(box: Box, chromium: Browser, scheme: Scheme, size: tuple[int, int]) -> None:
-    await ask_some(box)
-    async with open_page(chromium, url(box), scheme=scheme, size=size) as (page, _):
+async def test_the_page_is_accessible(device: Device, chromium: Browser, scheme: Scheme, size: tuple[int, int]) -> None:
+    await ask_some(device)
+    async with open_page(chromium, url(device), scheme=scheme, size=size) as (page, _):
         await expect(page.locator("#rows tr")).to_have_count(6)
         assert await accessibility_faults(page) == []
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -130,17 +130,17 @@ async def test_the_page_is_accessible(box: Box, chromium: Browser, scheme: Schem
     ],
     ids=["markup", "script", "other origin"],
 )
-async def test_what_is_injected_does_not_run(box: Box, chromium: Browser, attack: str) -> None:
-    async with open_page(chromium, url(box), allowed="(?i)content security policy|trusted") as (page, _):
+async def test_what_is_injected_does_not_run(device: Device, chromium: Browser, attack: str) -> None:
+    async with open_page(chromium, url(device), allowed="(?i)content security policy|trusted") as (page, _):
         with pytest.raises(Error):
             await page.evaluate(attack)
         assert await page.evaluate("window.ran === undefined")
 
 
-async def test_everything_can_be_done_from_the_keyboard(box: Box, chromium: Browser) -> None:
+async def test_everything_can_be_done_from_the_keyboard(device: Device, chromium: Browser) -> None:
     """Skip link, filter, list by arrow keys, a signal, back to the row by Escape."""
-    await ask_some(box)
-    async with open_page(chromium, url(box)) as (page, _):
+    await ask_some(device)
+    async with open_page(chromium, url(device)) as (page, _):
         await expect(page.locator("#rows tr")).to_have_count(6)
         await press(page, ["Tab", "Enter"])
         await tab_to(page, "[data-route=edge]")
@@ -159,24 +159,24 @@ async def test_everything_can_be_done_from_the_keyboard(box: Box, chromium: Brow
         await expect(page.locator(f"#rows a[href='{chosen}']")).to_be_focused()
 
 
-async def test_a_page_that_is_paused_asks_nothing(box: Box, chromium: Browser) -> None:
-    async with open_page(chromium, url(box)) as (page, watched):
+async def test_a_page_that_is_paused_asks_nothing(device: Device, chromium: Browser) -> None:
+    async with open_page(chromium, url(device)) as (page, watched):
         await page.clock.install()
-        await expect(page.locator("#box")).not_to_be_empty()
+        await expect(page.locator("#device")).not_to_be_empty()
         await page.get_by_role("button", name="Pause").click()
         await page.wait_for_load_state("networkidle")
         asked = len(watched.requests)
         await page.clock.run_for(60_000)
         assert len(watched.requests) == asked
         await page.get_by_role("button", name="Paused").click()
-        await box.ask(SECRET)
+        await device.ask(SECRET)
         await page.clock.run_for(5_000)
         await expect(page.locator("#rows tr")).to_have_count(1)
 
 
-async def test_a_box_that_does_not_answer_is_said(box: Box, chromium: Browser) -> None:
-    async with open_page(chromium, url(box), allowed="ERR_") as (page, _):
-        await expect(page.locator("#box")).not_to_be_empty()
+async def test_a_device_that_does_not_answer_is_said(device: Device, chromium: Browser) -> None:
+    async with open_page(chromium, url(device), allowed="ERR_") as (page, _):
+        await expect(page.locator("#device")).not_to_be_empty()
         await page.route("**/console/state", lambda route: route.abort())
         await expect(page.locator("#lost")).to_contain_text("does not answer")
         await page.unroute("**/console/state")
@@ -186,7 +186,7 @@ async def test_a_box_that_does_not_answer_is_said(box: Box, chromium: Browser) -
 async def test_the_page_asks_for_the_api_key(tmp_path: Path, chromium: Browser) -> None:
     """A wrong key is asked for again; the right one stays in the tab."""
     server = ServerConfig(port=0, drain_s=1.0, keys=(KeyConfig("kiosk", KEY_SHA256),))
-    async with running(tmp_path, server=server) as box, open_page(chromium, url(box), allowed="401") as (page, _):
+    async with running(tmp_path, server=server) as device, open_page(chromium, url(device), allowed="401") as (page, _):
         await expect(page.get_by_role("dialog")).to_be_visible()
         assert await accessibility_faults(page) == []
         await page.get_by_role("textbox", name="Key").fill("wrong")
@@ -194,14 +194,14 @@ async def test_the_page_asks_for_the_api_key(tmp_path: Path, chromium: Browser) 
         await expect(page.get_by_role("dialog")).to_contain_text("does not know that key")
         await page.get_by_role("textbox", name="Key").fill(KEY)
         await press(page, ["Enter"])
-        await expect(page.locator("#box")).not_to_be_empty()
+        await expect(page.locator("#device")).not_to_be_empty()
         await page.reload()
-        await expect(page.locator("#box")).not_to_be_empty()
+        await expect(page.locator("#device")).not_to_be_empty()
         await expect(page.get_by_role("dialog")).to_be_hidden()
 
 
-async def test_signals_that_the_box_cannot_read_are_named(box: Box, chromium: Browser) -> None:
-    """A box without sensors, engine and cloud shows no zero."""
+async def test_signals_that_the_device_cannot_read_are_named(device: Device, chromium: Browser) -> None:
+    """A device without sensors, engine and cloud shows no zero."""
 
     async def without_signals(route: Route) -> None:
         response = await route.fetch()
@@ -211,7 +211,7 @@ async def test_signals_that_the_box_cannot_read_are_named(box: Box, chromium: Br
         state["readiness"]["cloud"] = ""
         await route.fulfill(response=response, json=state)
 
-    async with open_page(chromium, url(box)) as (page, _):
+    async with open_page(chromium, url(device)) as (page, _):
         await page.route("**/console/state", without_signals)
         for title, text in (
             ("Temperature", "no zone is readable"),
@@ -225,7 +225,7 @@ async def test_signals_that_the_box_cannot_read_are_named(box: Box, chromium: Br
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def fleet_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Publisher]]:
+async def fleet_device(tmp_path: Path) -> AsyncIterator[tuple[Device, Publisher]]:
     """A daemon whose agent tries its bundles for an hour, as far as requests go well."""
     publisher = Publisher(tmp_path / "fleet")
     link = FleetLink(
@@ -233,21 +233,21 @@ async def fleet_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Publisher]]:
         source=FolderSource(publisher.folder),
         settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(least_s=3600.0, poll_s=0.05)),
     )
-    async with running(tmp_path / "box", policy=FACTORY, fleet=link) as box:
-        yield box, publisher
+    async with running(tmp_path / "device", policy=FACTORY, fleet=link) as device:
+        yield device, publisher
 
 
 async def test_the_agent_shows_its_trial_and_why_it_gave_a_bundle_up(
-    fleet_box: tuple[Box, Publisher], chromium: Browser
+    fleet_device: tuple[Device, Publisher], chromium: Browser
 ) -> None:
-    box, publisher = fleet_box
-    async with open_page(chromium, url(box)) as (page, _):
+    device, publisher = fleet_device
+    async with open_page(chromium, url(device)) as (page, _):
         fleet = page.locator("#fleet")
         await expect(fleet.locator("#fleet-facts")).to_contain_text("its own files")
         bundle = publisher.release()
         await expect(fleet.locator("[aria-current=step]")).to_have_text("trial")
         await expect(fleet.locator("#fleet-facts")).to_contain_text(f"serial 1, {bundle[:12]}")
-        await box.ask(SECRET)
+        await device.ask(SECRET)
         await expect(fleet.locator("#fleet-trial")).to_contain_text("1 of at least 200")
         await tab_to(page, "#fleet summary")
         await press(page, ["Enter"])
@@ -255,9 +255,9 @@ async def test_the_agent_shows_its_trial_and_why_it_gave_a_bundle_up(
         await page.set_viewport_size({"width": 420, "height": 800})
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert await accessibility_faults(page) == []
-        box.engine.fault = "refuse"
+        device.engine.fault = "refuse"
         for _ in range(4):
-            await box.ask(SECRET)
+            await device.ask(SECRET)
         await expect(fleet.locator("#fleet-facts")).to_contain_text(GAVE_UP)
         await expect(fleet.locator("#fleet-facts")).to_contain_text("its own files")
         # The journal is still folded out, and shows the way back.

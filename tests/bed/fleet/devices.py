@@ -1,8 +1,8 @@
-"""Boxes that speak the real protocol over real sockets, and run nothing: thousands of them in one process.
+"""Devices that speak the real protocol over real sockets, and run nothing: thousands of them in one process.
 
-A box enrols with a key of its own, parks its poll, fetches metadata and plan when it is woken, asks for permission,
+A device enrols with a key of its own, parks its poll, fetches metadata and plan when it is woken, asks for permission,
 takes its time to activate, and reports. It verifies no signatures of the fleet: that is `edge_node/agent`'s, and costs
-the boxes, not the control plane.
+the devices, not the control plane.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from causeway_server.router.bundle.protocol import (
     LATENCY_BOUNDS_S,
     MAC_HEADER,
     SIGNATURE_HEADER,
-    BoxState,
+    DeviceState,
     EnrolmentRequest,
     IssuedToken,
     ReportKey,
@@ -42,15 +42,15 @@ _ANSWERS = (200, 204, 304)
 
 
 class Behaviour(msgspec.Struct, frozen=True):
-    """How boxes behave. Times are short so that a whole rollout takes minutes.
+    """How devices behave. Times are short so that a whole rollout takes minutes.
 
     Attributes:
         activation_s: Median time from permission to the new bundle's first answer; lognormal.
-        trial_s: Until the box commits what it runs.
-        poll_s: Longest poll; a box asks for a random time between half of it and all of it.
-        reconnect_s: After a lost connection a box waits a random time up to this.
+        trial_s: Until the device commits what it runs.
+        poll_s: Longest poll; a device asks for a random time between half of it and all of it.
+        reconnect_s: After a lost connection a device waits a random time up to this.
         telemetry_s: Between two telemetry messages.
-        requests: Of a box, each second.
+        requests: Of a device, each second.
         errors: Share of requests that fail under any bundle.
         bad_errors: Share that fails in addition, by bundle.
     """
@@ -73,8 +73,8 @@ class Refused(Exception):
         self.status = status
 
 
-class SimulatedBox:
-    """One box. `running` and `changed` (when it last changed, monotonic) are what it says it runs.
+class SimulatedDevice:
+    """One device. `running` and `changed` (when it last changed, monotonic) are what it says it runs.
 
     `is_parked`: its poll waits at the control plane; `woken`: when the last one was answered; `connected`: when it got
     the first answer after its last lost connection.
@@ -146,7 +146,7 @@ class SimulatedBox:
             self._is_lost, self.connected = False, time.monotonic()
         wanted = self.running if plan is None else assigned_bundle(plan, self.name, self.running)
         if wanted is not None and wanted != self.running:
-            reply = await self._report(BoxState.CHECK, wanted)
+            reply = await self._report(DeviceState.CHECK, wanted)
             if not reply.may_change:
                 await asyncio.sleep(min(reply.retry_after_s, 5.0))
                 return
@@ -154,9 +154,9 @@ class SimulatedBox:
             self.running = wanted
             self.ran.add(wanted)
             self.changed = time.monotonic()
-            await self._report(BoxState.TRIAL)
+            await self._report(DeviceState.TRIAL)
             await asyncio.sleep(self.behaviour.trial_s)
-        await self._report(BoxState.IDLE)
+        await self._report(DeviceState.IDLE)
         await self._park()
 
     async def _park(self) -> None:
@@ -200,7 +200,7 @@ class SimulatedBox:
         self._token, self._report_key = issued.token, issued.report_key
         self._token_ends = time.monotonic() + issued.expires_in_s * 0.7
 
-    async def _report(self, state: BoxState, wanted: str | None = None) -> StatusReply:
+    async def _report(self, state: DeviceState, wanted: str | None = None) -> StatusReply:
         self._seq += 1
         now = time.localtime()
         report = StatusReport(

@@ -1,4 +1,4 @@
-"""Run boxes that die: a program that reads a `Life` from each line of stdin and answers with a `Death`.
+"""Run devices that die: a program that reads a `Life` from each line of stdin and answers with a `Death`.
 
 Each life is a forked process with a real agent on real files, which SIGKILLs itself before an operation of its disk.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.edge_node.agent.store import Disk
-from causeway_server.router.bundle.protocol import BoxState
+from causeway_server.router.bundle.protocol import DeviceState
 
 from .disks import killing_disk
-from .fleet import Publisher, TestBox
+from .fleet import Publisher, TestDevice
 
 
 class Life(msgspec.Struct, frozen=True):
-    """`kill_at` None: it ends when the box is idle. `good`: requests succeed under the newest bundle."""
+    """`kill_at` None: it ends when the device is idle. `good`: requests succeed under the newest bundle."""
 
     state: str
     good: bool
@@ -41,21 +41,21 @@ class Death(msgspec.Struct, frozen=True):
 
 async def live(life: Life, publisher: Publisher, note: int) -> Death:
     disk = Disk() if life.kill_at is None else killing_disk(life.kill_at, torn=life.torn)
-    box = TestBox(Path(life.state), publisher, disk=disk)
-    booted = "" if box.booted.bundle is None else box.booted.bundle.id
+    device = TestDevice(Path(life.state), publisher, disk=disk)
+    booted = "" if device.booted.bundle is None else device.booted.bundle.id
     if booted:
-        box.booted.store.load(booted)  # it is whole
+        device.booted.store.load(booted)  # it is whole
     os.write(note, booted.encode())
     for _ in range(60):
-        await box.agent.advance()
-        if box.agent.state is BoxState.IDLE:
+        await device.agent.advance()
+        if device.agent.state is DeviceState.IDLE:
             break
-        if box.agent.state is BoxState.TRIAL:
-            box.host.serve(100, errors=0 if life.good else 50)
-            box.time.pass_s(300.0)
+        if device.agent.state is DeviceState.TRIAL:
+            device.host.serve(100, errors=0 if life.good else 50)
+            device.time.pass_s(300.0)
     else:
-        raise AssertionError(f"stuck in {box.agent.row}")
-    return Death(False, booted, box.agent.running or "", tuple(box.agent.row.quarantined), box.agent.row.code)
+        raise AssertionError(f"stuck in {device.agent.row}")
+    return Death(False, booted, device.agent.running or "", tuple(device.agent.row.quarantined), device.agent.row.code)
 
 
 def fork(life: Life, publisher: Publisher) -> Death:
@@ -80,7 +80,7 @@ def fork(life: Life, publisher: Publisher) -> Death:
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return Death(True, booted)
     if status:
-        raise RuntimeError(f"the box ended with {os.waitstatus_to_exitcode(status)}")
+        raise RuntimeError(f"the device ended with {os.waitstatus_to_exitcode(status)}")
     return msgspec.json.decode(answer, type=Death)
 
 

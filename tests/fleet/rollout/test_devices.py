@@ -1,4 +1,4 @@
-"""Which boxes may change now: windows, sites, reverts; silent and cloned boxes."""
+"""Which devices may change now: windows, sites, reverts; silent and cloned devices."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_sunday_night_reaches_into_monday() -> None:
     assert not window.is_open(7, 30)
 
 
-def test_boxes_outside_their_window_wait_for_it() -> None:
-    """The box's own local time counts; a revert waits for no window."""
+def test_devices_outside_their_window_wait_for_it() -> None:
+    """The device's own local time counts; a revert waits for no window."""
     pace = CohortPace((NIGHT,))
     assert pace.may_change(5, 1330, 0)
     assert not pace.may_change(5, 600, 0)
@@ -35,7 +35,7 @@ def test_boxes_outside_their_window_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize(("per_site", "busy", "may_change"), [(0, 9, True), (1, 0, True), (1, 1, False), (3, 2, True)])
-def test_no_site_changes_more_boxes_than_allowed(per_site: int, busy: int, may_change: bool) -> None:
+def test_no_site_changes_more_devices_than_allowed(per_site: int, busy: int, may_change: bool) -> None:
     """A revert waits for no limit."""
     assert CohortPace(per_site=per_site).may_change(1, 0, busy) is may_change
     assert CohortPace(per_site=per_site, reverting=True).may_change(1, 0, busy)
@@ -46,7 +46,7 @@ def test_no_site_changes_more_boxes_than_allowed(per_site: int, busy: int, may_c
     [(50.0, False), (150.0, True), (1150.0, False)],
     ids=["off before the stage", "lost since", "seen lately"],
 )
-def test_only_a_box_that_was_seen_before_can_go_silent(last_seen: float, silent: bool) -> None:
+def test_only_a_device_that_was_seen_before_can_go_silent(last_seen: float, silent: bool) -> None:
     assert is_silent(last_seen, began=1000.0, now=2000.0, silence_s=900.0) is silent
 
 
