@@ -202,7 +202,7 @@ class PolicyStore:
         if self._last_good is None:
             return
         try:
-            write_atomically(self._last_good, text.encode())
+            write_atomically(self._last_good, text.encode(), 0o600)
         except OSError as error:
             self._report = msgspec.structs.replace(self.report, persist_error=error.strerror or "unwritable")
             log.error("%s", self.persist_problem)

@@ -169,9 +169,12 @@ class _Tracer:
 
 
 def _own_file(frame: FrameType) -> str:
-    """Return the file of a frame of ours, relative to the repository; "" for any other frame."""
+    """Return the file of a frame of ours, relative to the repository; "" for any other frame.
+
+    A child process of the daemon finds its modules in `.venv/checkout`.
+    """
     file = frame.f_code.co_filename
-    path = file.removeprefix(f"{ROOT}/")
+    path = file.removeprefix(f"{ROOT}/").removeprefix(".venv/checkout/causeway_server/")
     return "" if path == file or path.startswith((".", "tests/")) else path
 
 

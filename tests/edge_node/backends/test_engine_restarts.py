@@ -91,7 +91,7 @@ async def test_a_child_killed_amid_a_speculated_answer_repeats_and_loses_nothing
 ) -> None:
     """The client has every token up to the cut and an error; the next request gets the whole answer."""
     scripted_drafts.install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     # Greedy, so that the text repeats; another seed is another entry of the cache. The bias: no end before the limit.
     question: dict[str, Any] = {
         "temperature": 0,

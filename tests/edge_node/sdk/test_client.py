@@ -548,7 +548,7 @@ def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / built(checkout, "sdist", tmp_path)) as sdist:
         sdist.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
-    shutil.rmtree(unpacked / "src" / "causeway" / "_sync")
+    shutil.rmtree(unpacked / "src" / "causeway_sdk" / "_sync")
     with zipfile.ZipFile(tmp_path / built(unpacked, "wheel", tmp_path)) as wheel:
         classes = {
             node.name

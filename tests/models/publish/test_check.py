@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_llama_cpp_that_is_missing_or_broken_is_named_with_what_to_do(
 ) -> None:
     """Missing: before a download. Its import fails: by the child, which does not blame the file or the memory."""
     (tmp_path / "llama_cpp.py").write_text("raise ImportError('libggml.so: no such file')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ArtifactError, match=r"without llama\.cpp \(libggml\.so: no such file\): run `make setup`"):
         check_gguf(SHIPPED, 512)
     with pytest.raises(ArtifactError, match="missing: run `make setup`"):
