@@ -545,7 +545,7 @@ def build_server(
         GatewaySessions(config.realtime, accounts.authenticator, admission, runner, bodies, parts, detect),
         runner.clock,
     )
-    metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_cloud_")))
+    metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_gateway_")))
     transcription = None
     if parts is not None and "audio" in parts.kinds:
         from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands sounds

@@ -57,36 +57,36 @@ class Accounts(msgspec.Struct, frozen=True):
         """Return what a scrape reads of accounts: what was done without Redis, what was lost, what is stale."""
         counters = (
             (
-                "causeway_cloud_local_rate_checks",
+                "causeway_gateway_local_rate_checks",
                 "Rate and budget checks made without Redis, against this gateway's share.",
                 self.limiter.local_checks,
             ),
             (
-                "causeway_cloud_stale_revocation_accepts",
+                "causeway_gateway_stale_revocation_accepts",
                 "Tokens accepted while the copy of the revocations was too old.",
                 self.revocations.stale_accepts,
             ),
             (
-                "causeway_cloud_revocations_restored",
+                "causeway_gateway_revocations_restored",
                 "Revocations that Redis had lost and that this process wrote back.",
                 self.revocations.restored,
             ),
-            ("causeway_cloud_usage_records_lost", "Requests missing in the tenants' usage.", self.ledger.usage.lost),
-            ("causeway_cloud_audit_records_lost", "Audit records that were not written.", self.audit.lost),
+            ("causeway_gateway_usage_records_lost", "Requests missing in the tenants' usage.", self.ledger.usage.lost),
+            ("causeway_gateway_audit_records_lost", "Audit records that were not written.", self.audit.lost),
         )
         states = (
             (
-                "causeway_cloud_redis_evicts",
+                "causeway_gateway_redis_evicts",
                 "1 while the Redis of budgets, usage and revocations may evict keys.",
                 self.eviction.fault,
             ),
             (
-                "causeway_cloud_key_file_stale",
+                "causeway_gateway_key_file_stale",
                 "1 while the last change of the key file is invalid and therefore not in use.",
                 self.keys is not None and self.keys.last_error,
             ),
             (
-                "causeway_cloud_fleet_unreachable",
+                "causeway_gateway_fleet_unreachable",
                 "1 while keys and revocations of the fleet's control plane cannot be read.",
                 self.fleet is not None and self.fleet.last_error,
             ),

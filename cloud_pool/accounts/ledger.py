@@ -227,14 +227,17 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(
-            "causeway_cloud_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"), registry=registry
+            "causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"), registry=registry
         )
         self._usd = Counter(
-            "causeway_cloud_tenant_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"), registry=registry
+            "causeway_gateway_tenant_cost_usd",
+            "Cost in USD, by tenant.",
+            ("tenant", "tier", "route"),
+            registry=registry,
         )
 
     def count(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
         """Count one request."""
-        self._tokens.labels(tenant, tier, "prompt").inc(usage.prompt_tokens)
-        self._tokens.labels(tenant, tier, "completion").inc(usage.completion_tokens)
+        self._tokens.labels(tenant, tier, "input").inc(usage.prompt_tokens)
+        self._tokens.labels(tenant, tier, "output").inc(usage.completion_tokens)
         self._usd.labels(tenant, tier, route).inc(micro_usd / MICRO_USD_PER_USD)

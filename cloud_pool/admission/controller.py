@@ -265,35 +265,35 @@ class AdmissionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = Histogram(
-            "causeway_cloud_queue_seconds",
+            "causeway_gateway_queue_seconds",
             "Time from a request's arrival to its first permit.",
             _LABELS,
             buckets=_SECONDS,
             registry=registry,
         )
         self._shed = Counter(
-            "causeway_cloud_requests_shed",
+            "causeway_gateway_requests_shed",
             "Requests that a tier's admission rejected: overload, deadline, queue_full or displaced from the queue.",
             (*_LABELS, "reason"),
             registry=registry,
         )
         self._preemptions = Counter(
-            "causeway_cloud_preemptions",
+            "causeway_gateway_preemptions",
             "Sequences that gave their permit back before their first token.",
             _LABELS,
             registry=registry,
         )
         self._limit = Gauge(
-            "causeway_cloud_concurrency_limit",
+            "causeway_gateway_concurrency_limit",
             "Sequences of this gateway that may be in Triton at once.",
             _TIER,
             registry=registry,
         )
         self._running = Gauge(
-            "causeway_cloud_requests_running", "Sequences that hold a permit.", _TIER, registry=registry
+            "causeway_gateway_requests_running", "Sequences that hold a permit.", _TIER, registry=registry
         )
         self._queued = Gauge(
-            "causeway_cloud_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
+            "causeway_gateway_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
         )
 
     def watch(self, tier: str, scheduler: AdmissionScheduler) -> None:

@@ -67,13 +67,13 @@ class CacheMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "causeway_cloud_cache_requests",
+            "causeway_gateway_cache_requests",
             "Requests by outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
             ("outcome",),
             registry=registry,
         )
         self._faults = Counter(
-            "causeway_cloud_cache_faults",
+            "causeway_gateway_cache_faults",
             "Faults of the shared cache by kind; requests go on without it.",
             ("fault",),
             registry=registry,

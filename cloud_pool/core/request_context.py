@@ -127,7 +127,7 @@ class BodyMemory:
         self._requests = FairShare(max_requests)
         if registry is not None:
             gauge = Gauge(
-                "causeway_cloud_body_bytes",
+                "causeway_gateway_body_bytes",
                 "Request bodies above 64 KiB, and sounds of sessions, in memory.",
                 registry=registry,
             )

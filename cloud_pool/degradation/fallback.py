@@ -385,25 +385,25 @@ def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
 class DegradationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answers = Counter(
-            "causeway_cloud_tier_answers",
+            "causeway_gateway_tier_answers",
             "Answers by requested tier, answering tier, and the stress of the tier right above the answering one.",
             ("requested", "tier", "reason"),
             registry=registry,
         )
         self._degraded = Counter(
-            "causeway_cloud_degraded_answers",
+            "causeway_gateway_degraded_answers",
             "Answers from a lower tier, truncated, continued or stale.",
             ("kind",),
             registry=registry,
         )
         self._share = Gauge(
-            "causeway_cloud_tier_share",
+            "causeway_gateway_tier_share",
             "Share of the movable requests that the tier is offered, 0 to 1.",
             ("tier", "priority"),
             registry=registry,
         )
         self._breaker = Gauge(
-            "causeway_cloud_breaker_open",
+            "causeway_gateway_breaker_open",
             "1 while the tier's breaker is open or half open.",
             ("tier",),
             registry=registry,

@@ -23,13 +23,13 @@ class DispatchMetrics:
         self._pools: Mapping[str, Pool] = {}
         self._dispatchers: Mapping[str, Dispatcher] = {}
         self._retries = Counter(
-            "causeway_cloud_retries",
+            "causeway_gateway_retries",
             "Requests retried on another endpoint, by the error code of the attempt before.",
             ("tier", "code"),
             registry=registry,
         )
         self._ejections = Counter(
-            "causeway_cloud_endpoint_ejections",
+            "causeway_gateway_endpoint_ejections",
             "Ejections of endpoints, by the error's code.",
             ("tier", "code"),
             registry=registry,
@@ -49,7 +49,7 @@ class DispatchMetrics:
     def _gauges(self) -> Iterator[Gauge]:
         for tier, dispatcher in self._dispatchers.items():
             yield Gauge(
-                "causeway_cloud_retry_budget_remaining",
+                "causeway_gateway_retry_budget_remaining",
                 "Extra attempts that the retry budget allows now.",
                 dispatcher.retries_left,
                 (("tier", tier),),
@@ -63,18 +63,18 @@ class DispatchMetrics:
 
 def _readings(one: Endpoint) -> Iterator[tuple[str, str, float]]:
     """Yield the names, descriptions and values of an endpoint's gauges."""
-    yield "causeway_cloud_endpoint_outstanding", "Open requests of this process at the endpoint.", one.outstanding
+    yield "causeway_gateway_endpoint_outstanding", "Open requests of this process at the endpoint.", one.outstanding
     is_ejected, is_draining = one.phase == "ejected", one.phase == "draining"
-    yield "causeway_cloud_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", is_ejected
+    yield "causeway_gateway_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", is_ejected
     yield (
-        "causeway_cloud_endpoint_draining",
+        "causeway_gateway_endpoint_draining",
         "1 while the endpoint is no longer listed and finishes its last requests.",
         is_draining,
     )
     yield (
-        "causeway_cloud_endpoint_slow",
+        "causeway_gateway_endpoint_slow",
         "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
         one.slow,
     )
     if one.ttft_s > 0.0:
-        yield "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s
+        yield "causeway_gateway_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s

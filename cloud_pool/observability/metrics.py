@@ -24,43 +24,43 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "causeway_cloud_requests",
+            "causeway_gateway_requests",
             "Requests that reached a tier, by outcome: ok or an error's code.",
             ("tier", "outcome"),
             registry=registry,
         )
         self._rejected = Counter(
-            "causeway_cloud_requests_rejected",
+            "causeway_gateway_requests_rejected",
             "Requests refused before a tier was chosen (authentication, parsing, limits), by the error's code.",
             ("code",),
             registry=registry,
         )
         self._ttft = Histogram(
-            "causeway_cloud_ttft_seconds",
+            "causeway_gateway_ttft_seconds",
             "Time from arrival to first token.",
             _TIER,
             buckets=_SECONDS,
             registry=registry,
         )
         self._tpot = Histogram(
-            "causeway_cloud_tpot_seconds",
+            "causeway_gateway_tpot_seconds",
             "Time per output token after the first, a request's mean.",
             _TIER,
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
         self._seconds = Histogram(
-            "causeway_cloud_request_seconds",
+            "causeway_gateway_request_seconds",
             "Time from arrival to the end of the answer.",
             _TIER,
             buckets=_SECONDS,
             registry=registry,
         )
         self._tokens = Counter(
-            "causeway_cloud_tokens", "Tokens by type: prompt or completion.", ("tier", "type"), registry=registry
+            "causeway_gateway_tokens", "Tokens by type: input or output.", ("tier", "type"), registry=registry
         )
         self._reloads = Counter(
-            "causeway_cloud_model_reloads",
+            "causeway_gateway_model_reloads",
             "Models that this gateway loaded again after their process in Triton had died.",
             ("model",),
             registry=registry,
@@ -82,8 +82,8 @@ class Metrics:
     def observe_end(self, tier: str, outcome: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
         self._requests.labels(tier, outcome).inc()
         self._seconds.labels(tier).observe(seconds)
-        self._tokens.labels(tier, "prompt").inc(prompt_tokens)
-        self._tokens.labels(tier, "completion").inc(completion_tokens)
+        self._tokens.labels(tier, "input").inc(prompt_tokens)
+        self._tokens.labels(tier, "output").inc(completion_tokens)
 
     def text(self) -> bytes:
         """Return the exposition format, for /metrics."""

@@ -15,36 +15,36 @@ class StreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._messages = counter(
-            "causeway_cloud_stream_messages",
+            "causeway_gateway_stream_messages",
             "Messages that are done, by outcome: answered, expired (told so), dead (a dead letter), duplicate (its "
             "outcome was published before).",
             ("outcome",),
         )
         self._retries = counter(
-            "causeway_cloud_stream_retries",
+            "causeway_gateway_stream_retries",
             "Runs of messages that are repeated, by kind: failed (one attempt used) or postponed (not started).",
             ("kind",),
         )
         self.recovered = counter(
-            "causeway_cloud_stream_recovered",
+            "causeway_gateway_stream_recovered",
             "Outcomes that an earlier process recorded and this one found in the topic, or published.",
         )
         self._lag = gauge(
-            "causeway_cloud_stream_lag",
+            "causeway_gateway_stream_lag",
             "Messages that are not acknowledged, those in progress included, of what this process receives; 0 while it "
             "stands by. Scale on the sum.",
         )
-        self._in_flight = gauge("causeway_cloud_stream_in_flight", "Messages that this process works on.")
+        self._in_flight = gauge("causeway_gateway_stream_in_flight", "Messages that this process works on.")
         self._oldest = gauge(
-            "causeway_cloud_stream_oldest_seconds",
+            "causeway_gateway_stream_oldest_seconds",
             "Time since the oldest message that this process works on was published.",
         )
         self._active = gauge(
-            "causeway_cloud_stream_active",
+            "causeway_gateway_stream_active",
             "1 while this process receives; 0 while it stands by or waits for its broker.",
         )
         self._seconds = Histogram(
-            "causeway_cloud_stream_seconds",
+            "causeway_gateway_stream_seconds",
             "Time from a message's publication to that of its outcome.",
             buckets=_SECONDS,
             registry=registry,

@@ -175,8 +175,8 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
 
 def _admission_gauges(parts: Components) -> Iterator[Gauge]:
     stats = parts.admission
-    yield Gauge("causeway_edge_running_requests", "Requests being generated now.", stats.running)
-    yield Gauge("causeway_edge_waiting_requests", "Requests waiting for admission.", stats.waiting)
+    yield Gauge("causeway_edge_requests_running", "Requests being generated now.", stats.running)
+    yield Gauge("causeway_edge_requests_queued", "Requests waiting for admission.", stats.waiting)
     yield Gauge(
         "causeway_edge_shared_generations",
         "Generations in progress that identical requests may share.",
@@ -217,7 +217,7 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             float(bool(edge.loaded)),
         )
         if edge.queue is not None:
-            yield Gauge("causeway_edge_engine_waiting_requests", "Requests waiting in the engine.", edge.queue)
+            yield Gauge("causeway_edge_engine_requests_queued", "Requests waiting in the engine.", edge.queue)
         for model, restarts in engines.restarts():
             labels = (("model", model),)
             yield _counter(

@@ -63,7 +63,7 @@ class Metrics:
             "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _REQUEST_SECONDS
         )
         self._rejected = counter(
-            "causeway_edge_rejected_requests",
+            "causeway_edge_requests_rejected",
             "Requests for an answer that were rejected before routing, by error code.",
             ("code",),
         )

@@ -18,7 +18,7 @@ from .client import RequestResult, send
 from .figures import quantile
 
 Priority = Literal["interactive", "standard", "bulk"]
-GAUGES = ("causeway_cloud_requests_queued", "causeway_cloud_requests_running", "causeway_cloud_concurrency_limit")
+GAUGES = ("causeway_gateway_requests_queued", "causeway_gateway_requests_running", "causeway_gateway_concurrency_limit")
 
 
 class LoadProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class GaugeSampler:
     def _add(self, text: str) -> None:
         for name, labels, value in re.findall(r"^(\w+)(\{.*\})? (\S+)$", text, re.MULTILINE):
             if name in self._names:
-                self._samples[name.removeprefix("causeway_cloud_") + labels].append(float(value))
+                self._samples[name.removeprefix("causeway_gateway_") + labels].append(float(value))
 
 
 def answers(results: list[RequestResult]) -> list[RequestResult]:

@@ -21,7 +21,7 @@ TIER = "assistant-large"
 SPEED = ReplicaSpeed(slots=64, prefill_s=0.3, step_s=0.05)
 CONCURRENCY = 4
 TIMEOUT_S = 60.0
-_LIMIT = re.compile(r"^causeway_cloud_concurrency_limit\{.*\} (\S+)$", re.MULTILINE)
+_LIMIT = re.compile(r"^causeway_gateway_concurrency_limit\{.*\} (\S+)$", re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)

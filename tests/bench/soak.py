@@ -193,9 +193,9 @@ async def counters(session: aiohttp.ClientSession) -> tuple[float, dict[str, flo
     samples = [sample for family in families for sample in family.samples]
     outcomes = sum(s.value for s in samples if s.name == "causeway_edge_requests_total")
     at_work = (
-        "causeway_edge_running_requests",
-        "causeway_edge_waiting_requests",
-        "causeway_edge_engine_waiting_requests",
+        "causeway_edge_requests_running",
+        "causeway_edge_requests_queued",
+        "causeway_edge_engine_requests_queued",
         "causeway_edge_shared_generations",
     )
     return outcomes, {s.name: s.value for s in samples if s.name in at_work}

@@ -29,9 +29,8 @@ OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
 
 
 # Words that gave way to another one, in any kind of file; spelled backwards, too. A table of SQLite has such a name.
-LOST = re.compile(
-    r"(?<![A-Za-z-])(" + "|".join(word[::-1] for word in ("xob", "sexob", "xoB", "sexoB")) + r")(?![a-z-])"
-)
+_LOST_WORDS = "|".join(word[::-1] for word in ("xob", "sexob", "xoB", "sexoB"))
+LOST = re.compile(rf"(?<![A-Za-z-])({_LOST_WORDS})(?![a-z-])|causeway_cl" + "oud_")
 NOT_LOST = re.compile(r"(FROM|INTO|UPDATE|EXISTS) \w+|\w+=None")
 
 

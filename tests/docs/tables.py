@@ -159,7 +159,7 @@ def _metrics(package: str) -> str:
 
 def _shared_metrics(package: str) -> dict[str, str]:
     """Metrics of `router.serving`, by name in this package."""
-    prefix = {"edge_node": "causeway_edge_", "cloud_pool": "causeway_cloud_"}[package]
+    prefix = {"edge_node": "causeway_edge_", "cloud_pool": "causeway_gateway_"}[package]
     return {prefix + name: text for name, text in SESSION_METRICS.items()}
 
 

@@ -209,6 +209,6 @@ async def test_preemptions_are_counted() -> None:
     admission = AdmissionController(1, 4, clock=Clock(), metrics=metrics, tier="large")
     works = await preempted(admission)
     of = {"tier": "large", "priority": "interactive"}
-    assert registry.get_sample_value("causeway_cloud_preemptions_total", of) == 1.0
+    assert registry.get_sample_value("causeway_gateway_preemptions_total", of) == 1.0
     for work in works:
         await work.end()

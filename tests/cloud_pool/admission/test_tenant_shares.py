@@ -119,14 +119,16 @@ async def test_waits_and_sheds_are_counted() -> None:
     with pytest.raises(QueueFull):
         await hold(admission, "bulk")
     text = generate_latest(registry).decode()
-    assert 'causeway_cloud_requests_queued{priority="interactive",tier="large"} 1.0' in text
-    assert 'causeway_cloud_requests_running{tier="large"} 1.0' in text
-    assert 'causeway_cloud_concurrency_limit{tier="large"} 1.0' in text
-    assert 'causeway_cloud_requests_shed_total{priority="bulk",reason="queue_full",tier="large"} 1.0' in text
+    assert 'causeway_gateway_requests_queued{priority="interactive",tier="large"} 1.0' in text
+    assert 'causeway_gateway_requests_running{tier="large"} 1.0' in text
+    assert 'causeway_gateway_concurrency_limit{tier="large"} 1.0' in text
+    assert 'causeway_gateway_requests_shed_total{priority="bulk",reason="queue_full",tier="large"} 1.0' in text
     clock.now += 0.3
     await end(held)
     await settle()
-    waited = registry.get_sample_value("causeway_cloud_queue_seconds_sum", {"tier": "large", "priority": "interactive"})
+    waited = registry.get_sample_value(
+        "causeway_gateway_queue_seconds_sum", {"tier": "large", "priority": "interactive"}
+    )
     assert waited == pytest.approx(0.3)
     await end(waiting)
 

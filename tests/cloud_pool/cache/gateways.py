@@ -113,10 +113,10 @@ class Gateway:
         self._scope.cancel()
 
     def outcome(self, name: str) -> float:
-        return self.registry.get_sample_value("causeway_cloud_cache_requests_total", {"outcome": name}) or 0.0
+        return self.registry.get_sample_value("causeway_gateway_cache_requests_total", {"outcome": name}) or 0.0
 
     def fault(self, name: str) -> float:
-        return self.registry.get_sample_value("causeway_cloud_cache_faults_total", {"fault": name}) or 0.0
+        return self.registry.get_sample_value("causeway_gateway_cache_faults_total", {"fault": name}) or 0.0
 
     def die(self) -> None:
         self.cache.store.suspend(math.inf)

@@ -78,7 +78,7 @@ async def generated(session: aiohttp.ClientSession, urls: Operators) -> float:
     total = 0.0
     for url in urls:
         async with session.get(f"{url}/metrics") as answer:
-            found = re.search(r'causeway_cloud_tokens_total{.*type="completion"} (\S+)', await answer.text())
+            found = re.search(r'causeway_gateway_tokens_total{.*type="output"} (\S+)', await answer.text())
             total += float(found[1]) if found else 0.0
     return total
 

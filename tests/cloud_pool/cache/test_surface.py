@@ -92,7 +92,7 @@ async def test_whole_answer_streams_from_the_cache(two: Two, issuer: Issuer, clo
     async with one.post(token(issuer)) as made:
         first = ChatCompletion.model_validate(await made.json())
     assert (made.headers["x-causeway-cache"], "age" in made.headers) == ("miss", False)
-    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
     clock.move(3.0)
     async with other.post(token(issuer), stream=True, stream_options={"include_usage": True}) as found:
         text = await found.text()
@@ -155,7 +155,7 @@ async def test_one_of_three_sharing_requests_is_billed(two: Two, issuer: Issuer,
             one.script.permit(9)
             assert "three" in await following.text()
         await leading.text()
-    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
     async with other.post(token(issuer)) as hit:
         assert hit.headers["x-causeway-cache"] == "hit"
     coalesced, kept, paid = await audited(whole_config, 3)
@@ -165,9 +165,9 @@ async def test_one_of_three_sharing_requests_is_billed(two: Two, issuer: Issuer,
         assert (record["prompt_tokens"], record["completion_tokens"], record["micro_usd"]) == (0, 0, 0)
     assert (paid["prompt_tokens"], paid["completion_tokens"], paid["micro_usd"]) == (20, 3, 23_000)
     for gateway, tokens, tokened in ((one, 3, 1), (other, 0, 0)):
-        assert gateway.metric("causeway_cloud_tokens_total", tier="assistant-large", type="completion") == tokens
-        assert gateway.metric("causeway_cloud_ttft_seconds_count", tier="assistant-large") == tokened
-    assert other.metric("causeway_cloud_requests_total", tier="assistant-large", outcome="ok") == 2
+        assert gateway.metric("causeway_gateway_tokens_total", tier="assistant-large", type="output") == tokens
+        assert gateway.metric("causeway_gateway_ttft_seconds_count", tier="assistant-large") == tokened
+    assert other.metric("causeway_gateway_requests_total", tier="assistant-large", outcome="ok") == 2
 
 
 async def test_client_that_left_is_billed_for_the_whole_generation(
@@ -188,7 +188,7 @@ async def test_client_that_left_is_billed_for_the_whole_generation(
     async with following as follower:
         await follower.content.readuntil(b"one ")
         await session.close()
-        await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
+        await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
         one.script.permit(9)
         assert "three" in await follower.text()
     coalesced, left = await audited(whole_config, 2)
@@ -228,7 +228,7 @@ async def test_devices_of_a_tenant_share_and_tenants_do_not(two: Two, issuer: Is
     one.script.permit(9)
     async with one.post(token(issuer, "acme", "kiosk-1")) as made:
         await made.read()
-    await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
+    await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
     async with other.post(token(issuer, "acme", "kiosk-2")) as found:
         assert found.headers["x-causeway-cache"] == "hit"
     other.script.permit(9)
@@ -338,7 +338,7 @@ async def test_without_a_cache_there_is_no_cache_header(issuer: Issuer, whole_co
         gateway.script.permit(9)
         async with gateway.post(token(issuer)) as answer:
             assert "x-causeway-cache" not in answer.headers
-        assert gateway.metric("causeway_cloud_ttft_seconds_count", tier="assistant-large") == 1
+        assert gateway.metric("causeway_gateway_ttft_seconds_count", tier="assistant-large") == 1
     (record,) = await audited(off, 1)
     assert (record["cache"], record["completion_tokens"]) == ("", 3)
 
@@ -377,7 +377,7 @@ async def test_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_server
                 one.script.permit(9)
                 await following.text()
             await leading.text()
-        await until(lambda: bool(one.metric("causeway_cloud_cache_requests_total", outcome="miss")))
+        await until(lambda: bool(one.metric("causeway_gateway_cache_requests_total", outcome="miss")))
         async with other.post(token(issuer)) as hit:
             assert hit.headers["x-causeway-cache"] == "hit"
     text = "\n".join(commands)

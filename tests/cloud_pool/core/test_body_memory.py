@@ -85,7 +85,7 @@ async def test_a_memory_that_no_largest_body_fits_is_a_config_error() -> None:
 def test_a_metric_has_the_bytes_in_memory() -> None:
     registry = CollectorRegistry()
     BodyMemory(100, registry).hold(a_request(), "a", 7)
-    assert registry.get_sample_value("causeway_cloud_body_bytes") == 7
+    assert registry.get_sample_value("causeway_gateway_body_bytes") == 7
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -232,9 +232,9 @@ async def test_a_killed_triton_falls_back_until_it_returns(bed: Bed) -> None:
 
 async def test_audit_and_metrics_name_the_answering_tier(bed: Bed) -> None:
     text = await bed.metrics()
-    assert 'causeway_cloud_tier_answers_total{reason="broken",requested="large",tier="medium"}' in text
-    assert 'causeway_cloud_requests_total{outcome="ok",tier="medium"}' in text
-    assert 'causeway_cloud_tier_share{priority="standard",tier="large"}' in text
+    assert 'causeway_gateway_tier_answers_total{reason="broken",requested="large",tier="medium"}' in text
+    assert 'causeway_gateway_requests_total{outcome="ok",tier="medium"}' in text
+    assert 'causeway_gateway_tier_share{priority="standard",tier="large"}' in text
 
     def records() -> list[dict[str, object]]:
         return [json.loads(line) for line in (bed.folder / "audit.log").read_text().splitlines()]

@@ -287,7 +287,7 @@ def test_the_model_control_of_each_triton_needs_the_key_of_the_gateways(manifest
 
 def test_autoscaling_metrics_are_exported() -> None:
     known = exported() | TRITONS_OWN
-    assert {"causeway_cloud_requests_queued", "causeway_jobs_queued"} <= exported()
+    assert {"causeway_gateway_requests_queued", "causeway_jobs_queued"} <= exported()
     assert set(metric_names(ALL)) <= known
     assert set(metric_names(ALL)) > TRITONS_OWN
     series = re.compile(r"\b(?:causeway|nv)_[a-z_]+")

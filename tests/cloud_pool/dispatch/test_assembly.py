@@ -43,10 +43,10 @@ async def test_retries_are_counted_by_tier_and_code() -> None:
     metrics = DispatchMetrics(registry)
     dispatch = Dispatcher(pool(), retried=partial(metrics.retried, "large"))
     metrics.watch({}, {"large": dispatch})
-    budget = 'causeway_cloud_retry_budget_remaining{tier="large"}'
+    budget = 'causeway_gateway_retry_budget_remaining{tier="large"}'
     assert metrics_line(registry, budget) == 5.0
     assert [delta.text async for delta in dispatch.generate(request())] == ["good"]
-    assert metrics_line(registry, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
+    assert metrics_line(registry, 'causeway_gateway_retries_total{code="cloud_unreachable",tier="large"}') == 1.0
     assert metrics_line(registry, budget) == 4.0
 
 

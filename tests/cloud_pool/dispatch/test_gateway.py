@@ -47,10 +47,10 @@ async def test_callers_do_not_see_a_dead_endpoint(pool: Pool, tmp_path: Path) ->
                 async with http.get(f"{operator}/metrics") as reply:
                     metrics = await reply.text()
         assert [reply.status for reply in replies] == [200] * 6
-        assert 1 <= count(metrics, 'causeway_cloud_retries_total{code="cloud_unreachable",tier="large"}') <= 5
+        assert 1 <= count(metrics, 'causeway_gateway_retries_total{code="cloud_unreachable",tier="large"}') <= 5
         assert alone.status == 503
         assert int(alone.headers["retry-after"]) >= 1
-        assert 'causeway_cloud_retries_total{code="cloud_unreachable",tier="gone"}' not in metrics
+        assert 'causeway_gateway_retries_total{code="cloud_unreachable",tier="gone"}' not in metrics
         assert command.stop() == 0
     finally:
         command.process.kill()

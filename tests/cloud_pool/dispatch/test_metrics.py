@@ -17,18 +17,18 @@ def test_metrics_of_each_endpoint_and_none_of_removed_ones() -> None:
     with closing(bed.pool.lease(excluding={"b:1"})) as lease:
         lease.first_token(0.25)
         text = generate_latest(registry).decode()
-    assert 'causeway_cloud_endpoint_outstanding{endpoint="a:1",tier="large",zone="x"} 1.0' in text
-    assert 'causeway_cloud_endpoint_ttft_seconds{endpoint="a:1",tier="large",zone="x"} 0.25' in text
-    assert 'causeway_cloud_endpoint_ttft_seconds{endpoint="b:1"' not in text, "not measured"
+    assert 'causeway_gateway_endpoint_outstanding{endpoint="a:1",tier="large",zone="x"} 1.0' in text
+    assert 'causeway_gateway_endpoint_ttft_seconds{endpoint="a:1",tier="large",zone="x"} 0.25' in text
+    assert 'causeway_gateway_endpoint_ttft_seconds{endpoint="b:1"' not in text, "not measured"
     with closing(bed.pool.lease(excluding={"b:1"})) as lease:
         lease.failed(CloudUnreachable("no", phase="connect"))
         endpoints.ejected(*bed.ejections[0])
         bed.pool.set_endpoints({"b:1": "y"})
         text = generate_latest(registry).decode()
-        assert 'causeway_cloud_endpoint_draining{endpoint="a:1",tier="large",zone="x"} 1.0' in text
-        assert 'causeway_cloud_endpoint_ejected{endpoint="b:1",tier="large",zone="y"} 0.0' in text
+        assert 'causeway_gateway_endpoint_draining{endpoint="a:1",tier="large",zone="x"} 1.0' in text
+        assert 'causeway_gateway_endpoint_ejected{endpoint="b:1",tier="large",zone="y"} 0.0' in text
     text = generate_latest(registry).decode()
-    assert 'causeway_cloud_endpoint_outstanding{endpoint="a:1"' not in text
+    assert 'causeway_gateway_endpoint_outstanding{endpoint="a:1"' not in text
     assert 'ejections_total{code="cloud_unreachable",tier="large"} 1.0' in text
 
 
@@ -39,5 +39,5 @@ def test_slow_endpoints_are_visible() -> None:
         with closing(bed.pool.lease(excluding={"a:1", "b:1"} - {address})) as lease:
             lease.first_token(seconds)
     text = generate_latest(registry).decode()
-    assert 'causeway_cloud_endpoint_slow{endpoint="a:1",tier="large",zone=""} 1.0' in text
-    assert 'causeway_cloud_endpoint_slow{endpoint="b:1",tier="large",zone=""} 0.0' in text
+    assert 'causeway_gateway_endpoint_slow{endpoint="a:1",tier="large",zone=""} 1.0' in text
+    assert 'causeway_gateway_endpoint_slow{endpoint="b:1",tier="large",zone=""} 0.0' in text

@@ -195,7 +195,7 @@ async def test_sighup_changes_endpoints_without_a_failed_request(
 
     async def seen(http: aiohttp.ClientSession) -> set[str]:
         text = await (await http.get(f"{operator}/metrics")).text()
-        lines = [line for line in text.splitlines() if line.startswith("causeway_cloud_endpoint_ttft_seconds{")]
+        lines = [line for line in text.splitlines() if line.startswith("causeway_gateway_endpoint_ttft_seconds{")]
         return {address for address in addresses if any(address in line for line in lines)}
 
     try:

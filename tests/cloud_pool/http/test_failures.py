@@ -75,7 +75,7 @@ async def repaired(
     if server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert refusals <= {"engine_unavailable"}
         text = await (await http.get(f"{operator}/metrics")).text()
-        assert 'causeway_cloud_model_reloads_total{model="assistant-large"}' in text
+        assert 'causeway_gateway_model_reloads_total{model="assistant-large"}' in text
     else:
         assert refusals <= {"engine_unavailable", "cloud_unreachable"}
         pool.wait_ready()

@@ -222,7 +222,9 @@ async def test_metrics_count_each_request_once(http: aiohttp.ClientSession, oper
 
     async def outcomes() -> dict[str, float]:
         text = await (await http.get(f"{operator}/metrics")).text()
-        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("causeway_cloud_requests_total")]
+        lines = [
+            line.rpartition(" ") for line in text.splitlines() if line.startswith("causeway_gateway_requests_total")
+        ]
         return {name: float(value) for name, _, value in lines}
 
     before = await outcomes()
@@ -231,7 +233,7 @@ async def test_metrics_count_each_request_once(http: aiohttp.ClientSession, oper
         assert reply.status == 200
     after = await outcomes()
     changed = {name: after[name] - before.get(name, 0.0) for name in after if after[name] != before.get(name, 0.0)}
-    assert changed == {'causeway_cloud_requests_total{outcome="ok",tier="assistant-large"}': 1.0}
+    assert changed == {'causeway_gateway_requests_total{outcome="ok",tier="assistant-large"}': 1.0}
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

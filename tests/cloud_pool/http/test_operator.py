@@ -96,7 +96,7 @@ async def test_on_loopback_probes_need_no_token_and_all_else_does(tmp_path: Path
         assert found["tiers"]["large"]["endpoints"] == {"127.0.0.1:1": "cloud_unreachable"}
         assert not found["draining"]
         async with http.get(f"{app.operator_url}/metrics") as answer:
-            assert "causeway_cloud_requests_total" in await answer.text()
+            assert "causeway_gateway_requests_total" in await answer.text()
 
 
 async def test_head_and_a_slash_too_many_are_served_as_get(tmp_path: Path) -> None:

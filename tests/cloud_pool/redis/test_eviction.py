@@ -130,4 +130,4 @@ async def test_operators_see_an_evicting_redis(client: redis.asyncio.Redis, serv
         await app.stop()
     await app.close()
     assert "allkeys-lru" in problem
-    assert "causeway_cloud_redis_evicts 1.0" in metrics
+    assert "causeway_gateway_redis_evicts 1.0" in metrics

@@ -188,11 +188,11 @@ class RunningPipeline:
         await self.effects.hold(0.0)
 
     def count(self, outcome: str) -> float:
-        name = "causeway_cloud_stream_messages_total"
+        name = "causeway_gateway_stream_messages_total"
         return self.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
 
     def value(self, name: str) -> float:
-        return self.registry.get_sample_value(f"causeway_cloud_stream_{name}") or 0.0
+        return self.registry.get_sample_value(f"causeway_gateway_stream_{name}") or 0.0
 
 
 def identify(authorization: str) -> Principal:

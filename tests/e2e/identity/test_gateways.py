@@ -245,4 +245,4 @@ async def test_over_http(fleet: ScriptedFleet) -> None:
         with anyio.fail_after(60):
             while (await gateway.post(token))[0] != 401:  # noqa: ASYNC110 -- the poll has no event
                 await anyio.sleep(0.02)
-        assert "causeway_cloud_fleet_unreachable 0.0" in gateway.metrics()
+        assert "causeway_gateway_fleet_unreachable 0.0" in gateway.metrics()

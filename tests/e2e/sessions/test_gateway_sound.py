@@ -52,7 +52,7 @@ async def held_bytes(gateway: Gateway) -> float:
     """What of bodies and sounds is in memory, as operators are told."""
     async with aiohttp.ClientSession() as http, http.get(f"{gateway.app.operator_url}/metrics") as reply:
         lines = (await reply.text()).splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("causeway_cloud_body_bytes "))
+    return next(float(line.split()[1]) for line in lines if line.startswith("causeway_gateway_body_bytes "))
 
 
 def seconds(length: float) -> float:

@@ -178,14 +178,14 @@ async def test_metrics_count_requests_with_bounded_labels(device: Device) -> Non
     assert metrics[request, (("cache", "hit"), ("route", "cache"), ("status", "ok"), ("target", "small"))] == 1
     assert metrics[request, (("cache", "bypass"), ("route", "cloud"), ("status", "ok"), ("target", "large"))] == 2
     assert metrics["causeway_edge_fallbacks_total", (("target", "large"),)] == 1
-    assert metrics["causeway_edge_rejected_requests_total", (("code", "invalid_json"),)] == 1
+    assert metrics["causeway_edge_requests_rejected_total", (("code", "invalid_json"),)] == 1
     attempt = (("error", "engine_unavailable"), ("state", "failed"), ("target", "small"))
     assert metrics["causeway_edge_attempts_total", attempt] == 1
     assert metrics["causeway_edge_tokens_total", (("target", "large"), ("type", "input"))] == 14
     assert metrics["causeway_edge_cost_usd_total", (("target", "large"),)] == pytest.approx(0.02)
     genai = (("gen_ai_operation_name", "chat"), ("gen_ai_request_model", "other"), ("gen_ai_response_model", "m-large"))
     assert metrics["gen_ai_server_time_to_first_token_count", genai] == 1
-    assert metrics["causeway_edge_running_requests", ()] == 0
+    assert metrics["causeway_edge_requests_running", ()] == 0
     assert metrics["causeway_edge_store_lost_writes_total", (("store", "cache"),)] == 0
     assert metrics["causeway_edge_engine_restarts_total", (("model", "m-small"),)] == 0
 
@@ -255,7 +255,7 @@ async def test_only_rejected_requests_for_an_answer_are_counted(device: Device) 
     rejected = {
         labels: value
         for (name, labels), value in numbers((await device.get("/metrics")).body).items()
-        if name == "causeway_edge_rejected_requests_total"
+        if name == "causeway_edge_requests_rejected_total"
     }
     assert rejected == {(("code", "invalid_json"),): 1}
 

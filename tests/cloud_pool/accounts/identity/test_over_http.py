@@ -225,10 +225,10 @@ async def test_usage_and_audit_are_recorded_without_content(
         await gateway.post(good, {**ASK, "model": "nowhere"})
         text = gateway.metrics()
     labels = 'route="chat",tenant="acme",tier="assistant-large"'
-    assert f"causeway_cloud_tenant_usd_total{{{labels}}} 0.04" in text
-    assert 'causeway_cloud_tenant_tokens_total{tenant="acme",tier="assistant-large",type="prompt"} 40.0' in text
-    assert "# TYPE causeway_cloud_audit_records_lost_total counter" in text
-    assert "causeway_cloud_audit_records_lost_total 0.0" in text
+    assert f"causeway_gateway_tenant_cost_usd_total{{{labels}}} 0.04" in text
+    assert 'causeway_gateway_tenant_tokens_total{tenant="acme",tier="assistant-large",type="input"} 40.0' in text
+    assert "# TYPE causeway_gateway_audit_records_lost_total counter" in text
+    assert "causeway_gateway_audit_records_lost_total 0.0" in text
     chat, completion, refused, nowhere = audited(path)
     assert (chat["id"], chat["tenant"], chat["device"], chat["policy"]) == ("r1", "acme", "kiosk-17", "retail@9f2c")
     assert (chat["tier"], chat["outcome"], chat["prompt_tokens"], chat["completion_tokens"], chat["micro_usd"]) == (
