@@ -219,9 +219,11 @@ class Bed:
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")
-        program = ["tests.bed.without", self._without] if self._without in PATCHES else ["cloud_pool"]
+        root = self._roots.get(name, self._root)
+        package = "causeway_server.cloud_pool" if root == ROOT else "cloud_pool"  # as before the first release
+        program = ["tests.bed.without", self._without] if self._without in PATCHES else [package]
         # Without -P the current folder would come first.
-        environment = {"PYTHONPATH": str(self._roots.get(name, self._root))}
+        environment = {"PYTHONPATH": str(root)}
         command = [sys.executable, "-P", "-m", *program, "serve" if kind == "gateway" else "worker"]
         command += ["--config", str(self.folder / "gateway.yaml"), "--log", "info"]
         if kind == "gateway":

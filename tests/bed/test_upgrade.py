@@ -56,6 +56,8 @@ def old_root(tmp_path: Path) -> Path:
     root = tmp_path / "old"
     with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", introduced()))) as archive:
         archive.extractall(root)
+    (root / "causeway-0.dist-info").mkdir()  # the name of the distribution then, whose version its commands look up
+    (root / "causeway-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: causeway\nVersion: 0\n")
     return root
 
 

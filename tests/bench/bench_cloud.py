@@ -349,7 +349,7 @@ def _bed() -> Iterator[Bed]:
 @contextlib.contextmanager
 def _command(package: str, *arguments: str) -> Iterator[tuple[str, int]]:
     """A command of ours: what its ready line says, and its process id."""
-    command = [sys.executable, "-m", package, *arguments]
+    command = [sys.executable, "-m", f"causeway_server.{package}", *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

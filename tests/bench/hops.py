@@ -114,7 +114,9 @@ def measure_job() -> JobHops:
         triton = stack.enter_context(server("triton", "triton"))
         gateway, cloud = stack.enter_context(_gateway(folder, triton.port, "--redis", redis.url))
         flags = ("--triton", f"127.0.0.1:{triton.port}", "--redis", redis.url, "--tier", "assistant-large")
-        worker, _ = stack.enter_context(_process(folder, "worker", "ready worker=", "cloud_pool", "worker", *flags))
+        worker, _ = stack.enter_context(
+            _process(folder, "worker", "ready worker=", "causeway_server.cloud_pool", "worker", *flags)
+        )
         edge, url = stack.enter_context(_daemon(folder, "edge", f"cloud.url={cloud}", *_NO_ENGINE))
         _wait_until_ready(url)
         _run_job(url, "turn on the lamp in the kitchen")
@@ -208,13 +210,13 @@ def _process(folder: Path, role: str, ready: str, *command: str) -> Iterator[tup
 def _daemon(folder: Path, role: str, *settings: str) -> Iterator[tuple[int, str]]:
     state = ("server.port=0", f"state_dir={folder / 'state'}")
     flags = [part for setting in (*state, *settings) for part in ("--set", setting)]
-    with _process(folder, role, "ready url=", "edge_node", "serve", *flags) as found:
+    with _process(folder, role, "ready url=", "causeway_server.edge_node", "serve", *flags) as found:
         yield found
 
 
 @contextmanager
 def _gateway(folder: Path, triton: int, *flags: str) -> Iterator[tuple[int, str]]:
-    command = ("cloud_pool", "serve", "--port", "0", "--triton", f"127.0.0.1:{triton}", *flags)
+    command = ("causeway_server.cloud_pool", "serve", "--port", "0", "--triton", f"127.0.0.1:{triton}", *flags)
     with _process(folder, "gateway", "ready url=", *command) as found:
         yield found
 

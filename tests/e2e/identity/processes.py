@@ -42,7 +42,7 @@ WAIT_S = 100.0
 HASTY_EDGE = """
 import random, runpy
 random.Random.uniform = lambda self, low, high: low + 0.02 * (high - low)
-runpy.run_module("edge_node", run_name="__main__", alter_sys=True)
+runpy.run_module("causeway_server.edge_node", run_name="__main__", alter_sys=True)
 """
 
 
