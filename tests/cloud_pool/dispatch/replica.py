@@ -121,7 +121,10 @@ def encoder_options(kind: Modality, journal: Path) -> EncoderOptions:
     text = "please open|the door" if kind == "audio" else "TOTAL 42.00"
     options = {"text": text, "then": os.devnull, "until": str(gate(journal))}
     spec = WorkerSpec("tests.models.modalities.workers:SizedEncoder", options=options)
-    return EncoderOptions(kind, spec, sys.executable, PartLimits(audio_s=20.0, pixels=1_000_000, text_bytes=64 * 1024))
+    python = journal.with_suffix(".python")  # finds the worker, which is a test's
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return EncoderOptions(kind, spec, str(python), PartLimits(audio_s=20.0, pixels=1_000_000, text_bytes=64 * 1024))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ PROGRAM = """
 import sys, time
 right, wrong_by_s = time.time, float(sys.argv.pop(1))
 time.time = lambda: right() + wrong_by_s
-from tests.jobs.wrong_clock_process import run
+from tests.cloud_pool.storage.wrong_clock_process import run
 run()
 """
 

@@ -14,7 +14,7 @@ from causeway_server.models.llama_cpp.scheduling.speculation import Draft, Draft
 _CUSTOMIZE = """
 from pathlib import Path
 from causeway_server.models.llama_cpp.scheduling.speculation import DraftPlanner
-from tests.engine.scripted_drafts import plan_until_stopped
+from tests.models.llama_cpp.scripted_drafts import plan_until_stopped
 
 DraftPlanner.plan = plan_until_stopped(Path({folder!r}))
 """
