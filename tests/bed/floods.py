@@ -31,7 +31,7 @@ from tests.tool import run_tool
 
 from .figures import print_figures, quantile, table
 
-TEMPLATE = Path(__file__).parents[1] / "cloud/plain.jinja"
+TEMPLATE = Path(__file__).parents[1] / "cloud_pool/plain.jinja"
 MAX_TIMES = 1.5
 _REDIS = ("--maxmemory-policy", "noeviction", "--appendfsync", "no")  # the disk is not what is measured
 PER_S = 10.0

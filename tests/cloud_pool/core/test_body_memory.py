@@ -97,7 +97,7 @@ class Place(msgspec.Struct, frozen=True):
 def gateway(tmp_path: Path) -> Iterator[tuple[psutil.Process, Place]]:
     """A gateway process with little memory for bodies, and where it listens."""
     file = tmp_path / "gateway.yaml"
-    template = Path(__file__).with_name("plain.jinja")
+    template = Path(__file__).parents[1] / "plain.jinja"
     file.write_text(
         f"server: {{port: 0, max_body_bytes: {BODY}, max_body_memory_bytes: {MEMORY}, read_timeout_s: 30}}\n"
         f"tiers: [{{name: large, triton: '127.0.0.1:1', template_file: '{template}', context_tokens: 2048}}]\n"

@@ -91,7 +91,7 @@ class Site:
                 {
                     "name": "assistant-large",
                     "triton": "127.0.0.1:1",
-                    "template_file": str(ROOT / "tests" / "cloud" / "plain.jinja"),
+                    "template_file": str(ROOT / "tests" / "cloud_pool" / "plain.jinja"),
                     "context_tokens": 2048,
                 }
             ],

@@ -556,7 +556,7 @@ def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
             for node in ast.parse(wheel.read(f"causeway_sdk/_sync/{module}.py")).body
             if isinstance(node, ast.ClassDef)
         }
-        assert "causeway/py.typed" in wheel.namelist()
+        assert "causeway_sdk/py.typed" in wheel.namelist()
     assert classes == {"Causeway", "Stream", "Outbox"}
 
 
