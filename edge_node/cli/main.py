@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -15,20 +16,29 @@ from causeway_server.router.policy.file import seconds
 from .. import daemon_version
 from ..config.loader import config_variable, meanings_of
 from ..config.schema import Config
-from .ask import ask, listen, route
-from .fleet import fleet
-from .jobs import jobs
 from .options import PATH, command_line, config_options, usage_error
 
+_CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jobs": "jobs"}
+"""The commands that ask a running daemon, and the modules that they stand in."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Imports the commands that are clients on demand: the daemon needs neither the SDK nor its HTTP client."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_CLIENTS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _CLIENTS:
+            command: click.Command = getattr(import_module(f".{_CLIENTS[cmd_name]}", __package__), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(daemon_version(), prog_name="causeway-edge")
 def main() -> None:
     """Run and query the edge daemon, which answers on this device or hands off to the cloud."""
-
-
-for _command in (ask, route, listen, fleet, jobs):
-    main.add_command(_command)
 
 
 @main.command()

@@ -7,15 +7,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args
 
 import click
 
-from causeway_sdk import Causeway, CausewayError, Prefer, RequestOptions
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import refuse
+from causeway_server.router.types import Prefer
 
 from ..config.loader import load_config
+
+if TYPE_CHECKING:
+    from causeway_sdk import Causeway, RequestOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -108,6 +111,8 @@ def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
 
 def connect(url: str, api_key: str) -> Causeway:
     """Return a client of the running daemon. Exits with status 2 if the URL or the key is malformed."""
+    from causeway_sdk import Causeway, CausewayError  # the daemon, which has these flags, too, does without
+
     try:
         return Causeway(url, api_key=api_key)
     except CausewayError as error:

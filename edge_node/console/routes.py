@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from causeway_server.router.checks.what_if import what_if
 from causeway_server.router.errors import NotFound
 from causeway_server.router.openai.request_body import check_media_type, load, validate
 from causeway_server.router.serving.console import HEADERS, file_response, page_files
@@ -79,6 +78,8 @@ class Console:
         record = await parts.decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
+        from causeway_server.router.checks.what_if import what_if  # much code, for a page that few open
+
         return _json(what_if(parts.policies.active, record, question.signals))
 
 

@@ -163,6 +163,8 @@ def _has_choice(chunk: Chunk) -> bool:
 
 
 def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
+    if len(chunks) == 1 and chunks[0].finish_reason and not chunks[0].tool_calls:  # of an answer that came whole
+        return msgspec.structs.replace(chunks[0], usage=None)
     finish_reason = _last([chunk.finish_reason for chunk in chunks])
     if finish_reason is None:
         raise StreamBroken(f"Choice {index} stopped before its end. Send the request again.", phase="stream")

@@ -123,7 +123,10 @@ def _commands(program: str, group: click.Command) -> str:
 
 def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str, str]]:
     if isinstance(command, click.Group):
-        for name, child in sorted(command.commands.items()):
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):
+            child = command.get_command(context, name)
+            assert child is not None
             yield from _command_rows(f"{path} {name}", child)
         return
     arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
@@ -134,7 +137,7 @@ def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str,
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
-_METRIC = re.compile(r"(?:causeway_(?:edge|cloud|jobs)|gen_ai_(?:server|client))_[a-z_]+")
+_METRIC = re.compile(r"(?:causeway_(?:edge|gateway|jobs)|gen_ai_(?:server|client))_[a-z_]+")
 
 
 def _metrics(package: str) -> str:
@@ -154,6 +157,7 @@ def _metrics(package: str) -> str:
             name, text = (_text(value, constants) for value in values[:2]) if len(values) > 1 else (None, None)
             if name is not None and text is not None and _METRIC.fullmatch(name):
                 found[name] = text
+    assert len(found) > 40, f"{_METRIC.pattern} misses the metrics of {package}"
     return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
 
 
