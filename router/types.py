@@ -8,9 +8,11 @@ that everything is hashable.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+
+_Row = TypeVar("_Row")
 
 Kind = Literal["chat", "completion", "embedding"]
 SoundKind = Literal["transcription", "speech"]
@@ -564,3 +566,13 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     outcome: Outcome
     parts: tuple[PartRecord, ...] = ()  # those that encoders were asked about
     shadow: str = ""  # the target that the shadow request of this answer is for; "" for none
+
+
+def decode_row(decoder: msgspec.msgpack.Decoder[_Row], data: object) -> _Row | None:
+    """Decode a row of a store. Returns None for one that another version wrote and this one cannot read."""
+    if not isinstance(data, bytes):
+        return None
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -18,7 +18,7 @@ import msgspec
 
 from causeway_server.router.errors import QueueFull
 from causeway_server.router.trackers import FairShare, network_of
-from causeway_server.router.types import DecisionRecord
+from causeway_server.router.types import DecisionRecord, decode_row
 
 from ..clock import Clock, ClockMark, DeviceTime
 from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, evict
@@ -106,7 +106,7 @@ class DecisionStore(SqliteStore):
         record = self.memory.get(decision_id)
         if record is None and self.database is not None:
             rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
-            record = _decode(rows[0][0]) if rows else None
+            record = decode_row(_decoder, rows[0][0]) if rows else None
         return None if record is None or client not in ("", record.request.client) else record
 
     async def find(self, query: DecisionQuery, caller: str = "") -> list[DecisionRecord]:
@@ -147,7 +147,7 @@ class DecisionStore(SqliteStore):
                 values.append(value)
         statement = f"SELECT record FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
         rows = await self._read(statement, (*values, limit))
-        return [record for row in rows if (record := _decode(row[0])) is not None]
+        return [record for row in rows if (record := decode_row(_decoder, row[0])) is not None]
 
     async def _read(self, statement: str, values: Row) -> list[Row]:
         """Return the rows on disk; none if the disk does not answer in time."""
@@ -220,7 +220,7 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
                 for row in database.execute(_READ, (since,)):
-                    record = _decode(row[0])
+                    record = decode_row(_decoder, row[0])
                     if record is None:
                         unreadable += 1
                     else:
@@ -262,13 +262,3 @@ def _matches(record: DecisionRecord, query: DecisionQuery) -> bool:
         and query.client in ("", record.request.client)
         and record.created >= query.since
     )
-
-
-def _decode(data: Value) -> DecisionRecord | None:
-    """Decode a row. Returns None for one that another version wrote and this one cannot read."""
-    if not isinstance(data, bytes):
-        return None
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None

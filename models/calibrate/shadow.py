@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from causeway_server.router.types import Confidence
+from causeway_server.router.types import Confidence, decode_row
 
 from ..catalog.artifact import ArtifactError
 from ..signals.pair import STRUCTURE, ModelIdentity
@@ -71,12 +71,7 @@ _decoder = msgspec.msgpack.Decoder(ShadowAnswer)
 
 def decode_answer(data: object) -> ShadowAnswer | None:
     """Return the answer in a row of the file; None for one that another version wrote and this one cannot read."""
-    if not isinstance(data, bytes):
-        return None
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decode_row(_decoder, data)
 
 
 def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[Rows, int]:
