@@ -16,7 +16,7 @@ from causeway_server.router.child_environment import minimal_environment
 _ROOMS = Path(__file__).resolve().parents[1]
 _ROOT = _ROOMS.parent if _ROOMS.name == "causeway_server" else _ROOMS / ".venv" / "checkout"
 """The folder with `causeway_server`: site-packages of a wheel; of a checkout, the folder with the link that is made by
-`make setup`."""
+`make setup`. Another Python finds our packages by it; our own finds them without."""
 
 
 def child_environment(**more: str) -> dict[str, str]:
@@ -25,10 +25,18 @@ def child_environment(**more: str) -> dict[str, str]:
     return {**minimal_environment(os.environ), **more, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def child_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """Return the command of a child that runs a module of ours.
+
+    Without `-P` Python would search the working directory first, where a module could shadow ours.
+    """
+    return [python, "-P", "-m", module, *arguments]
+
+
 def start_child(
     module: str, environ: Mapping[str, str], python: str = sys.executable
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `python -m MODULE FD`, where FD is one end of a socketpair.
+    """Start a module of ours with the argument FD, where FD is one end of a socketpair.
 
     Returns:
         The process, and the other end, which does not block.
@@ -40,11 +48,9 @@ def start_child(
     try:
         # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
         process = subprocess.Popen(
-            [python, "-m", module, str(theirs.fileno())],
+            child_command(module, str(theirs.fileno()), python=python),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            # Python searches the working directory first: a module in the daemon's must not shadow ours.
-            cwd=_ROOT,
             env=environ,
         )
     except OSError:

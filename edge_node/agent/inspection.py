@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
@@ -18,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from causeway_server.models.catalog.artifact import Manifest
-from causeway_server.models.child_process import child_environment
+from causeway_server.models.child_process import child_command, child_environment
 from causeway_server.router.bundle import refusals
 from causeway_server.router.bundle.manifest import BundleManifest, BundleModel, RolloutPlan
 from causeway_server.router.bundle.refusals import DownloadTooSlow, UpdateRefused
@@ -188,9 +187,7 @@ async def _converse(
 @asynccontextmanager
 async def _child() -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "causeway_server.edge_node.agent.child",
+        *child_command("causeway_server.edge_node.agent.child"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=child_environment(),

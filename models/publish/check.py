@@ -27,7 +27,7 @@ from causeway_server.router.types import Message
 from ..catalog.artifact import ArtifactError
 from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf
 from ..catalog.projector import check_mtmd, read_mmproj
-from ..child_process import child_environment
+from ..child_process import child_command, child_environment
 
 GIB = 2**30
 BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
@@ -127,7 +127,7 @@ def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> No
 
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
-    command = [sys.executable, "-m", __name__, str(file), *arguments]
+    command = child_command(__name__, str(file), *arguments)
     environ = child_environment(CAUSEWAY_CHECK_BYTES=str(limits.memory_bytes), OMP_NUM_THREADS="1")
     try:
         child = subprocess.run(

@@ -51,7 +51,7 @@ class FleetError(Exception):
 
 
 class FleetUnreachable(FleetError):
-    """No answer, or none for now."""
+    """The control plane did not answer, or asked to be left alone for now."""
 
 
 class FleetRefused(FleetError):

@@ -106,7 +106,7 @@ def _editable(places: Places, stamp: str, title: str, command: str, *folders: Pa
         )
         places.checkout.mkdir(exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(places.root)
+            link.symlink_to(Path("..", ".."))
         return title
 
     return Step(

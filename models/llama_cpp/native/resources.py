@@ -18,7 +18,6 @@ import itertools
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -30,7 +29,7 @@ import psutil
 from causeway_server.router.errors import EngineUnavailable
 
 from ...catalog.artifact import ArtifactError
-from ...child_process import child_environment
+from ...child_process import child_command, child_environment
 from ..protocol import EngineOptions, KVType
 
 _TIMEOUT_S = 30.0
@@ -64,10 +63,9 @@ def has_nvidia_gpu() -> bool:
 
 def probe_gpus() -> GpuReport:
     """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
-    command = [sys.executable, "-m", "causeway_server.models.llama_cpp.native.resources"]
     try:
         child = subprocess.run(
-            command,
+            child_command("causeway_server.models.llama_cpp.native.resources"),
             env=child_environment(),
             capture_output=True,
             timeout=_TIMEOUT_S,

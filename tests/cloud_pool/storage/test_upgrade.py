@@ -57,7 +57,7 @@ async def stores(restored: Restored) -> AsyncIterator[JobStores]:
 
 
 def test_the_layout_has_a_file_of_records() -> None:
-    """Whoever raises the layout writes it: `python -m tests.cloud_pool.storage.layout_records`."""
+    """A change that raises the layout adds it: `python -m tests.cloud_pool.storage.layout_records`."""
     assert (FOLDER / f"{JOBS_LAYOUT}.resp").is_file()
 
 
