@@ -148,11 +148,20 @@ class _Subject:
         _log.info("%s: connected again", self._address)
 
 
+def headers_of(message: Msg) -> dict[str, str]:
+    """Return a message's headers, of several lines with one name the last.
+
+    nats-py itself has their texts; where `fast-mail-parser` is installed, it has a list of lines for each name.
+    """
+    headers: Mapping[str, str | list[str]] = message.headers or {}
+    return {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
+
+
 def incoming(message: Msg) -> IncomingMessage:
     metadata = message.metadata
     return IncomingMessage(
         body=message.data,
-        headers={name.lower(): value for name, value in (message.headers or {}).items()},
+        headers={name.lower(): value for name, value in headers_of(message).items()},
         position=str(metadata.sequence.stream),
         published_at=metadata.timestamp.timestamp(),
         receipt=message.reply,
@@ -279,12 +288,13 @@ class _ConsumerSession:
                     break
                 await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
                 continue
-            if not (message.headers or {}).get("Status"):
+            headers = headers_of(message)
+            if not headers.get("Status"):
                 self._requested -= 1
                 if not taken:
                     ends = time.monotonic() + gather_s
                 taken.append(message)
-            elif not self._on_status(message.headers or {}):
+            elif not self._on_status(headers):
                 if taken:
                     break
                 await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
@@ -404,6 +414,6 @@ class JetStreamSink(_Subject):
         while left > 0:
             fetched = await subscription.fetch(min(left, PAGE), timeout=TIMEOUT_S)
             left -= len(fetched)
-            ids += [(message.headers or {}).get(MESSAGE_ID, "") for message in fetched]
+            ids += [headers_of(message).get(MESSAGE_ID, "") for message in fetched]
         await subscription.unsubscribe()
         return ids
