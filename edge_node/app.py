@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 __all__ = ["App", "build"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # the configuration may have a key
 class _Device:
     """What every builder reads: the configuration under the bundle, this device's folders, and what is measured."""
 

@@ -81,8 +81,9 @@ class ClockMark(msgspec.Struct, frozen=True):
 
 
 class DeviceTime:
-    """The device's own time since its file was made: seconds that pass also over restarts and reboots. `restore` is
-    first.
+    """The device's own time since its file was made: seconds that pass also over restarts and reboots.
+
+    Call `restore` first.
 
     Whatever the wall clock does:
 

@@ -26,9 +26,9 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 def child_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """Return the command of a child that runs a module of ours.
+    """Return the command of a child that runs a module.
 
-    Without `-P` Python would search the working directory first, where a module could shadow ours.
+    Without `-P` Python would search the working directory first, where another module may have its name.
     """
     return [python, "-P", "-m", module, *arguments]
 

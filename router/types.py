@@ -457,8 +457,7 @@ class NowSignals(msgspec.Struct, frozen=True):
 
 
 class DeviceSetup(msgspec.Struct, frozen=True):
-    """What a device has. `temperatures`: of models on the device whose target declares none, None if it is not
-    known."""
+    """What a device has. `temperatures`: of models on it whose target declares none, None if it is not known."""
 
     engine: bool
     cloud: bool

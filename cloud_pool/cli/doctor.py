@@ -15,7 +15,7 @@ from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis
 from ..storage.config import with_shared_redis
-from .process import redis_options
+from .process import ConfigSource, redis_options
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -29,9 +29,9 @@ class CheckResult(msgspec.Struct, frozen=True):
 @click.command()
 @redis_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(config: Config, as_json: bool) -> None:
+def doctor(source: ConfigSource, as_json: bool) -> None:
     """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
-    findings = asyncio.run(examine(config))
+    findings = asyncio.run(examine(source.load()))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}).decode())
     else:
@@ -48,9 +48,8 @@ async def examine(config: Config) -> list[CheckResult]:
     if with_shared_redis(config.jobs, config.redis).redis:
         faults["jobs"] = await _jobs_fault(config)
     if config.tracing.endpoint:
-        from causeway_server.router.serving.otel import (
-            send_empty_export,  # on demand: OpenTelemetry costs a tenth of a second
-        )
+        # On demand: OpenTelemetry costs a tenth of a second.
+        from causeway_server.router.serving.otel import send_empty_export
 
         fault = await send_empty_export(config.tracing.endpoint)
         faults["tracing"] = fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}"

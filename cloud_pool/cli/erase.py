@@ -21,7 +21,7 @@ from ..redis.config import shown_address
 from ..redis.connect import open_redis, redis_fault
 from ..storage.config import with_shared_redis
 from ..storage.stores import JobStores
-from .process import OTHER_NAMES, PATH, PROGRAM, redis_options
+from .process import OTHER_NAMES, PATH, PROGRAM, ConfigSource, redis_options
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ALWAYS_LEFT = (
@@ -47,7 +47,7 @@ _ALWAYS_LEFT = (
 @click.option("--keys", "key_file", type=_FILE, help="JWKS file, for --verify.")
 @redis_options
 def erase(
-    config: Config,
+    source: ConfigSource,
     tenant: str | None,
     device: str | None,
     user: str | None,
@@ -74,6 +74,7 @@ def erase(
         advice = "name the key that signs the receipt, a private one of `causeway-cloud keys new`"
         raise ConfigError(advice, where="--sign")
     key = None if private is None or dry_run else read_private(private)
+    config = source.load()
     counts = asyncio.run(_count(config, subject, keep_cache))
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)

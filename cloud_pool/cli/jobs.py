@@ -17,7 +17,7 @@ from causeway_server.router.serving.process import ask
 from ..config import Config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
-from .process import PROGRAM, redis_options, refuse, report_errors
+from .process import PROGRAM, ConfigSource, redis_options, refuse, report_errors
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores
@@ -30,18 +30,18 @@ T = TypeVar("T")
 @click.group(context_settings=_HELP)
 @click.pass_context
 @redis_options
-def dlq(context: click.Context, config: Config) -> None:
+def dlq(context: click.Context, source: ConfigSource) -> None:
     """Manage dead letters: jobs that used up their attempts. Their content is never shown."""
-    context.obj = config
+    context.obj = source
 
 
 @dlq.command("list")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most so many.")
 @click.pass_obj
 @report_errors
-def list_dead_letters(config: Config, limit: int) -> None:
+def list_dead_letters(source: ConfigSource, limit: int) -> None:
     """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
-    letters = _run(config, lambda stores: stores.jobs.dead_letters(limit))
+    letters = _run(source.load(), lambda stores: stores.jobs.dead_letters(limit))
     if not letters:
         click.echo("no dead letters", err=True)
     for letter in letters:
@@ -54,9 +54,9 @@ def list_dead_letters(config: Config, limit: int) -> None:
 @click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
 @click.pass_obj
 @report_errors
-def retry(config: Config, jobs: tuple[str, ...], every: bool) -> None:
+def retry(source: ConfigSource, jobs: tuple[str, ...], every: bool) -> None:
     """Queue dead letters again, with all attempts and a new deadline. Lines of a batch stay: send a new batch."""
-    _for_each_job(config, jobs, every, "queued again", lambda store, job: store.retry(job))
+    _for_each_job(source.load(), jobs, every, "queued again", lambda store, job: store.retry(job))
 
 
 @dlq.command("purge")
@@ -65,11 +65,11 @@ def retry(config: Config, jobs: tuple[str, ...], every: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 @report_errors
-def purge(config: Config, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
+def purge(source: ConfigSource, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete dead letters with their requests."""
     if every and not jobs:
         ask(PROGRAM, "Delete all dead letters, with their requests, for good?", yes=yes)
-    _for_each_job(config, jobs, every, "purged", lambda store, job: store.purge(job))
+    _for_each_job(source.load(), jobs, every, "purged", lambda store, job: store.purge(job))
 
 
 @click.group(context_settings=_HELP)
@@ -81,13 +81,15 @@ def jobs() -> None:
 @redis_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
-def reconcile_command(config: Config, as_json: bool, files: tuple[Path, ...]) -> None:
+def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ...]) -> None:
     """Name jobs and batches that were acknowledged and are gone from Redis, such as after a failover.
 
     FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
     rotated; by default the configuration's own. Exits with status 1 if anything is missing.
     """
     from ..jobs.reconciliation import Reconciliation, reconcile
+
+    config = source.load()
 
     async def work(stores: JobStores) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))

@@ -27,7 +27,7 @@ from ..config import Config
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..storage.encryption import rotate_keys
 from ..storage.redis_client import PromotableReplicas
-from .process import PATH, redis_options, report_errors
+from .process import PATH, ConfigSource, redis_options, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
 _DEFAULTS = IdentityConfig()
@@ -153,7 +153,9 @@ def rotate(file: Path, after_s: float) -> None:
 @click.option("--device", help="Revoke all tokens of tenant/device issued until now.")
 @click.option("--key", "kid", help="Revoke a signing key and with it all its tokens: remove it from --keys.")
 @click.option("--keys", "key_file", type=PATH, help="JWKS file, for --key.")
-def revoke(config: Config, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None) -> None:
+def revoke(
+    source: ConfigSource, token_id: str | None, device: str | None, kid: str | None, key_file: Path | None
+) -> None:
     """Revoke a token, a device or a key. Gateways refuse it within seconds."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
         raise click.UsageError("give exactly one of --token-id, --device and --key")
@@ -170,7 +172,7 @@ def revoke(config: Config, token_id: str | None, device: str | None, kid: str | 
     if device is not None and not all(device.partition("/")):
         raise click.UsageError("write --device as tenant/device")
     now = time.time()
-    asyncio.run(_revoke(config, token_id, device, now))
+    asyncio.run(_revoke(source.load(), token_id, device, now))
     what = f"token {token_id}" if token_id is not None else f"all tokens of {device} issued until {_date(now)}"
     click.echo(f"revoked {what}; gateways refuse {'it' if token_id is not None else 'them'} within seconds")
 
@@ -195,7 +197,7 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
 @click.argument("token", required=False)
 @click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
 @redis_options
-def show(config: Config, token: str | None, key_file: Path | None) -> None:
+def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None:
     """Show a token's claims (unverified), the keys of a key set, or the revocations in the gateways' Redis."""
     if token is not None:
         _show_token(token)
@@ -204,8 +206,8 @@ def show(config: Config, token: str | None, key_file: Path | None) -> None:
         for key in read_jwks(key_file).keys:
             table.add_row(key.kid, key.alg)
         Console().print(table)
-    if token is None and (config.redis or key_file is None):
-        asyncio.run(_show_revoked(config))
+    if token is None and (source.is_given or key_file is None):
+        asyncio.run(_show_revoked(source.load()))
 
 
 def _show_token(token: str) -> None:

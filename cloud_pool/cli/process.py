@@ -36,25 +36,42 @@ def refuse(message: str) -> NoReturn:
 
 
 def report_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn CausewayError and OSError of a command into `refuse`."""
+    """Turn CausewayError and OSError of a command into `refuse`; click ends the one whose reader has left."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
+        except BrokenPipeError:
+            raise
         except (CausewayError, OSError) as error:
             refuse(str(error))
 
     return run
 
 
+class ConfigSource(NamedTuple):
+    """What names the gateways' Redis. It is read where Redis is used: other work needs no valid configuration."""
+
+    path: Path | None
+    redis: str | None
+
+    @property
+    def is_given(self) -> bool:
+        return self.path is not None or self.redis is not None
+
+    def load(self) -> Config:
+        """Raises ConfigError."""
+        return load_config(self.path, Flags(redis=self.redis))
+
+
 def redis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name the gateways' Redis; the command gets the `config`, and its errors end as `refuse`."""
+    """Add the options that name the gateways' Redis; the command gets the `source`, and its errors end as `refuse`."""
 
     @report_errors
     @wraps(command)
     def run(*args: Any, path: Path | None, redis: str | None, **options: Any) -> None:
-        command(*args, config=load_config(path, Flags(redis=redis)), **options)
+        command(*args, source=ConfigSource(path, redis), **options)
 
     redis = click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
     return click.option("--config", "path", type=PATH, help="The gateways' YAML file.")(redis(run))

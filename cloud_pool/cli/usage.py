@@ -20,7 +20,7 @@ from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config
 from ..redis.connect import client_fault, open_redis
 from ..storage.config import JobsConfig, with_shared_redis
-from .process import OTHER_NAMES, redis_options
+from .process import OTHER_NAMES, ConfigSource, redis_options
 
 
 @asynccontextmanager
@@ -68,9 +68,9 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @redis_options
 @click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def usage_command(config: Config, tenant: str, day: str, as_json: bool) -> None:
+def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
-    rows = asyncio.run(_read(config, tenant, day))
+    rows = asyncio.run(_read(source.load(), tenant, day))
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
         return

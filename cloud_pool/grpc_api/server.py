@@ -26,7 +26,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from causeway_server.router.serving.listener import bind_tcp, url_of
+from causeway_server.router.serving.listener import address_of, bind_tcp
 from causeway_server.router.serving.responses import STALLED_S
 from causeway_server.router.trackers import FairShare, network_of
 
@@ -250,7 +250,7 @@ class GrpcServer:
     @property
     def address(self) -> str:
         """host:port"""
-        return url_of(self._config.host, self.port).removeprefix("http://")
+        return address_of(self._config.host, self.port)
 
     @property
     def connections(self) -> int:

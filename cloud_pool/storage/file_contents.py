@@ -119,7 +119,7 @@ class PathContent:
 
         def write() -> None:
             (self._root / _MARKER).stat()
-            write_atomically(self._root / file / part, data, 0o600)
+            write_atomically(self._root / file / part, data, 0o640)
             sync(self._root / file)
             sync(self._root)
 

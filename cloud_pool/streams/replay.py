@@ -47,11 +47,10 @@ class MessageReplay:
     show: Callable[[str], None]
     _: KW_ONLY
     in_flight: int
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # of outcomes, by kind
 
     def __post_init__(self) -> None:
         self._slots = anyio.Semaphore(self.in_flight)
-        """Of outcomes, by kind."""
 
     async def run(self, wanted: MessageRange) -> None:
         """Answer a range. Raises BrokerUnavailable when the rest of it cannot be read, or ConfigError."""

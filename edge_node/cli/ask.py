@@ -263,8 +263,7 @@ def _read_sound(source: str, seconds: float) -> bytes:
 
 
 def _transcript(causeway: Causeway, sound: bytes) -> str:
-    """The words, in the form that people read; "" on a device without an encoder, whose target took the sound
-    itself."""
+    """Return the words as people read them; "" on a device without an encoder, whose target took the sound itself."""
     try:
         return causeway.transcribe(sound)
     except CausewayAPIError:

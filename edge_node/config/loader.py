@@ -30,6 +30,7 @@ from causeway_server.router.numbers import bytes_of, seconds_of
 
 from .schema import CloudConfig, Config
 
+_DIGITS_APART = re.compile(r"(?<=[0-9])_(?=[0-9])")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _PATTERN = re.compile("matching regex '(.*)'")
 _FORMATS = {  # what the patterns of the schema stand for
@@ -89,8 +90,8 @@ def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> obj
         return _BOOLEANS.get(text.strip().lower(), text)
     if is_text and isinstance(kind, inspect.VarTupleType):
         return read_list(text)
-    if is_text and isinstance(kind, (inspect.IntType, inspect.FloatType)):
-        return text.strip().replace("_", "")
+    if is_text and isinstance(kind, (inspect.IntType, inspect.FloatType, inspect.UnionType)):
+        return _DIGITS_APART.sub("", text.strip())
     return text
 
 

@@ -106,8 +106,7 @@ def make_part_encoders(
     given: Mapping[Modality, WorkerSpec] | None,
     detector: WorkerSpec | None,
 ) -> PartEncoders | None:
-    """Return the encoders of sounds and pictures; None on a device that has none, or whose configuration forbids
-    them."""
+    """Return the encoders of sounds and pictures; None if this device has none, or its configuration forbids them."""
     found = given if given is not None else find_encoders(model_dirs)
     if given is None:
         detector = find_speech_detector()

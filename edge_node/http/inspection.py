@@ -145,7 +145,8 @@ def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
         if name not in DecisionQuery.__struct_fields__:
             known = ", ".join(DecisionQuery.__struct_fields__)
             raise InvalidRequest(f"there is no filter {name[:64]!r}; known: {known}", param=name[:64])
-    given = {name: text for name, text in filters.items() if text}  # "" matches everything
+    given = {name: filters[name] for name in filters if filters[name]}  # "" matches everything; of several the first
+    route, status = read_choice(given, "route", get_args(Route)), read_choice(given, "status", get_args(Status))
     client = filters.get("client", "") or caller.reads_decisions_of
     if caller.reads_decisions_of not in ("", client):
         raise PermissionDenied(
@@ -154,9 +155,9 @@ def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
         )
     return DecisionQuery(
         client=client,
-        route=read_choice(given, "route", get_args(Route)) or "",
+        route=route or "",
         target=filters.get("target", ""),
-        status=read_choice(given, "status", get_args(Status)) or "",
+        status=status or "",
         since=_number(filters, "since", 0.0, float("inf"), 0.0),
         limit=int(_number(filters, "limit", 1.0, MAX_QUERY_LIMIT, 100.0)),
     )

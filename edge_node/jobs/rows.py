@@ -119,7 +119,7 @@ class OutboxRows:
 
     def seq_of(self, job_id: str) -> int:
         """Return the number in the id of a job; 0: it is not an id of this file."""
-        match = re.fullmatch(rf"job_{self.name}([0-9a-f]{{1,15}})", job_id)
+        match = re.fullmatch(rf"job_{re.escape(self.name)}([0-9a-f]{{1,15}})", job_id)
         return int(match[1], 16) if match else 0
 
     def stored(self, db: sqlite3.Connection, seq: int) -> EdgeJob | None:
@@ -318,8 +318,7 @@ class OutboxCancellations:
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
-        """Note a job that was cancelled after it may have been sent. `deadline`: of the job, the device's own time.
-        (1)"""
+        """(1) Note a job that was cancelled after it may have been sent. `deadline`: of the job, in device time."""
         self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:

@@ -199,6 +199,7 @@ def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
 
 
 def _decoded(decode: Callable[[Any], T], data: object) -> T | None:
+    """Return None for data that cannot be read."""
     try:
         return decode(data)
     except Exception:  # damaged bytes fail in many ways

@@ -2,9 +2,8 @@
 
 A receiver that is away holds up nothing but its own webhooks:
 
-1. A receiver without a connection is away, as the device may be offline for weeks: that is no attempt. It is tried
-again
-   after a pause that doubles up to ten minutes, with the oldest webhook alone.
+1. A receiver without a connection is away, as the device may be offline for weeks: that is no attempt. It is
+   tried again after a pause that doubles up to ten minutes, with the oldest webhook alone.
 2. What was cut off by the end of the daemon is sent again.
 """
 

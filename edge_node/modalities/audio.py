@@ -354,7 +354,7 @@ class AudioApi:
     async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
         """Send the samples of each sentence as soon as it is spoken. An error after the first cuts the connection."""
         ids, form = self._ids(call), f"audio/pcm; rate={PCM_HZ}"
-        stream = EventStream(http, header_lines({**ids, "x-causeway-route": "edge", "Content-Type": form}))
+        stream = EventStream(http, header_lines({**ids, **STREAMED, "x-causeway-route": "edge", "Content-Type": form}))
 
         async def play(sentence: SpokenText) -> None:
             stream.send(await asyncio.to_thread(sentence.pcm, PCM_HZ))

@@ -5,6 +5,7 @@ A wheel, an sdist and an editable install (`make setup`) all run it, so that `_s
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import unasync
@@ -25,6 +26,7 @@ RENAMED = {
     "aread": "read",
 }
 
+shutil.rmtree(PACKAGE / "_sync", ignore_errors=True)  # a module that was renamed leaves none behind
 rule = unasync.Rule(f"{PACKAGE}/_async/", f"{PACKAGE}/_sync/", additional_replacements=RENAMED)
 unasync.unasync_files([str(path) for path in (PACKAGE / "_async").glob("*.py")], [rule])
 setup()

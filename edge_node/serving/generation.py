@@ -316,8 +316,7 @@ class AttemptRunner:
         cloud: has the timeouts of targets in the cloud for which the policy sets none; others have the request's time.
         calibrate: None: a handoff compares the confidence that the engine reports.
         encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this device
-            has
-            none.
+            has none.
     """
 
     backends: Mapping[Location, Backend]

@@ -171,6 +171,7 @@ class PartEncoders:
             if PICTURES_TEXT in signals and estimates.pictures_text is None:
                 found = await self._ask(generation, ("image",))
                 estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
+            generation.estimates = estimates  # known also if an audio part is invalid
         if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
             if AUDIO_S in signals and estimates.audio_s is None:
                 lengths = await self._measured(generation, "audio", self._branches["audio"].seconds)

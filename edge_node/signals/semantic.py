@@ -124,9 +124,8 @@ class SemanticAnswers:
 
         The thresholds rise if more differ than the promises explain.
         """
-        from causeway_server.models.calibrate.prompts import (
-            answers_agree,  # imported only where a policy has shadow requests
-        )
+        # Imported only where a policy has shadow requests.
+        from causeway_server.models.calibrate.prompts import answers_agree
 
         if self._judge is None or self._findings is None:
             return True

@@ -1,5 +1,4 @@
-"""The device's sensors: the processor's temperature and whether it is throttled, the power draw and the battery's
-charge.
+"""The device's sensors: temperature of the processor, whether it is throttled, power draw, charge of the battery.
 
 Reads of sysfs and procfs are tolerant: a sensor may be gone, powered down or return garbage.
 """

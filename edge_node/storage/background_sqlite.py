@@ -141,15 +141,15 @@ class SqliteThread:
             return True
         return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _CORRUPT_MESSAGES)
 
-    def _set_aside(self) -> bool:
-        """Rename the corrupt file, to be examined later. Returns False if that fails too."""
+    def _set_aside(self) -> OSError | None:
+        """Rename the corrupt file, to be examined later. Returns the fault if that fails, too."""
         try:
             self._path.replace(self._path.with_name(self._path.name + ".bad"))
             for suffix in ("-wal", "-shm"):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        except OSError:
-            return False
-        return True
+        except OSError as fault:
+            return fault
+        return None
 
 
 class BackgroundSqlite(SqliteThread):
@@ -358,7 +358,7 @@ class BackgroundSqlite(SqliteThread):
             self._fault.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends")
             return
         # (1) At most once per `retry_s`: the disk may corrupt the new file too.
-        if now >= self._replace_at and self._is_corrupt(error) and self._set_aside():
+        if now >= self._replace_at and self._is_corrupt(error) and self._set_aside() is None:
             self._corrupt_files += 1
             self._replace_at = now + self._retry_s
             log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file", self._path, error)

@@ -214,7 +214,7 @@ class GroupCommit(SqliteThread):
         self._erasure.open()
         try:
             self._database = self._connect()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, OSError) as error:
             if not (self._is_corrupt(error) and self._replace(error)):
                 raise
             self._database = self._connect()
@@ -247,8 +247,8 @@ class GroupCommit(SqliteThread):
 
     def _replace(self, error: Exception) -> bool:
         """Set the corrupt file aside: the next transaction begins a new one. Returns False if that fails too."""
-        if not self._set_aside():
-            log.error("%s is corrupt and cannot be renamed", self._path)
+        if (fault := self._set_aside()) is not None:
+            log.error("%s is corrupt and cannot be renamed: %s", self._path, fault.strerror)
             return False
         self._corrupt = (
             f"{self._path} was corrupt ({error}): it is now {self._path.name}.bad; its jobs are not known here"

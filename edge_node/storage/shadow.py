@@ -48,8 +48,7 @@ class ShadowStore(SpendStore):
 
     async def restore(self, newest: int) -> list[ShadowAnswer]:
         """Load what earlier runs spent, and return their `newest` answers, oldest first."""
-        await self.load()
-        if self.database is None:
+        if not await self.load() or self.database is None:
             return []
         try:
             found = await self.database.read(_GET_FINDINGS, timeout_s=LOAD_TIMEOUT_S)

@@ -54,25 +54,28 @@ class SpendStore(SqliteStore):
         self.current = SpendSignals()
         """The sums as of the last cost or `refresh`: decisions read them at each request."""
         self.refresh()
+        self._file = file
         database = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
             database = BackgroundSqlite(directory / file, schema, trim=trim, linger_s=0.0, monotonic=clock.monotonic)
         super().__init__(database)
 
-    async def load(self) -> None:
-        """Load the spending of earlier runs. If it cannot be read, counting starts at 0."""
+    async def load(self) -> bool:
+        """Load the spending of earlier runs. Returns False, and counting starts at 0, if it cannot be read."""
         self.start()
         if self.database is None:
-            return
+            return False
         try:
             rows = await self.database.read(_GET, timeout_s=LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
-            return
+            fault = type(error).__name__
+            log.warning("the spending of earlier runs in %s cannot be read, it starts at 0: %s", self._file, fault)
+            return False
         self._tracker = SpendTracker(restored=state)
         self.refresh()
+        return True
 
     def add(self, usd: float) -> None:
         """Add the cost of an answer, US dollars."""

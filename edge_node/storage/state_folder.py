@@ -8,6 +8,7 @@ A database's name has the number of its layout. One of a newer version is left a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FILE = "lock"
 FLEET_FOLDER = "fleet"
+_PARTIAL = "tmp*.partial"  # of `router.serving.folders`
 
 
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
@@ -86,6 +88,9 @@ class StateFolderLock:
             return
         self._file = file
         self._write_pid(file)
+        for left in (*self.folder.glob(_PARTIAL), *(self.folder / FLEET_FOLDER).glob(_PARTIAL)):
+            with contextlib.suppress(OSError):  # a write that a crash or a power cut ended
+                left.unlink()
         self.problems = tuple(self._newer_databases(self.folder))
         for problem in self.problems:
             log.warning("%s", problem)

@@ -14,7 +14,6 @@ from causeway_server.router.numbers import seconds_of
 from causeway_server.router.serving.process import ask
 
 from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
-from ..rollout.settings import counted_devices
 from ..store.history import AuditRow, DeviceEvent, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import bundle_name, counted, table, time_text
@@ -81,7 +80,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"for {counted_devices(uses)}, until {time_text(made.expires)}", err=True)
+    click.echo(f"for {counted(uses, 'device')}, until {time_text(made.expires)}", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:

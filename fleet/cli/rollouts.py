@@ -21,7 +21,6 @@ from ..rollout.settings import (
     RolloutEvent,
     RolloutSettings,
     RolloutState,
-    counted_devices,
     small_fleet_advice,
     stage_devices,
 )
@@ -230,9 +229,9 @@ def _plan_lines(
     before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, devices: int
 ) -> Iterator[str]:
     """Yield what would change on how many devices, in which stages, and what to know about them."""
-    yield f"{after.cohort}: serial {after.serial} on {counted_devices(devices)}"
+    yield f"{after.cohort}: serial {after.serial} on {counted(devices, 'device')}"
     yield from (f"  {change}" for change in manifest_changes(before, after))
     shares = ", ".join(percent(stage.share) for stage in settings.stages)
     first = stage_devices(settings.stages[0].share, devices)
-    yield f"  stages: {shares}; the first is {first} of {counted_devices(devices)}"
+    yield f"  stages: {shares}; the first is {first} of {counted(devices, 'device')}"
     yield from (f"  note: {advice}" for advice in small_fleet_advice(settings, devices))

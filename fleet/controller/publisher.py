@@ -65,8 +65,8 @@ class Publisher:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A device that is pinned to a bundle which is no longer signed is held instead: it keeps the bundle that it
-        runs. 3. A plan of which another bundle is not signed is not published; other cohorts are.
+        2. A device that is pinned to a bundle which is no longer signed is held instead: it keeps what it runs.
+        3. A plan of which another bundle is not signed is not published; other cohorts are.
 
         Args:
             plans: The plan of each cohort that has a rollout.

@@ -20,9 +20,7 @@ from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutS
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
-_LONGEST_PAUSE_S = (
-    360.0  # a parked poll of at most 300 s, after which a device reports; a lost one is renewed within 60 s
-)
+_LONGEST_PAUSE_S = 360.0  # a parked poll of 300 s, after which a device reports; a lost one is renewed within 60 s
 
 Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 Span = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h|d)$", title="a time such as 30s, 20m or 1d")]

@@ -139,7 +139,8 @@ def look(
         return rollout, verdict  # (2)
     stage = settings.window(rollout.stage)
     if verdict.outcome is Outcome.PASS and now >= rollout.began + stage.least_s:
-        if any(following.approval for following in settings.stages[rollout.stage + 1 : rollout.stage + 2]):
+        following = settings.stages[rollout.stage + 1 :]
+        if following and following[0].approval:
             waiting = f"stage {rollout.stage + 2} waits for approval"
             return apply(rollout, E.PAUSE, now, reason=waiting), verdict  # (3)
         return apply(rollout, passed(rollout), now, least_share=least_share), verdict  # (2)

@@ -107,9 +107,8 @@ def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
     """Return what an operator should know about these stages on so many devices; empty: nothing.
 
     1. Stages that hold the same number of devices only cost time.
-    2. A comparison of few devices cannot abort: of `n` devices `m` can be drawn in C(n, m) ways, so the randomisation
-    test
-       never gives less than 1/C(n, m). Such a stage pauses instead.
+    2. A comparison of few devices cannot abort: of `n` devices `m` can be drawn in C(n, m) ways, so the
+       randomisation test never gives less than 1/C(n, m). Such a stage pauses instead.
     3. Without a control before the last stage, metrics are hardly compared at all.
     """
     if not devices:
@@ -117,7 +116,7 @@ def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
     counts = [stage_devices(stage.share, devices) for stage in settings.stages]
     percents = [f"{stage.share * 100 / WHOLE:g} %" for stage in settings.stages]
     advice = [  # (1)
-        f"{percents[index - 1]} and {percents[index]} are both about {counted_devices(count)}: use fewer stages"
+        f"{percents[index - 1]} and {percents[index]} are both about {_counted(count)}: use fewer stages"
         for index, count in enumerate(counts)
         if index and count == counts[index - 1]
     ]
@@ -136,7 +135,7 @@ def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
     return advice
 
 
-def counted_devices(count: int) -> str:
+def _counted(count: int) -> str:
     """Return a number with its noun: `1 device`, `2 devices`."""
     return f"{count} device" if count == 1 else f"{count} devices"
 

@@ -30,8 +30,7 @@ from causeway_server.router.bundle.manifest import binomial_tail, log_choose
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""The worst half of all devices, their worst quarter and so on: a small harm to all devices, or a large one to a
-few."""
+"""The worst half of all devices, their worst quarter and so on: a small harm to all, or a large one to a few."""
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 

@@ -12,8 +12,7 @@ class JoinTokenUnknown(AuthenticationFailed, code="join_token_unknown"):
 
 
 class JoinTokenUsed(PermissionDenied, code="join_token_used"):
-    """The join token has enrolled as many devices as it may. If you did not use it, it was stolen: revoke that
-    device."""
+    """The join token has enrolled as many devices as it may. Not used by you, it was stolen: revoke that device."""
 
 
 class JoinTokenExpired(PermissionDenied, code="join_token_expired"):

@@ -66,17 +66,24 @@ class ApiRoute(msgspec.Struct, frozen=True):
     content_type: str = JSON
 
 
+class ClientLeft(ConnectionError):
+    """A connection ended amid a request's body: aiohttp answers nothing, and nothing of ours failed."""
+
+
 async def read_body(request: web.Request) -> bytes:
     """Return the whole body, of at most MAX_MESSAGE_BYTES: `build_app` bounds what is read. It is empty or JSON.
 
     Raises:
         BodyTooLarge: It has more; the rest is not read.
+        ClientLeft: The client closed its connection, or it was closed, before the body was whole.
         UnsupportedMediaType: It is not said to be JSON, or is compressed.
     """
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLarge(f"the body has more than {MAX_MESSAGE_BYTES} bytes") from error
+    except ConnectionError as error:
+        raise ClientLeft from error
     if body:
         check_media_type(request.headers.get(hdrs.CONTENT_TYPE), request.headers.get(hdrs.CONTENT_ENCODING))
     return body
@@ -110,7 +117,7 @@ def errors_as_json(handler: Handler) -> Handler:
             return await handler(request)
         except CausewayError as error:
             response = error_response(error)
-        except web.HTTPException:
+        except (web.HTTPException, ClientLeft):
             raise
         except Exception:
             _log.exception("%s %s failed", request.method, request.path)

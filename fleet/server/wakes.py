@@ -4,9 +4,8 @@ Polls are parked without aiohttp, whose request, parser and task take ten kiloby
 changes hands:
 
     aiohttp's handler   reads a poll, checks the device's token, and finds nothing new: `Polls.park`
-    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its device
-    leaves;
-                        each device has its share of these (`connections.py`)
+    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its
+                        device leaves; each device has its share of these (`connections.py`)
     Poll, idle          answered: the next bytes go to a new handler of aiohttp, as on a new connection
 
 Requests that a client pipelines behind a poll in one packet are lost; devices and proxies do not pipeline.

@@ -372,7 +372,7 @@ class Grouped(Generic[Item, Result]):
             self.transactions += 1
             self.items += len(group)
         for (_, future), result in zip(group, results, strict=True):
-            if future.done():  # the client has left
+            if future.done():  # its caller was cancelled: the server stops
                 continue
             if isinstance(result, CausewayError):
                 future.set_exception(result)

@@ -64,8 +64,7 @@ class LookRecord(msgspec.Struct, frozen=True):
 
 
 class ReportedPlan(msgspec.Struct, frozen=True):
-    """A count of devices by the rollout whose plan they follow. `refuses`: they refuse the published metadata as
-    old."""
+    """Devices that follow the plan of one rollout, counted. `refuses`: they refuse the published metadata as old."""
 
     cohort: str
     rollout: str

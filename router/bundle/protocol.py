@@ -145,8 +145,7 @@ class IssuedToken(_Message, frozen=True):
 
 
 class Wake(_Message, frozen=True):
-    """Something is new for the device's cohort: the signed metadata, or the pace. The request carries the bearer
-    token."""
+    """Signed metadata or the pace is new for the device's cohort. The request carries the bearer token."""
 
     cohort: Name
     now: float
@@ -194,8 +193,7 @@ class StatusReply(_Message, frozen=True):
 
     Attributes:
         may_change: The device may begin to change to `wanted` now: the maintenance window is open and not too many
-            devices
-            of its site change.
+            devices of its site change.
         retry_after_s: When to ask again, if it may not.
         now: The control plane's clock.
         cloned: The control plane sees two devices with this identity.

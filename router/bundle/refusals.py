@@ -44,8 +44,7 @@ class MetadataRollback(UpdateRefused, code="metadata_rollback"):
 
 
 class MetadataFrozen(UpdateRefused, code="metadata_frozen"):
-    """The timestamp or the snapshot has expired: the source has brought nothing new since (a freeze), or the clock is
-    wrong."""
+    """Timestamp or snapshot has expired: the source has brought nothing new since (a freeze), or the clock is wrong."""
 
 
 class RoleExpired(UpdateRefused, code="role_expired"):
@@ -71,8 +70,7 @@ class UpdateUnavailable(UpdateRefused, code="update_unavailable"):
     """The source does not answer, or does not have a file."""
 
 
-# --- this device
-# --------------------------------------------------------------------------------------------------------
+# --- this device -----------------------------------------------------------------------------------------------------
 
 
 class DiskFull(UpdateRefused, code="disk_full"):

@@ -201,8 +201,7 @@ class Possible(msgspec.Struct, frozen=True):
 
 
 class PolicyReplay:
-    """Replays records under one policy. Policies with replaced rules, and those of other devices, are made once
-    each."""
+    """Replays records under one policy. Each policy with replaced rules, or of another device, is made once."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

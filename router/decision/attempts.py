@@ -427,8 +427,7 @@ def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayEr
 
     1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
     2. Every target that this device has refused the request or this device's credentials: the last refusal, with its
-    status;
-       of prompts that are too long, all.
+       status; of prompts that are too long, all.
     3. Every target is saturated: 429 with the shortest Retry-After.
     4. Every target was reached and failed: 502 with the reason of every attempt.
     5. Anything else: 503 with the reason of every attempt.

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Final, TypeVar
@@ -342,7 +343,8 @@ class KeyedCachePlan(msgspec.Struct, frozen=True):
     key: bytes | None  # None: the policy keeps this request out of the cache
 
 
-class RequestMemo(msgspec.Struct):
+@dataclass(eq=False, repr=False, slots=True)
+class RequestMemo:
     """What was derived from one request: its features, and its last plan. The owner keeps it beside the request."""
 
     features: RequestFeatures | None = None
@@ -431,7 +433,8 @@ def _name(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    return value if value.isascii() else replace_surrogates(value)  # as signals replace them
+    """Replace lone surrogates, as signals do. Nearly all text is ASCII, and is looked at here."""
+    return value if value.isascii() else replace_surrogates(value)
 
 
 def plan_handoff(

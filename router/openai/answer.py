@@ -239,7 +239,7 @@ class ChatChoiceFormat:
 
 
 class CompletionChoiceFormat:
-    """The same of a legacy completion."""
+    """How an element of a legacy completion's `choices` is written, as JSON."""
 
     whole_object = b"text_completion"
     chunk_object = b"text_completion"

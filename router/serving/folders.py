@@ -90,8 +90,8 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
     Raises:
         OSError: It names the file, which is as it was; nothing is left beside it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _partial(path, mode, lambda file: file.write(content)).replace(path)
+    path.parent.mkdir(0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
+    _put(_partial(path, mode, lambda file: file.write(content)), path)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
@@ -109,7 +109,7 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
     except OSError:  # a file system without hard links, such as that of a USB stick
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        partial.replace(path)
+        _put(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -118,7 +118,16 @@ def copy_atomically(source: Path, path: Path) -> None:
     """Copy a file of any size, as `write_atomically`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as file:
-        _partial(path, 0o644, lambda target: shutil.copyfileobj(file, target, _CHUNK_BYTES)).replace(path)
+        _put(_partial(path, 0o644, lambda target: shutil.copyfileobj(file, target, _CHUNK_BYTES)), path)
+
+
+def _put(partial: Path, path: Path) -> None:
+    """Rename a complete file. Raises OSError: `path` is as it was, and the partial file is gone."""
+    try:
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path:
@@ -130,7 +139,8 @@ def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path
     partial = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
+            if mode != 0o600:  # which it has already, also where the file system refuses a change
+                os.fchmod(handle, mode)
             fill(file)
             file.flush()
             os.fsync(handle)

@@ -346,7 +346,7 @@ async def bind_tcp(
     try:
         return await loop.create_server(new_connection, host, port, backlog=_BACKLOG, reuse_address=True)
     except OSError as error:
-        raise bind_failure(f"{host}:{port}", error, where=key) from error
+        raise bind_failure(address_of(host, port), error, where=key) from error
 
 
 def raise_file_limit() -> None:
@@ -359,7 +359,12 @@ def raise_file_limit() -> None:
 
 def url_of(host: str, port: int) -> str:
     """Return the URL of an address; one of IPv6 has brackets in it."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{address_of(host, port)}"
+
+
+def address_of(host: str, port: int) -> str:
+    """Return host:port; a host of IPv6 gets brackets, where it has none."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def bind_unix_socket(path: Path, key: str) -> socket.socket:

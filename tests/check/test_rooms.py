@@ -26,10 +26,11 @@ OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
 )) + r")\b")  # fmt: skip
 
 
-# Words that gave way to another one, in any kind of file; spelled backwards, too. A table of SQLite has such a name.
+# Words that gave way to another one, in any kind of file; spelled backwards, too. A table of SQLite, a parameter of
+# Rich and a part of an MP4 file have such a name.
 _LOST_WORDS = "|".join(word[::-1] for word in ("xob", "sexob", "xoB", "sexoB"))
 LOST = re.compile(rf"(?<![A-Za-z-])({_LOST_WORDS})(?![a-z-])|causeway_cl" + "oud_")
-NOT_LOST = re.compile(r"(FROM|INTO|UPDATE|EXISTS) \w+|\w+=None")
+NOT_LOST = re.compile(rf"(FROM|INTO|UPDATE|EXISTS) \w+|\b{'xob'[::-1]}=None|14496-12: a \w+")
 
 
 def folders() -> list[Path]:

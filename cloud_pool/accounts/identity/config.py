@@ -29,8 +29,7 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
 
     def check(self) -> None:
-        """Raises ConfigError for a URL that cannot be trusted: its server decides which devices may call this
-        gateway."""
+        """Raises ConfigError for a URL that cannot be trusted: its server decides which devices may call us."""
         if not self.url:
             return
         parts = urlsplit(self.url)

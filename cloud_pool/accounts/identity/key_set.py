@@ -1,8 +1,4 @@
-"""The public keys of signed tokens: a JWKS file (RFC 7517, 8037) with one or more keys, and those of a fleet.
-
-Rotation: add the new key, wait until every gateway has read it (a second), issue with it, and remove the old key when
-its last token has expired. A file that cannot be read leaves the last good keys in place.
-"""
+"""The public keys of signed tokens, as a JWKS file (RFC 7517, 8037) has them."""
 
 from __future__ import annotations
 

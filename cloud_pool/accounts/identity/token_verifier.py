@@ -106,6 +106,9 @@ class _Header(msgspec.Struct, frozen=True):
 class KeySet:
     """The keys in use: those of the file, then the fleet's.
 
+    Rotation: add the new key, wait until every gateway has read it (a second), issue with it, and remove the old key
+    when its last token has expired. A file that cannot be read leaves the last good keys in place.
+
     `last_error` is why the file's last change is not in use.
 
     Args:

@@ -50,7 +50,7 @@ class TelemetryLog:
     def __init__(self, device: str, boot: str, read: Callable[[], Traffic], clock: Clock, folder: Path) -> None:
         self._device = device
         self._boot = boot
-        self._sums = read
+        self._read_traffic = read
         self._clock = clock
         self._path = folder / TELEMETRY_FILE
         self._is_kept = True  # there may be a file
@@ -68,7 +68,7 @@ class TelemetryLog:
 
     def cut(self, bundle: str | None) -> None:
         """End the present sample; `bundle` serves from now on (None: the factory's files)."""
-        sums, now = self._sums(), self._clock.unix()
+        sums, now = self._read_traffic(), self._clock.unix()
         new = sums - self._last
         if new.requests > 0:
             began = min(self._began, now)

@@ -1,5 +1,4 @@
-"""Check ports, the Unix socket, the cloud, this device's clock against the cloud's Date header, collector and
-broker."""
+"""Check ports, the Unix socket, the cloud, the clock against the cloud's Date header, collector and broker."""
 
 from __future__ import annotations
 
@@ -189,9 +188,8 @@ def check_tracing(config: TracingConfig) -> Iterator[Finding]:
     """Send an empty export. Nothing where no traces are sent."""
     if not config.endpoint:
         return
-    from causeway_server.router.serving.otel import (
-        send_empty_export,  # on demand: OpenTelemetry costs a tenth of a second
-    )
+    # On demand: OpenTelemetry costs a tenth of a second.
+    from causeway_server.router.serving.otel import send_empty_export
 
     fault = asyncio.run(send_empty_export(config.endpoint))
     if fault:

@@ -198,7 +198,7 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
     script = "import llama_cpp; print(llama_cpp.__version__, end='')"
     try:
         process = subprocess.run(
-            [python, "-c", script],
+            [python, "-P", "-c", script],
             env=minimal_environment(os.environ),
             capture_output=True,
             text=True,

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from causeway_sdk import AsyncCauseway, CausewayAPIError, CausewayError, Decision, RequestOptions
 from causeway_server.models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
+from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, parse_policy
 
 from ...config.schema import Config
@@ -129,8 +130,7 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
     small, large = small or DEFAULT_SMALL, large or DEFAULT_LARGE
     text = pair_policy(small, large) if is_pair else ""
     path = Path(config.policy) if config.policy else DEFAULT_POLICY
-    text_or_file = text or path.read_bytes().decode("utf-8", "replace")
-    policy = parse_policy(text_or_file, "up" if is_pair else str(path))
+    policy = parse_policy(text or _read_policy(path), "up" if is_pair else str(path))
     folders = [Path(folder) for folder in config.engine.model_dirs]
     on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
     in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
@@ -178,6 +178,14 @@ def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) ->
     if handoff is None:
         return None, f"the calibration of {small} and {large} names no threshold; {advice}"
     return handoff, f"{small} and {large} are calibrated: {large} takes over below a probability of {handoff.below:g}"
+
+
+def _read_policy(path: Path) -> str:
+    """Read a policy as the daemon does. Raises PolicyError or OSError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise PolicyError("not UTF-8", where=str(path)) from None
 
 
 def _find(name: str, folders: list[Path]) -> Artifact:

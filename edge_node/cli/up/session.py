@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 from causeway_sdk import AsyncCauseway
+from causeway_server.models.child_process import child_command
 from causeway_server.router.serving.folders import write_atomically
 
 from ...config.schema import Config
@@ -267,7 +268,7 @@ def find_programs() -> dict[str, list[str]]:
     programs = {}
     for name, package in (("causeway-edge", "edge_node"), ("causeway-cloud", "cloud_pool")):
         command = Path(sys.executable).parent / name
-        programs[name] = [str(command)] if command.exists() else [sys.executable, "-m", f"causeway_server.{package}"]
+        programs[name] = [str(command)] if command.exists() else child_command(f"causeway_server.{package}")
     return programs
 
 

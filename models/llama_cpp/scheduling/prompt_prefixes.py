@@ -170,6 +170,8 @@ def _try(work: Callable[[], None]) -> None:
         work()
     except OSError as error:
         _log.warning("a system prompt is not stored: %s", error)
+    except Exception as error:
+        _log.error("a system prompt is not stored, by a fault of ours: %s", type(error).__name__)
 
 
 def _read_header(file: BinaryIO) -> _Header:

@@ -9,7 +9,7 @@ left to the decoder.
     WAV    RIFF: the chunk `data` has fewer bytes than it says; a recorder that never knew its length says 2 GiB or more
     Ogg    RFC 3533: the last page is incomplete, or does not end its stream
     WebM   RFC 8794: an element has fewer bytes than it says; a live recording says no length of segment and clusters
-    MP4    ISO/IEC 14496-12: a device has fewer bytes than it says
+    MP4    ISO/IEC 14496-12: a box has fewer bytes than it says
     MP3    ISO/IEC 11172-3: the last frame is incomplete, or there are fewer bytes than the Xing header counts
 """
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -445,7 +446,8 @@ def _nan(logprob: float | None) -> float:
 # --- tool calls ------------------------------------------------------------------------------------------------------
 
 
-class _Call(msgspec.Struct):
+@dataclass(eq=False, repr=False)
+class _Call:
     """A call that has begun. `position`: the index that the server gave it, or its number."""
 
     number: int

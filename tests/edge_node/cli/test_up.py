@@ -296,7 +296,7 @@ def test_the_commands_are_found_beside_python_or_as_modules() -> None:
     programs = find_programs()
     assert set(programs) == {"causeway-edge", "causeway-cloud"}
     for name, package in (("causeway-edge", "edge_node"), ("causeway-cloud", "cloud_pool")):
-        module = [sys.executable, "-m", f"causeway_server.{package}"]
+        module = [sys.executable, "-P", "-m", f"causeway_server.{package}"]
         assert programs[name][0].endswith(name) or programs[name] == module
 
 

@@ -16,6 +16,7 @@ from causeway_server.cloud_pool.config import Flags
 from causeway_server.cloud_pool.config import load_config as load_gateway_config
 from causeway_server.edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
 from causeway_server.edge_node.config.schema import Config, EngineConfig
+from causeway_server.edge_node.storage.policies import DEFAULT_POLICY
 from causeway_server.models.catalog.artifact import ArtifactError, Manifest, find_artifact
 from causeway_server.models.pull.demo import demo_models
 from causeway_server.router.errors import PolicyError
@@ -47,6 +48,13 @@ def gateway(config: Config, folder: Path) -> GatewayConfig:
 def test_the_default_policy_s_models_are_started() -> None:
     models = choose_models(Config(), None, None, with_cloud=True)
     assert (models.policy_text, models.cloud, models.questions) == ("", ("assistant-large",), TOUR)
+
+
+def test_a_policy_that_the_daemon_could_not_read_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_bytes((DEFAULT_POLICY.read_text() + "# f\xfcr\n").encode("latin-1"))
+    with pytest.raises(PolicyError, match="not UTF-8"):
+        choose_models(Config(policy=str(path)), None, None, with_cloud=True)
 
 
 def test_a_pair_gets_a_policy_and_questions_of_general_knowledge(config: Config, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from causeway_server.fleet.cli.rollout_output import bundle_name, counted, state_text, table
 from causeway_server.fleet.operators.answers import RolloutStatus
-from causeway_server.fleet.rollout.settings import counted_devices
 
 
 def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:
@@ -19,7 +18,6 @@ def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:
 
 
 def test_numbers_have_their_noun() -> None:
-    assert [counted_devices(number) for number in (0, 1, 2)] == ["0 devices", "1 device", "2 devices"]
     assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
     assert (bundle_name(None), bundle_name("ab" * 32)) == ("factory's files", "abababababab")
 

@@ -124,6 +124,22 @@ async def test_a_device_that_leaves_while_its_poll_is_read_parks_nothing(
     assert "failed" not in caplog.text
 
 
+async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can do so, without a token: the log has nothing of it."""
+    connections = plane.plane.wakes.polls.connections
+    connection = await Connection.of(plane)
+    head = "POST /v1/enroll HTTP/1.1\r\nHost: fleet\r\nExpect: 100-continue\r\n"
+    connection.send(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{")
+    assert (await connection.answer())[0] == 100  # the handler reads the body
+    before = connections.others
+    connection.close()
+    await until(lambda: connections.others < before)
+    assert (await plane.device().send("GET", "/healthz")).status == 200
+    assert "failed" not in caplog.text
+
+
 async def test_a_poll_may_close_its_connection(plane: Plane) -> None:
     device, connection = await plane.enrolled(), await Connection.of(plane)
     await connection.poll(device, "connection: close")

@@ -91,6 +91,16 @@ async def test_pictures_without_text_and_pictures_that_cannot_be_read(
 
 
 @needs_pillow
+async def test_what_is_known_of_a_picture_is_recorded_beside_a_broken_sound(tmp_path: Path) -> None:
+    async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(record="all")) as device:
+        broken: dict[str, object] = {"type": "input_audio", "input_audio": {"data": "aGVsbG8=", "format": "wav"}}
+        answer = await ask(device, text("hello"), picture(), broken)
+        assert answer.status == 400
+        record = await device.record(answer)
+        assert (record.estimates.image_pixels, record.estimates.audio_s) == (PICTURE_32X16, None)
+
+
+@needs_pillow
 async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(record="all")) as device:
         record = await device.record(await ask(device, text("hello"), picture()))

@@ -29,7 +29,7 @@ sleep_for: Sleep = time.sleep
 async_sleep: AsyncSleep = asyncio.sleep
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Address:
     """A device's URL or Unix socket (`uds`), with the headers and timeouts of every request to it."""
 

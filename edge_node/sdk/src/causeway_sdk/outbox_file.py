@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS submissions (
 _COLUMNS = "key, arguments, deadline, stated_s, job, refusal"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Submission:
     """One row. `refusal`: the fields of a `Job` that ended before the device took it."""
 

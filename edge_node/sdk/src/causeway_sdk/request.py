@@ -50,7 +50,7 @@ class RequestOptions(TypedDict, total=False):
     extra: JSON
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Request:
     """`hints` go into the body's ``causeway`` object. `verb` "": GET without a body, else POST."""
 

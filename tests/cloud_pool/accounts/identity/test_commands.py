@@ -105,6 +105,17 @@ def test_incomplete_revocations_exit_with_status_2(folder: Path) -> None:
         assert result.exit_code == 2, (args, result.output)
 
 
+def test_a_key_is_revoked_whatever_is_wrong_with_the_configuration_of_redis(folder: Path) -> None:
+    """A compromised key is closed in its file; a token is shown from itself."""
+    old = read_jwks(folder / "keys.json").keys[0].kid
+    assert run("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
+    token = issued(folder)
+    for args in (("revoke", "--key", old, "--keys", folder / "keys.json"), ("show", token)):
+        result = run(*args, "--redis", "redis.internal:6379")
+        assert result.exit_code == 0, result.output
+    assert run("show", "--redis", "redis.internal:6379").exit_code == 2
+
+
 def test_revoking_a_key_removes_it_from_the_set(folder: Path) -> None:
     old = read_jwks(folder / "keys.json").keys[0].kid
     assert run("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0

@@ -1,1 +1,1 @@
-"""The client and the outbox, written once, as coroutines; `_sync` is the same code without `await`."""
+"""The client and the outbox: `_async` is written by hand, `_sync` is made from it by each build (`setup.py`)."""
