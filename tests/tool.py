@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -35,16 +36,22 @@ def run_tool(main: Callable[[], object], grace_s: float = GRACE_S) -> int:
 
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
+    status: object = None
     try:
         status = main()
     except KeyboardInterrupt:
-        number = caught[0] if caught else signal.SIGINT
-        print(f"ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        return 128 + number
+        caught.append(signal.SIGINT)
+    except (Exception, SystemExit):  # that what it started has ended, too, is for many tools a fault
+        if not caught:
+            raise
+        traceback.print_exc()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         _end(psutil.Process().children(recursive=True), grace_s)
+    if caught:
+        print(f"ended by {signal.Signals(caught[0]).name}", file=sys.stderr, flush=True)
+        return 128 + caught[0]
     return status if isinstance(status, int) else 0
 
 

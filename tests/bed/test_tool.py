@@ -38,6 +38,12 @@ async def work(how):
             raise RuntimeError("a bug")
         if how == "wait":
             await asyncio.sleep(600)
+        if how in ("raise", "return"):
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                if how == "raise":
+                    sys.exit("what the tool started has ended")
     finally:
         print("cleaned up", flush=True)
     return 3
@@ -52,6 +58,8 @@ sys.exit(run_tool(lambda: asyncio.run(work(sys.argv[1])), grace_s=0.5))
         ("", "wait", signal.SIGTERM, 143),
         ("", "wait", signal.SIGINT, 130),
         ("import signal; signal.signal(2, signal.SIG_IGN)", "wait", signal.SIGTERM, 143),  # in a shell's background
+        ("", "raise", signal.SIGTERM, 143),  # its own children got the signal first
+        ("", "return", signal.SIGTERM, 143),
         ("", "fault", None, 1),
         ("", "end", None, 3),
     ],
@@ -73,11 +81,18 @@ def test_a_real_bed_ends_its_control_plane(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bed.fleet", "--devices", "2"]
     with (tmp_path / "log").open("wb") as log:
         bed = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(tmp_path)})
-    plane = until(lambda: next((one for one in psutil.Process(bed.pid).children() if "serve" in one.cmdline()), None))
+    plane = until(lambda: next((one for one in psutil.Process(bed.pid).children() if "serve" in _command(one)), None))
     bed.send_signal(signal.SIGTERM)
     assert bed.wait(60) == 128 + signal.SIGTERM
     assert not plane.is_running()
     assert list(tmp_path.glob("fleet-bed-*")) == []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a command of the bed's that has ended meanwhile
+        return []
 
 
 def until(find: Callable[[], Found | None]) -> Found:

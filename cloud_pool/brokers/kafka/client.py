@@ -40,7 +40,9 @@ def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
     """Return what an error of the client means."""
     if isinstance(error, MessageSizeTooLargeError):
         return MessageTooLarge("Kafka takes no message of this size: see `max.message.bytes` of the topic")
-    return BrokerUnavailable(f"Kafka does not answer ({type(error).__name__})", retry_after_s=1.0)
+    # The client raises a bare KafkaError for what it did not expect, with the cause.
+    cause = type(error if type(error) is not KafkaError else error.__cause__ or error).__name__
+    return BrokerUnavailable(f"Kafka does not answer ({cause})", retry_after_s=1.0)
 
 
 def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:

@@ -117,8 +117,8 @@ class LaneProducer:
                 for message in batch:
                     sent[message.id] = await self._send(producer, message)
         except FAULTS as error:
-            _log.warning("%s: a transaction has no known end: %s", self._address, type(error).__name__)
             fault = translate(error)
+            _log.warning("%s: a transaction has no known end: %s", self._address, fault)
             self.failed = True
         for name, stored in sent.items():
             refusal = stored.exception() if stored.done() else None

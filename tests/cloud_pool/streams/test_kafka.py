@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from aiokafka.errors import KafkaError, ProducerFenced
 from hypothesis import given
 from hypothesis import strategies as st
 
+from causeway_server.cloud_pool.brokers.kafka.client import translate
 from causeway_server.cloud_pool.brokers.kafka.source import ContiguousOffsets
 from causeway_server.cloud_pool.brokers.open import open_sink
 from causeway_server.cloud_pool.brokers.port import BrokerLogin, parse_topic
@@ -77,3 +79,11 @@ async def test_a_login_that_kafka_cannot_take_is_refused(
             open_sink(address, "p", complete)
     else:
         open_sink(address, "p", complete)
+
+
+def test_a_fault_that_the_client_did_not_expect_is_named() -> None:
+    unexpected = KafkaError("Unexpected error during batch delivery")
+    unexpected.__cause__ = KeyError("node")
+    faults = (unexpected, KafkaError("no cause"), ProducerFenced())
+    names = ("KeyError", "KafkaError", "ProducerFenced")
+    assert [str(translate(fault)) for fault in faults] == [f"Kafka does not answer ({name})" for name in names]

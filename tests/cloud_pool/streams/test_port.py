@@ -144,7 +144,7 @@ async def test_two_processes_that_both_have_the_lane_publish_a_message_once(brok
         pytest.skip("this broker drops the second one by its id")
     topic = await broker.create_topic()
     async with writing(topic) as first, writing(topic) as second:
-        await store(first, outgoing("0", b"0"))
+        await insist_publish(first, b"0")
         position = await first.position("")
         behind = await second.position("")
         assert await second.publish(outgoing("1", b"1"), "", position, repeated=True)
