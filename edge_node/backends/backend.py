@@ -56,6 +56,14 @@ class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
         self.body = body
 
 
+class ChunkRelay(Protocol):
+    """Takes text of an answer as it arrives, without waking the task that iterates over the chunks."""
+
+    def take(self, chunk: Chunk) -> bool:
+        """Pass a chunk of text on. False: it was not, and comes from the iterator. Raises nothing."""
+        ...
+
+
 class BackendRequest(msgspec.Struct, frozen=True):
     """The request of one attempt to a backend. Deadlines are monotonic seconds (the loop's clock)."""
 
@@ -73,6 +81,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     report_loosened: Callable[[HeldRequest], None] = lambda _: None  # likewise
     job: JobTerms | None = None  # the request is a job
     soft: tuple[SoftTokens, ...] = ()  # whose markers are in the request's text; for targets on the device
+    relay: ChunkRelay | None = None  # is offered chunks that are text alone
     is_shadow: bool = (
         False  # compared with an answer that the client has: its failure must not count against the target
     )

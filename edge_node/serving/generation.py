@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -362,6 +362,7 @@ class AttemptRunner:
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
+        relay = _Relay(attempt, reply)
         call = BackendRequest(
             id=generation.id,
             request=with_temperature(request, target),
@@ -377,28 +378,35 @@ class AttemptRunner:
             report_loosened=generation.set_held,
             job=generation.job,
             soft=soft,
+            relay=relay if generation.request.stream else None,
         )
         generation.upstream = generation.held = None
         try:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, reply)
             else:
-                stream = self._stream(generation, attempt, backend, call, reply)
+                stream = self._stream(generation, attempt, backend.generate(call), call, relay)
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
                 await (asyncio.create_task(stream) if generation.request.stream else stream)
         except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _timeout_error(generation, attempt, error) from error
 
     async def _stream(
-        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply[AnswerHead]
+        self,
+        generation: Generation,
+        attempt: Attempt,
+        chunks: AsyncIterator[Chunk],
+        call: BackendRequest,
+        relay: _Relay,
     ) -> None:
         """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the reply."""
-        chunks = backend.generate(call)
+        reply = relay.reply
         first, ended = True, False
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout_at(min(call.first_token_by, call.deadline) + _GRACE_S) as timeout:
                 async for chunk in chunks:
+                    await relay.settle()
                     if first:
                         first = False
                         if generation.semantic_check is not None:
@@ -413,6 +421,8 @@ class AttemptRunner:
                             await _commit(generation, reply)
                         if (slow := _send(generation, piece, reply)) is not None:
                             await slow
+                        relay.is_open = slow is None
+                await relay.settle()
                 ended = True
         except ClientGone:
             raise
@@ -422,6 +432,7 @@ class AttemptRunner:
             # Nothing that happens to the target's connection now may turn a finished answer into an error.
             log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
         finally:
+            relay.close()
             if not ended:
                 await close_chunks(chunks)
         await _deliver(generation, attempt.finish(now()), reply)
@@ -440,6 +451,47 @@ class AttemptRunner:
         if first_s is None or not _streams_from_target(generation, attempt):
             return deadline, min(deadline, generation.first_byte_by)
         return deadline, min(deadline, generation.first_byte_by, now + first_s)
+
+
+class _Relay:
+    """Passes text on to a client that reads, as it arrives (`ChunkRelay`): no task wakes for it.
+
+    `is_open`: the last chunk that came from the iterator went to the client at once.
+    """
+
+    def __init__(self, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
+        self.reply = reply
+        self.is_open = False
+        self._attempt = attempt
+        self._now = asyncio.get_running_loop().time
+        self._slow: Awaitable[None] | None = None  # to be awaited before the next chunk
+        self._gone: ClientGone | None = None
+
+    def take(self, chunk: Chunk) -> bool:
+        if not self.is_open or not self._attempt.committed:
+            return False
+        try:
+            self._slow = self.reply.send(chunk)
+        except ClientGone as gone:  # the task, which gets the chunk again, says so
+            self.is_open, self._gone = False, gone
+            return False
+        self._attempt.receive(chunk, self._now())
+        self.is_open = self._slow is None
+        return True
+
+    async def settle(self) -> None:
+        """Wait for a client that has become slow. Raises ClientGone."""
+        if self._gone is not None:
+            raise self._gone
+        if self._slow is not None:
+            slow, self._slow = self._slow, None
+            await slow
+
+    def close(self) -> None:
+        """Take no more chunks."""
+        self.is_open = False
+        if isinstance(self._slow, Coroutine):
+            self._slow.close()
 
 
 async def _embed(

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import aiohttp
 import msgspec
 from yarl import URL
 
@@ -38,6 +37,7 @@ from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.serving.upstream.connection import HttpResponse
 from causeway_server.router.trackers import Breaker
 from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
@@ -83,7 +83,7 @@ class CloudBackend:
         self._jobs = CloudJobs(config.url, self.connection, now)
         self._asks_usage = True  # until the server refuses `stream_options`
         self._skip_until: dict[str, float] = {}  # by model, from Retry-After
-        self._urls = {kind: URL(config.url + path) for kind, path in PATHS.items()}
+        self._paths = {kind: URL(config.url + path).raw_path_qs for kind, path in PATHS.items()}
 
     async def start(self) -> None:
         """Prepare the connection. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
@@ -122,10 +122,8 @@ class CloudBackend:
                 while chunks := await reader.next():
                     for chunk in chunks:
                         yield _with_target(chunk, call) if chunk.resume else chunk
-                await reader.read_end()
             finally:
-                reader.close()
-                response.release()  # closes the connection unless the body is complete, which stops the work
+                reader.close()  # closes the connection unless the answer is complete, which stops the work
 
     async def embed(self, call: BackendRequest) -> Embeddings:
         body = encode_request(call.request, call.target.model, stream=False)
@@ -196,7 +194,7 @@ class CloudBackend:
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
-    async def _post_stream(self, call: BackendRequest, until: float) -> aiohttp.ClientResponse:
+    async def _post_stream(self, call: BackendRequest, until: float) -> HttpResponse:
         """Send the request for a stream; a server that refuses `stream_options` is not sent them again. See `_post`."""
         if self._asks_usage:
             try:
@@ -208,16 +206,16 @@ class CloudBackend:
                 self._asks_usage = False
         return await self._post(call, _encode(call, stream=True, ask_usage=False), until)
 
-    async def _post(self, call: BackendRequest, body: bytes, until: float) -> aiohttp.ClientResponse:
+    async def _post(self, call: BackendRequest, body: bytes, until: float) -> HttpResponse:
         """Send the request. Returns a response with status 200, its body unread; the caller must release it."""
         # A server without jobs may know the key all the same.
         headers = {} if call.job is None else {"Idempotency-Key": call.job.key}
         response = await self.connection.send(
-            call, "POST", self._urls[call.request.kind], until, body=body, headers=headers
+            call, "POST", self._paths[call.request.kind], until, body=body, headers=headers
         )
         if response.status != 200:
             raise await read_error(response, call, until)
-        call.report_upstream(_upstream_info(response.headers))
+        call.report_upstream(_upstream_info(response))
         return response
 
 
@@ -238,13 +236,13 @@ def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) ->
     return not isinstance(error, CloudTimeout) or took_s >= timeout_s - _TIMER_STEP_S
 
 
-def _upstream_info(headers: Mapping[str, str]) -> UpstreamInfo:
+def _upstream_info(response: HttpResponse) -> UpstreamInfo:
     return UpstreamInfo(
-        tier=headers.get("x-causeway-tier", "")[:_MAX_HEADER],
-        reason=headers.get("x-causeway-tier-reason", "")[:_MAX_HEADER],
-        degraded=headers.get("x-causeway-degraded", "") == "true",
-        modalities=headers.get("x-causeway-modalities", "")[:_MAX_HEADER],
-        loosened=headers.get("x-causeway-loosened", "")[:_MAX_HEADER],
+        tier=response.header(b"x-causeway-tier")[:_MAX_HEADER],
+        reason=response.header(b"x-causeway-tier-reason")[:_MAX_HEADER],
+        degraded=response.header(b"x-causeway-degraded") == "true",
+        modalities=response.header(b"x-causeway-modalities")[:_MAX_HEADER],
+        loosened=response.header(b"x-causeway-loosened")[:_MAX_HEADER],
     )
 
 
@@ -295,7 +293,7 @@ class CloudJobs:
         while state is not None:
             await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
             pause_s = min(_LONGEST_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
-            response = await self._connection.send(call, "GET", self._url / state.id, call.deadline)
+            response = await self._connection.send(call, "GET", (self._url / state.id).raw_path_qs, call.deadline)
             state = await self._read_job(call, response)
             if state.status == "succeeded":
                 return bytes(state.result)
@@ -305,7 +303,7 @@ class CloudJobs:
 
     async def cancel(self, key: str) -> Cancelled:
         """Cancel the job of this key."""
-        status = await self._connection.command("DELETE", self._url, {"Idempotency-Key": key})
+        status = await self._connection.command("DELETE", self._url.raw_path_qs, {"Idempotency-Key": key})
         if status == 404:
             return "unknown"
         is_final = status is not None and status not in _ASK_AGAIN and (status < 500 or status in _NO_JOBS)
@@ -317,7 +315,8 @@ class CloudJobs:
         plain = encode_request(call.request, call.target.model, stream=False, resume=resume)
         body = _as_job(plain, "/v1" + PATHS[call.request.kind])
         headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
-        response = await self._connection.send(call, "POST", self._url, call.deadline, body=body, headers=headers)
+        path = self._url.raw_path_qs
+        response = await self._connection.send(call, "POST", path, call.deadline, body=body, headers=headers)
         if response.status in _NO_JOBS:
             await _check_no_jobs(response, call)
             self._note_refusal(call, response.status)
@@ -338,7 +337,7 @@ class CloudJobs:
             )
         self._none_until = now + _NO_JOBS_S
 
-    async def _read_job(self, call: BackendRequest, response: aiohttp.ClientResponse) -> _CloudJob:
+    async def _read_job(self, call: BackendRequest, response: HttpResponse) -> _CloudJob:
         if response.status not in (200, 202):
             raise await read_error(response, call, call.deadline)
         try:
@@ -370,7 +369,7 @@ def _as_job(body: bytes, endpoint: str) -> bytes:
     return msgspec.json.encode({**document, "endpoint": endpoint})
 
 
-async def _check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest) -> None:
+async def _check_no_jobs(response: HttpResponse, call: BackendRequest) -> None:
     """Check that a refusal means that this server has no jobs. Releases the response. Raises ModelNotFound."""
     sent = server_error(await read_error_body(response, call.deadline))
     if sent.code == ModelNotFound.code:

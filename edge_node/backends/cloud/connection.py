@@ -1,9 +1,6 @@
 """The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers; and
 back: the stream of an answer.
 
-A request is sent again only where a pooled connection ended before anything of an answer came: the server closed it
-for idleness just as it was reused. A new connection that is closed without an answer may have delivered the request.
-
 Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this device only for the
 configured URL.
 """
@@ -11,21 +8,19 @@ configured URL.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
+import base64
 import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import aiohttp
-import anyio
 from yarl import URL
 
 from causeway_server.router.errors import CausewayError, CloudUnreadable, Phase
 from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
+from causeway_server.router.serving.upstream.client import HttpClient
+from causeway_server.router.serving.upstream.connection import ConnectError, HttpClientError, HttpResponse
 from causeway_server.router.trackers import Breaker, Ewma
 from causeway_server.router.types import Chunk, Kind, Request
 
@@ -33,10 +28,6 @@ from ...config.schema import CloudConfig
 from ...observability.logs import Fault
 from ..backend import BackendRequest
 from .responses import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, client_error, read_body, too_large, too_slow
-
-if TYPE_CHECKING:
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.tracing import Trace
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +39,7 @@ _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
 _END_S = 0.05  # for the end of a body whose answer is complete
 _USAGE_S = 1.0  # after the end of every choice, for the usage and the end of the body
 _BLANK = b"\xef\xbb\xbf \t\r\n"
-_SENDING: ContextVar[_Sending] = ContextVar("sending")
+_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "causeway-edge"}
 
 
 class CloudHealth:
@@ -132,10 +123,12 @@ class CloudHealth:
 
 def _reason(error: Exception) -> str:
     """The system's words for it if there are any; the message of an exception may quote anything."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    cause = error.cause if isinstance(error, ConnectError) and error.cause is not None else error
+    if isinstance(cause, ssl.SSLError):
+        return cause.reason or type(cause).__name__
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)
-    return type(error).__name__
+    return type(cause).__name__
 
 
 class Credentials(Protocol):
@@ -166,30 +159,33 @@ class CloudConnection:
         self._config = config
         self._health = health
         self._credentials = credentials
-        self._sent_token = ""
+        self._url = URL(config.url)
+        self._models = URL(config.url + "/models").raw_path_qs
+        self._sent_token: str | None = None
+        self._fields: dict[str, str] = {}  # of every request, with that token
         self._now = now
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._last_response = float("-inf")
-        self._session: aiohttp.ClientSession | None = None
+        self._client: HttpClient | None = None
         self.tier: str | None = None  # that answered last
 
     async def start(self) -> None:
-        """Prepare the session, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
-        verify: ssl.SSLContext | bool = True
-        if self._config.ca_file:
-            verify = ssl.create_default_context(cafile=self._config.ca_file)
-        connector = _NotingConnector(limit=self._config.max_connections, keepalive_timeout=_IDLE_S, ssl=verify)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            headers={"Accept-Encoding": "identity", "User-Agent": "causeway-edge"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
-            trust_env=False,
+        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
+        tls: ssl.SSLContext | None = None
+        if self._url.scheme == "https" or self._config.ca_file:
+            tls = ssl.create_default_context(cafile=self._config.ca_file or None)
+            tls.set_alpn_protocols(["http/1.1"])
+        self._client = HttpClient(
+            str(self._url.origin()),
+            tls=tls,
+            limit=self._config.max_connections,
+            connect_timeout_s=self._config.connect_timeout_s,
+            idle_s=_IDLE_S,
         )
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            self._client.close()
 
     def rtt_ms(self, now: float) -> float | None:
         """Return the recent round-trip time of probes; None: not measured."""
@@ -199,63 +195,55 @@ class CloudConnection:
         self,
         call: BackendRequest,
         method: str,
-        url: URL,
+        target: str,
         until: float,
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] = {},
         renew: bool = True,
-    ) -> aiohttp.ClientResponse:
-        """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it."""
-        again = functools.partial(self.send, call, method, url, until, body=body, headers=headers)
-        assert self._session is not None, "start() comes first"
-        token, sending = self._put_token(self._session), _Sending()
-        _SENDING.set(sending)
+    ) -> HttpResponse:
+        """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it.
+
+        Args:
+            target: path and query, encoded.
+            until: when the answer must be there; its `bound` may be moved (monotonic seconds).
+        """
+        assert self._client is not None, "start() comes first"
+        token = self._token()
+        fields = {**self._fields, **_headers(call, self._now()), **headers}
         try:
-            async with asyncio.timeout_at(until):
-                response = await self._session.request(
-                    method, url, data=body, headers={**_headers(call, self._now()), **headers}, allow_redirects=False
-                )
-        except aiohttp.ClientError as error:
-            if not sending.is_new and _was_idle(error):
-                return await again(renew=renew)  # ends with a new connection: each try takes one from the pool
+            response = await self._client.request(method, target, fields, until, body)
+        except HttpClientError as error:
             failure = client_error(error, call.target.name, "send")
             if failure.phase == "connect":
                 self._health.lost(error)
             raise failure from error
         except TimeoutError as error:
             raise too_slow(call, "first_token") from error
-        except OSError as error:
-            raise client_error(error, call.target.name, "send") from error
         if response.status == 401 and renew and await self._renewed(token, until):
             response.release()
-            return await again(renew=False)
+            return await self.send(call, method, target, until, body=body, headers=headers, renew=False)
         self._note_response(response, probe=False)
         return response
 
-    async def command(self, method: str, url: URL, headers: Mapping[str, str], *, renew: bool = True) -> int | None:
+    async def command(self, method: str, target: str, headers: Mapping[str, str], *, renew: bool = True) -> int | None:
         """Send a request without a body, outside of any generation. Return its status; None: there is no answer."""
-        assert self._session is not None, "start() comes first"
-        token, until = self._put_token(self._session), asyncio.get_running_loop().time() + _PROBE_S
+        assert self._client is not None, "start() comes first"
+        token, until = self._token(), asyncio.get_running_loop().time() + _PROBE_S
         try:
-            async with (
-                asyncio.timeout_at(until),
-                self._session.request(method, url, headers=headers, allow_redirects=False) as response,
-            ):
-                status = response.status
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            response = await self._client.request(method, target, {**self._fields, **headers}, until)
+        except (HttpClientError, TimeoutError):
             return None
-        if status == 401 and renew and await self._renewed(token, until):
-            return await self.command(method, url, headers, renew=False)
-        return status
+        response.release()
+        if response.status == 401 and renew and await self._renewed(token, until):
+            return await self.command(method, target, headers, renew=False)
+        return response.status
 
-    def _put_token(self, session: aiohttp.ClientSession) -> str:
-        """Make the session send the token of this moment, and return it. A request costs one comparison."""
+    def _token(self) -> str:
+        """Return the token of this moment, which `_fields` sends. A request costs one comparison."""
         token = self._config.api_key if self._credentials is None else self._credentials.token
         if token != self._sent_token:
-            session.headers.pop("Authorization", None)
-            if token:
-                session.headers["Authorization"] = f"Bearer {token}"
+            self._fields = _HEADERS | _authorization(token, self._url)
             self._sent_token = token
         return token
 
@@ -269,10 +257,10 @@ class CloudConnection:
         except TimeoutError:
             return False
 
-    def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:
+    def _note_response(self, response: HttpResponse, *, probe: bool) -> None:
         self._health.answered(response.status, probe=probe)
         self._last_response = self._now()
-        self.tier = response.headers.get("x-causeway-tier", self.tier)
+        self.tier = response.header(b"x-causeway-tier") or self.tier
 
     # --- the probe ---------------------------------------------------------------------------------------------------
 
@@ -288,44 +276,31 @@ class CloudConnection:
 
     async def probe(self) -> bool:
         """Whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
-        assert self._session is not None, "start() comes first"
-        started, token = self._now(), self._put_token(self._session)
+        assert self._client is not None, "start() comes first"
+        started, token, until = self._now(), self._token(), asyncio.get_running_loop().time() + _PROBE_S
         try:
-            with anyio.fail_after(_PROBE_S):
-                async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
-                    if response.status == 401 and await self._renewed(token, started + _PROBE_S):
-                        return await self.probe()
-                    self._note_response(response, probe=True)
-                    self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
-                    await read_body(response, MAX_ERROR_BYTES)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            response = await self._client.request("GET", self._models, self._fields, until)
+            try:
+                if response.status == 401 and await self._renewed(token, until):
+                    return await self.probe()
+                self._note_response(response, probe=True)
+                self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
+                await read_body(response, MAX_ERROR_BYTES)
+            finally:
+                response.release()
+        except (HttpClientError, TimeoutError) as error:
             self._health.lost(error)
         return self._health.reachable is True
 
 
-class _Sending:
-    """What the connector tells of one request. `is_new`: its connection was opened for it, or failed to be."""
-
-    def __init__(self) -> None:
-        self.is_new = False
-
-
-class _NotingConnector(aiohttp.TCPConnector):
-    """Notes whether a request opens a connection. aiohttp's own traces tell it for 20 µs a request."""
-
-    async def _create_connection(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        if (sending := _SENDING.get(None)) is not None:
-            sending.is_new = True
-        return await super()._create_connection(req, traces, timeout)
-
-
-def _was_idle(error: aiohttp.ClientError) -> bool:
-    """Whether a connection was closed or reset before anything was read from it."""
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return isinstance(error.message, str)  # else the part of a head that came
-    return isinstance(error, aiohttp.ClientOSError | aiohttp.ClientConnectionResetError)
+def _authorization(token: str, url: URL) -> dict[str, str]:
+    """Return the header: the token, else the user of the URL, if it names one."""
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if url.user is None:
+        return {}
+    pair = f"{url.user}:{url.password or ''}".encode("latin-1")
+    return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
 
 
 def _headers(call: BackendRequest, now: float) -> dict[str, str]:
@@ -362,13 +337,15 @@ class StreamReader:
         until: deadline of the first chunk, monotonic seconds; the call's deadline is that of the rest.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> None:
-        self._content = response.content
+    def __init__(self, response: HttpResponse, call: BackendRequest, until: float) -> None:
+        response.bound(until)
+        response.listener = None if call.relay is None else self
+        self._response = response
+        self._relay = call.relay
         self._call = call
         self._parser = SSEParser()
         self._decoder = StreamDecoder(call.id, call.request.sequences)
         self._document: list[bytes] | None = None  # pieces of an answer that is JSON in spite of the request
-        self._timer = _StreamTimer(response.content, until)
         self._size_bytes = 0
         self._has_events = False
         self._phase: Phase = "first_token"
@@ -397,11 +374,24 @@ class StreamReader:
                 return decode_answer(b"".join(self._document), self._call.id)
         return ()
 
+    def arrived(self) -> bool:
+        """Offer an event of text alone to the relay (`BodyListener`)."""
+        if self._relay is None or self._phase != "stream" or self._document is not None or not self._parser.idle:
+            return False
+        data = self._response.peek()
+        if self._size_bytes + len(data) > MAX_ANSWER_BYTES or (text := self._decoder.feed_text(data)) is None:
+            return False
+        if not self._relay.take(text):
+            return False
+        self._size_bytes += len(data)
+        self._response.take()
+        return True
+
     async def _read(self) -> bytes:
         """Return the bytes that arrive next; none at the end, and where nothing but the end is missing."""
         try:
-            data = await self._content.readany()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            data = await self._response.read()
+        except (TimeoutError, HttpClientError) as error:
             if self._decoder.whole:
                 return b""
             if isinstance(error, TimeoutError):
@@ -422,10 +412,10 @@ class StreamReader:
             return (text,)
         chunks = self._decode(data)
         if self._decoder.whole:
-            self._timer.move(min(self._call.deadline, asyncio.get_running_loop().time() + _USAGE_S))
+            self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + _USAGE_S))
         elif chunks and self._phase == "first_token":
             self._phase = "stream"
-            self._timer.move(self._call.deadline)
+            self._response.bound(self._call.deadline)
         return chunks
 
     def _decode(self, data: bytes) -> list[Chunk]:
@@ -441,33 +431,6 @@ class StreamReader:
             self._error = error
         return chunks
 
-    async def read_end(self) -> None:
-        """Read the end of the body, so that the connection can be reused."""
-        self._timer.cancel()
-        if self._content.at_eof():
-            return
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(_END_S):
-                await self._content.readany()
-
     def close(self) -> None:
-        self._timer.cancel()
-
-
-class _StreamTimer:
-    """Fails the reads of a body from a moment on: one timer per stream, as one per read costs more than the read."""
-
-    def __init__(self, content: aiohttp.StreamReader, until: float) -> None:
-        self._content = content
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_at(until, self._expire)
-
-    def move(self, until: float) -> None:
-        self._timer.cancel()
-        self._timer = self._loop.call_at(until, self._expire)
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-
-    def _expire(self) -> None:
-        self._content.set_exception(TimeoutError())
+        """Give the response up: the connection can be reused if all but the end of the body has come."""
+        self._response.release(_END_S if self._decoder.done else 0.0)

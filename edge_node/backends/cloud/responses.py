@@ -16,13 +16,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-import aiohttp
 import msgspec
 
 from causeway_server.router.errors import (
@@ -51,6 +48,12 @@ from causeway_server.router.errors import (
     StreamBroken,
     UnsupportedFeature,
 )
+from causeway_server.router.serving.upstream.connection import (
+    ConnectError,
+    DisconnectedError,
+    HttpClientError,
+    HttpResponse,
+)
 
 from ..backend import BackendRequest
 
@@ -75,42 +78,42 @@ _UNAVAILABLE: dict[str, str] = {
 }
 
 
-async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
+async def read_whole(response: HttpResponse, call: BackendRequest) -> bytes:
     """A complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
+    response.bound(call.deadline)
     try:
-        async with asyncio.timeout_at(call.deadline):
-            body = await read_body(response, MAX_ANSWER_BYTES)
+        body = await read_body(response, MAX_ANSWER_BYTES)
     except TimeoutError as error:
         raise too_slow(call, "first_token") from error
-    except (aiohttp.ClientError, OSError) as error:
+    except HttpClientError as error:
         raise client_error(error, call.target.name, "stream") from error
     if body is None:
         raise too_large(call)
     return body
 
 
-async def read_error(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
+async def read_error(response: HttpResponse, call: BackendRequest, until: float) -> CausewayError:
     """The error for a response whose status is not 200, with the server's message if it arrives in time."""
     body = await read_error_body(response, until)
-    return status_error(response.status, response.headers, body, call.target.name)
+    return status_error(response.status, response.header(b"retry-after"), body, call.target.name)
 
 
-async def read_error_body(response: aiohttp.ClientResponse, until: float) -> bytes:
+async def read_error_body(response: HttpResponse, until: float) -> bytes:
     """The body of an error if it is small and arrives in time, else b"". Releases the response."""
+    response.bound(until)
     try:
-        async with asyncio.timeout_at(until):
-            return await read_body(response, MAX_ERROR_BYTES) or b""
-    except (TimeoutError, aiohttp.ClientError, OSError):
+        return await read_body(response, MAX_ERROR_BYTES) or b""
+    except (TimeoutError, HttpClientError):
         return b""
     finally:
         response.release()
 
 
-async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+async def read_body(response: HttpResponse, limit_bytes: int) -> bytes | None:
     """The body, or None when it is larger."""
     pieces: list[bytes] = []
     size_bytes = 0
-    while piece := await response.content.readany():
+    while piece := await response.read():
         size_bytes += len(piece)
         if size_bytes > limit_bytes:
             return None
@@ -140,7 +143,7 @@ class _Envelope(msgspec.Struct):
     detail: object = None  # FastAPI's: a text, or a list of faults with `msg` and `loc`
 
 
-def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str) -> CausewayError:
+def status_error(status: int, retry_after: str, body: bytes, name: str) -> CausewayError:
     """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
     sent = server_error(body)
     reason = sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})"
@@ -154,7 +157,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str
     if status in _CREDENTIALS:  # (4)
         return CloudRejected(f"{message}: it refuses this server's credentials", phase="first_token")
     if status in (429, 503):  # (2)
-        wait_s = retry_after_s(headers.get("Retry-After", ""))
+        wait_s = retry_after_s(retry_after)
         unavailable = _UNAVAILABLE.get(str(sent.code)) if status == 503 else None
         if unavailable is not None:
             return CloudUnavailable(f"{message}: {unavailable}", phase="first_token", retry_after_s=wait_s)
@@ -166,14 +169,15 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str
     return CloudFailed(message, phase="first_token")  # (6)
 
 
-def client_error(error: Exception, name: str, phase: Phase) -> BackendError:
-    """(1), (6), (7): the error for an exception of aiohttp's client."""
+def client_error(error: HttpClientError, name: str, phase: Phase) -> BackendError:
+    """(1), (6), (7): the error for an exception of the HTTP client."""
     kind = type(error).__name__
-    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):  # (1)
+    if isinstance(error, ConnectError):  # (1)
+        kind = type(error.cause or error).__name__
         return CloudUnreachable(f"{name} cannot be reached ({kind})", phase="connect")
     if phase == "stream":  # (7)
         return StreamBroken(f"{name}'s answer broke off ({kind})", phase="stream")
-    if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)):  # (1)
+    if isinstance(error, DisconnectedError):  # (1)
         return CloudDisconnected(f"{name} closed the connection without an answer ({kind})", phase="send")
     return CloudFailed(f"{name} sent malformed HTTP ({kind})", phase=phase)  # (6)
 

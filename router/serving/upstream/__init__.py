@@ -1,0 +1,1 @@
+"""The client half of HTTP: `client` pools connections to one server, `connection` brings an answer as it arrives."""

@@ -1,0 +1,404 @@
+"""One HTTP/1.1 connection to a server, and the answer that it brings now.
+
+1. It can be reused if its answer is complete, nothing follows it, and both sides keep it alive. Any other answer ends
+   with its connection, which stops the server's work.
+2. Heads, trailers and the bytes that wait to be read are bounded: the connection is not read while they are too many.
+3. Interim responses (1xx) are skipped.
+
+One timer per connection bounds its answers: it is moved when it fires, not for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Final, Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+_MAX_HEAD_BYTES: Final = 64 * 1024  # of a head, or of the trailers
+_MAX_FIELD_BYTES: Final = 8190
+_MAX_FIELDS: Final = 128
+_BUFFER_BYTES: Final = 256 * 1024  # that wait to be read, before the connection is no longer read
+_INFLATED_BYTES: Final = 1024 * 1024  # of compressed bytes, at a time
+_TIMER_STEP_S: Final = 0.002  # timers may fire this much early
+_SWITCHING: Final = 101
+_UNREADABLE_ENCODINGS: Final = frozenset({b"br", b"zstd"})
+
+
+class HttpClientError(Exception):
+    """An exchange with the server failed."""
+
+
+class ConnectError(HttpClientError):
+    """No connection could be made. `cause`: the system's error; None: it took too long."""
+
+    def __init__(self, cause: OSError | None) -> None:
+        super().__init__("connect timeout" if cause is None else str(cause))
+        self.cause = cause
+
+
+class DisconnectedError(HttpClientError):
+    """The connection ended before the head of an answer was complete. `begun`: some of its bytes had come."""
+
+    def __init__(self, *, begun: bool) -> None:
+        super().__init__("the connection ended without an answer")
+        self.begun = begun
+
+
+class MalformedError(HttpClientError):
+    """The server's bytes are not an HTTP answer, or exceed its bounds."""
+
+
+class TruncatedError(HttpClientError):
+    """The connection ended before the body was complete."""
+
+
+class BodyListener(Protocol):
+    """Takes a body as it arrives, without waking the task that waits for it."""
+
+    def arrived(self) -> bool:
+        """Take what has arrived. Return whether that was done; otherwise the task wakes."""
+        ...
+
+
+class HttpResponse:
+    """An answer: its head, and its body as it arrives. The caller must `release` it.
+
+    Attributes:
+        status: of the final response
+        complete: whether the whole body has arrived; some of it may not have been taken yet
+        listener: is asked first while a task waits for the body
+    """
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self.status = 0
+        self.complete = False
+        self.listener: BodyListener | None = None
+        self.headers: dict[bytes, bytes] = {}
+        """The first value of each header, by its name in lower case."""
+        self._connection = connection
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
+        self._inflater: _Inflater | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def header(self, name: bytes, default: str = "") -> str:
+        """Return the first value of a header. `name`: in lower case."""
+        value = self.headers.get(name)
+        return default if value is None else value.decode("utf-8", "surrogateescape")
+
+    def bound(self, until: float) -> None:
+        """Fail the answer with TimeoutError unless it is complete at this moment (the loop's clock, s)."""
+        if not self.complete and self._error is None:
+            self._connection.bound(until)
+
+    def peek(self) -> bytes:
+        """Return the bytes that `take` would return, if they are one piece as the server sent it; else b""."""
+        return self._pieces[0] if len(self._pieces) == 1 and self._inflater is None else b""
+
+    def take(self) -> bytes:
+        """Return the bytes that have arrived and were not taken; b"" if there are none. Raises MalformedError."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._size_bytes > _BUFFER_BYTES and not self.complete:
+            self._connection.resume()
+        self._size_bytes = 0
+        if self._inflater is not None:
+            data, rest = self._inflater.feed(data)
+            if rest:
+                self.add(rest)
+        return data
+
+    async def read(self) -> bytes:
+        """Return the bytes that arrive next; b"" at the end of the body.
+
+        Raises:
+            TimeoutError: The bound of the answer has passed.
+            MalformedError, TruncatedError: The body is broken.
+        """
+        while True:
+            while not self._pieces:
+                if self._error is not None:
+                    raise self._error
+                if self.complete:
+                    if self._inflater is not None and not self._inflater.ended:
+                        raise MalformedError("the body ends within its encoding")
+                    return b""
+                await self.wait()
+            if data := self.take():  # nothing, where compressed bytes are too few
+                return data
+
+    def release(self, within_s: float = 0.0) -> None:
+        """Give the connection up, unless the rest of the body comes within this time."""
+        if self.complete or self._error is not None:
+            return
+        if within_s > 0.0:
+            self._connection.bound(asyncio.get_running_loop().time() + within_s)
+        else:
+            self._connection.close()
+
+    # --- for the connection ------------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def wait_for_head(self) -> None:
+        """Raises the error that came instead."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self.wait()
+
+    def wake(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if self.listener is None or self.complete or self._error is not None or not self.listener.arrived():
+            self._waiter.set_result(None)
+
+    def begin(self, status: int) -> None:
+        """Take the status of a complete head. Raises MalformedError for an encoding that cannot be read."""
+        encoding = self.headers.get(b"content-encoding", b"").strip().lower()
+        if encoding in _UNREADABLE_ENCODINGS:
+            raise MalformedError("the body's encoding was not asked for")
+        if encoding in (b"gzip", b"deflate"):
+            self._inflater = _Inflater(encoding)
+        self.status = status
+
+    def add(self, data: bytes) -> bool:
+        """Take bytes of the body. Return whether too many wait."""
+        self._pieces.append(data)
+        self._size_bytes += len(data)
+        return self._size_bytes > _BUFFER_BYTES
+
+    def fail(self, error: Exception) -> None:
+        """End the answer: what has arrived can be read, then the error is raised."""
+        if not self.complete and self._error is None:
+            self._error = error
+            self.wake()
+
+
+class _Inflater:
+    """Reads a compressed body; servers send one in spite of `Accept-Encoding: identity`."""
+
+    def __init__(self, encoding: bytes) -> None:
+        self._is_gzip = encoding == b"gzip"
+        self._stream: zlib._Decompress | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._stream is None or self._stream.eof
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return decoded bytes, and what is left of `data` where those were many. Raises MalformedError."""
+        if not data:
+            return b"", b""
+        if self._stream is None:
+            raw = not self._is_gzip and data[0] & 0xF != zlib.DEFLATED  # some servers leave zlib's own head out
+            self._stream = zlib.decompressobj(31 if self._is_gzip else -zlib.MAX_WBITS if raw else zlib.MAX_WBITS)
+        try:
+            found = self._stream.decompress(data, _INFLATED_BYTES)
+        except zlib.error:
+            raise MalformedError("the body is not in its encoding") from None
+        return found, self._stream.unconsumed_tail
+
+
+class Pool(Protocol):
+    """The owner of connections."""
+
+    def released(self, connection: HttpConnection) -> None:
+        """Take a connection whose answer is complete."""
+        ...
+
+    def closed(self, connection: HttpConnection) -> None:
+        """Forget a connection that is closed."""
+        ...
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection and the answer that it brings now, if any. `served`: how many it has brought."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.served = 0
+        self.idle_since = 0.0
+        self.is_open = True
+        self._pool = pool
+        self._transport: asyncio.Transport
+        self._parser = HttpResponseParser(self)
+        # As aiohttp does: servers send these, and no request can be smuggled in an answer to one.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._response: HttpResponse | None = None
+        self._keeps_alive = False
+        self._has_surplus = False  # bytes follow the answer
+        self._is_paused = False
+        self._fields = 0
+        self._bare_bytes = 0  # without any of a body
+        self._fault: MalformedError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._until = 0.0
+
+    async def exchange(self, data: bytes, until: float) -> HttpResponse:
+        """Send a request. Returns its response when the head has come."""
+        response = self._response = HttpResponse(self)
+        self._fields = self._bare_bytes = 0
+        self.bound(until)
+        self._transport.write(data)
+        try:
+            await response.wait_for_head()
+        except BaseException:
+            self.close()
+            raise
+        return response
+
+    def bound(self, until: float) -> None:
+        """Fail the answer at this moment."""
+        self._until = until
+        if self._timer is not None and until < self._timer_at:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer, self._timer_at = self.loop.call_at(until, self._look), until
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.is_open and self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close the connection, at once if an answer is incomplete."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._response is None:
+            self._transport.close()
+        else:
+            response, self._response = self._response, None
+            response.fail(TruncatedError("given up") if response.status else DisconnectedError(begun=True))
+            self._transport.abort()
+        self._pool.closed(self)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._response is None:
+            return
+        if self.loop.time() < self._until - _TIMER_STEP_S:
+            self.bound(self._until)
+        else:
+            self._fail(TimeoutError())
+
+    def _fail(self, error: Exception) -> None:
+        if self._response is not None:
+            self._response.fail(error)
+        self.close()
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:  # nothing was asked
+            self.close()
+            return
+        self._bare_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._has_surplus = True
+            self._fault = self._fault or MalformedError(type(error).__name__)
+        if response.complete:
+            self._finish(response)
+        elif self._fault is not None:
+            self._fail(self._fault)
+        elif self._bare_bytes > _MAX_HEAD_BYTES:
+            self._fail(MalformedError("the head is too large"))
+        elif response.status:
+            response.wake()
+
+    def eof_received(self) -> None:
+        self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """The server has closed the connection: the end of an answer whose length was not said, and of no other."""
+        response = self._response
+        if response is None or not response.status:
+            self._fail(DisconnectedError(begun=self._bare_bytes > 0))
+        elif b"content-length" in response.headers or b"chunked" in response.headers.get(b"transfer-encoding", b""):
+            self._fail(TruncatedError("the connection ended within the body"))
+        else:
+            response.complete, self._keeps_alive = True, False
+            self._finish(response)
+
+    def _finish(self, response: HttpResponse) -> None:
+        self._response = None
+        self.served += 1
+        response.wake()
+        if self._keeps_alive and not self._has_surplus and not self._transport.get_write_buffer_size():
+            self.resume()
+            self._pool.released(self)
+        else:
+            self.close()
+
+    # --- httptools ---------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._response is None or self._response.complete:
+            self._has_surplus = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        response = self._response
+        if response is None or response.complete or response.status:  # trailers
+            return
+        self._fields += 1
+        if self._fields > _MAX_FIELDS or len(name) > _MAX_FIELD_BYTES or len(value) > _MAX_FIELD_BYTES:
+            self._fault = MalformedError("the head has too many fields, or too large ones")
+        elif b"\0" in value:
+            self._fault = MalformedError("a field of the head has a NUL")
+        else:
+            response.headers.setdefault(name.lower(), value.rstrip())
+
+    def on_headers_complete(self) -> None:
+        response = self._response
+        if response is None or response.complete:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200 and status != _SWITCHING:
+            response.headers.clear()
+            return
+        try:
+            response.begin(status)
+        except MalformedError as error:
+            self._fault = error
+
+    def on_body(self, data: bytes) -> None:
+        response = self._response
+        if response is None or response.complete:
+            return
+        self._bare_bytes = 0
+        if response.add(data) and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is not None and response.status and self._fault is None:  # else it was an interim one
+            response.complete = True
+            self._keeps_alive = self._parser.should_keep_alive()

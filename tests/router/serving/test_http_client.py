@@ -1,0 +1,403 @@
+"""The HTTP client against servers that are told each byte: the error of each fault, which connections are reused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import ssl
+import struct
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from causeway_server.router.serving.upstream.client import HttpClient
+from causeway_server.router.serving.upstream.connection import (
+    ConnectError,
+    DisconnectedError,
+    MalformedError,
+    TruncatedError,
+)
+from tests.redis_deployments import Certificates
+from tests.waiting import until
+
+OK = b"HTTP/1.1 200 OK\r\n"
+REST = b"Content-Length: 5\r\n\r\nhello"
+HELLO = OK + REST
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+FIELDS = {"Content-Type": "application/json"}
+CLOSE, RESET = "close", "reset"
+Reply = Sequence[bytes | str]
+
+
+class Server:
+    """Answers the requests in order with these replies; the last one is repeated. A reply may end its connection."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = replies
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self.closed = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                self.bodies.append(await reader.readexactly(int(length or b"0")))
+                self.heads.append(head)
+                for piece in self.replies[min(len(self.heads), len(self.replies)) - 1]:
+                    if piece == RESET:
+                        raw: socket.socket = writer.get_extra_info("socket")
+                        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        writer.transport.abort()
+                    if isinstance(piece, str):
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+
+@asynccontextmanager
+async def client_of(server: Server, *, limit: int = 8, idle_s: float = 60.0) -> AsyncIterator[HttpClient]:
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    client = HttpClient(url, tls=None, limit=limit, connect_timeout_s=30.0, idle_s=idle_s)
+    async with listener:
+        try:
+            yield client
+        finally:
+            client.close()
+            for writer in server.writers:
+                writer.close()
+
+
+def soon(seconds: float = 30.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def ask(client: HttpClient, body: bytes | None = b"{}", seconds: float = 30.0) -> tuple[int, bytes]:
+    response = await client.request("POST", "/v1/chat", FIELDS, soon(seconds), body)
+    try:
+        return response.status, await body_of(response)
+    finally:
+        response.release()
+
+
+async def body_of(response: object) -> bytes:
+    pieces = []
+    while piece := await response.read():  # type: ignore[attr-defined]
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def compressed(coding: bytes, data: bytes) -> bytes:
+    return OK + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n%b" % (coding, len(data), data)
+
+
+def raw_deflate(data: bytes) -> bytes:
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(data) + stream.flush()
+
+
+@pytest.mark.parametrize(
+    ("reply", "body"),
+    [
+        ([HELLO], b"hello"),
+        ([CHUNKED + b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"], b"hello"),
+        ([CHUNKED + b"5;a=b\r\nhello\r\n0\r\nX-Trailer: 1\r\n\r\n"], b"hello"),
+        ([CHUNKED + b"5 \r\nhello\r\n0\r\n\r\n"], b"hello"),
+        ([OK + b"\r\nhello", CLOSE], b"hello"),
+        ([b"HTTP/1.0 200 OK\r\n\r\nhello", CLOSE], b"hello"),
+        ([HELLO.replace(b"\r\n", b"\n")], b"hello"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + HELLO], b"hello"),
+        ([OK + b"X-Long: " + b"x" * 8000 + b"\r\n" + REST], b"hello"),
+        ([compressed(b"gzip", gzip.compress(b"hello"))], b"hello"),
+        ([compressed(b"deflate", zlib.compress(b"hello"))], b"hello"),
+        ([compressed(b"deflate", raw_deflate(b"hello"))], b"hello"),
+        ([compressed(b"gzip", gzip.compress(b"x" * 5_000_000))], b"x" * 5_000_000),
+        ([compressed(b"other", b"hello")], b"hello"),
+        ([OK + b"Content-Length: 0\r\n\r\n"], b""),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], b""),
+    ],
+)
+async def test_an_answer_is_read_whatever_its_framing(reply: Reply, body: bytes) -> None:
+    async with client_of(Server(reply)) as client:
+        assert (await ask(client))[1] == body
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        ([CLOSE], DisconnectedError),
+        ([RESET], DisconnectedError),
+        ([OK[:12], CLOSE], DisconnectedError),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", CLOSE], DisconnectedError),
+        ([b""], TimeoutError),
+        ([OK], TimeoutError),
+        ([b"220 mail.example ESMTP\r\n"], MalformedError),
+        ([b"\x16\x03\x01\x02\x00\x01"], MalformedError),
+        ([b"HTTP/3.0 200 OK\r\n\r\n"], MalformedError),
+        ([OK + b"no colon\r\n\r\n"], MalformedError),
+        ([OK + b"X: a\0b\r\n\r\n"], MalformedError),
+        ([OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"], MalformedError),
+        ([OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello"], MalformedError),
+        ([OK + b"Content-Length: -5\r\n\r\nhello"], MalformedError),
+        ([OK + b"X: y\r\n" * 129 + REST], MalformedError),
+        ([OK + b"X: " + b"y" * 9000 + b"\r\n" + REST], MalformedError),
+        ([OK] + [b"X: y\r\n" * 1000] * 100, MalformedError),
+        ([OK + b"X: "] + [b"y" * 10_000] * 100, MalformedError),
+        ([b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1000] * 100, MalformedError),
+        ([compressed(b"br", b"hello")], MalformedError),
+        ([OK + b"Content-Length: 9\r\n\r\nhello", CLOSE], TruncatedError),
+        ([OK + b"Content-Length: 9\r\n\r\nhello", RESET], TruncatedError),
+        ([OK + b"Content-Length: 9\r\n\r\nhello"], TimeoutError),
+        ([CHUNKED + b"5\r\nhello\r\n", CLOSE], TruncatedError),
+        ([CHUNKED + b"5\r\nhello\r\nnot a size\r\n"], MalformedError),
+        ([CHUNKED + b"5\r\nhelloworld\r\n"], MalformedError),
+        ([CHUNKED + b"5\r\nhello\r\n0\r\nX: "] + [b"y" * 10_000] * 100, MalformedError),
+    ],
+)
+async def test_every_fault_has_its_error(reply: Reply, error: type[Exception]) -> None:
+    """And the connection is closed."""
+    server = Server(reply)
+    async with client_of(server) as client:
+        with pytest.raises(error) as caught:
+            await ask(client, seconds=0.1 if error is TimeoutError else 30.0)
+        assert type(caught.value) is error
+        await until(lambda: server.closed == 1)
+    assert len(server.heads) == 1
+
+
+@pytest.mark.parametrize("data", [b"hello", gzip.compress(b"hello")[:-3]])
+async def test_a_body_that_is_not_in_its_encoding_is_malformed(data: bytes) -> None:
+    async with client_of(Server([compressed(b"gzip", data)])) as client:
+        with pytest.raises(MalformedError):
+            await ask(client)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_an_answer_may_be_cut_anywhere(framing: str) -> None:
+    whole = HELLO if framing == "length" else CHUNKED + b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+    server = Server(*[[whole[:at], whole[at:]] for at in range(1, len(whole))])
+    async with client_of(server) as client:
+        for _ in server.replies:
+            assert await ask(client) == (200, b"hello")
+    assert len(server.writers) == 1
+
+
+async def test_a_request_is_sent_as_it_was_given() -> None:
+    server = Server([HELLO])
+    async with client_of(server) as client:
+        response = await client.request("DELETE", "/v1/jobs?a=%20", {"X-A": "ü"}, soon())
+        response.release()
+        await ask(client, b'{"a":1}')
+        port = server.writers[0].get_extra_info("sockname")[1]
+    host = b"Host: 127.0.0.1:%d\r\n" % port
+    assert server.heads[0] == b"DELETE /v1/jobs?a=%20 HTTP/1.1\r\n" + host + "X-A: ü\r\n\r\n".encode()
+    assert server.heads[1].endswith(b"Content-Type: application/json\r\nContent-Length: 7\r\n\r\n")
+    assert server.bodies == [b"", b'{"a":1}']
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-B: 1", "a\nb"])
+async def test_a_header_with_the_end_of_a_line_is_not_sent(value: str) -> None:
+    server = Server([HELLO])
+    async with client_of(server) as client:
+        with pytest.raises(ValueError, match="end of a line"):
+            await client.request("GET", "/", {"X-A": value}, soon())
+    assert not server.writers
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [HELLO + HELLO],
+        [HELLO + b"x"],
+        [OK + b"Connection: close\r\n" + REST],
+        [b"HTTP/1.0" + HELLO[8:]],
+        [OK + b"\r\nhello", CLOSE],
+    ],
+)
+async def test_a_connection_of_which_more_or_no_more_comes_is_not_reused(reply: Reply) -> None:
+    server = Server(reply)
+    async with client_of(server) as client:
+        for _ in range(2):
+            assert await ask(client) == (200, b"hello")
+    assert len(server.writers) == 2
+
+
+async def test_bytes_that_come_unasked_end_an_idle_connection() -> None:
+    server = Server([HELLO])
+    async with client_of(server) as client:
+        await ask(client)
+        server.writers[0].write(HELLO)
+        await until(lambda: server.closed == 1)
+        await ask(client)
+    assert len(server.writers) == 2
+
+
+async def test_an_idle_connection_is_closed_after_its_time() -> None:
+    server = Server([HELLO])
+    async with client_of(server, idle_s=0.02) as client:
+        await ask(client)
+        await until(lambda: server.closed == 1)
+
+
+@pytest.mark.parametrize("fault", [CLOSE, RESET])
+async def test_a_pooled_connection_that_ends_without_an_answer_is_replaced(fault: str) -> None:
+    server = Server([HELLO], [fault], [HELLO])
+    async with client_of(server) as client:
+        for _ in range(2):
+            assert await ask(client) == (200, b"hello")
+    assert (len(server.heads), len(server.writers)) == (3, 2)
+
+
+async def test_a_request_of_which_something_came_back_is_not_sent_again() -> None:
+    server = Server([HELLO], [OK[:1], CLOSE], [HELLO])
+    async with client_of(server) as client:
+        await ask(client)
+        with pytest.raises(DisconnectedError):
+            await ask(client)
+    assert len(server.heads) == 2
+
+
+async def test_a_refused_connection_has_the_systems_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        client = HttpClient(url, tls=None, limit=1, connect_timeout_s=30.0, idle_s=1.0)
+        for _ in range(2):  # a failed connection gives its place back
+            with pytest.raises(ConnectError) as caught:
+                await client.request("GET", "/", {}, soon())
+            assert isinstance(caught.value.cause, ConnectionRefusedError)
+
+
+async def test_a_connection_that_takes_too_long_is_an_error_of_the_connection() -> None:
+    """Unless the request itself is late."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        client = HttpClient(url, tls=None, limit=1, connect_timeout_s=0.1, idle_s=1.0)
+        with pytest.raises(ConnectError):
+            await client.request("GET", "/", {}, soon())
+        with pytest.raises(TimeoutError):
+            await client.request("GET", "/", {}, soon(0.05))
+
+
+async def test_a_cancelled_request_ends_its_connection() -> None:
+    server = Server([b""])
+    async with client_of(server) as client:
+        leaving = asyncio.ensure_future(ask(client))
+        await until(lambda: server.heads)
+        leaving.cancel()
+        await until(lambda: server.closed == 1)
+
+
+async def test_an_answer_that_is_given_up_ends_its_connection() -> None:
+    server = Server([CHUNKED + b"5\r\nhello\r\n"])
+    async with client_of(server) as client:
+        response = await client.request("GET", "/", {}, soon())
+        assert await response.read() == b"hello"
+        response.release()
+        await until(lambda: server.closed == 1)
+
+
+async def test_a_connection_whose_answer_lacks_only_its_end_is_reused_if_that_comes() -> None:
+    server = Server([CHUNKED + b"5\r\nhello\r\n"], [HELLO])
+    async with client_of(server) as client:
+        response = await client.request("GET", "/", {}, soon())
+        assert await response.read() == b"hello"
+        response.release(within_s=30.0)
+        server.writers[0].write(b"0\r\n\r\n")
+        await until(lambda: response.complete)
+        await ask(client)
+        assert len(server.writers) == 1
+        late = await client.request("GET", "/", {}, soon())
+        late.release(within_s=30.0)
+        assert len(server.writers) == 1
+
+
+async def test_at_the_limit_requests_wait_for_their_turn() -> None:
+    """The one that has waited longest is next, and one that leaves takes no turn with it."""
+    server = Server([OK + b"Content-Length: 5\r\n\r\n"], [HELLO])
+    async with client_of(server, limit=1) as client:
+        first = await client.request("GET", "/0", {}, soon())
+        waiting = [asyncio.ensure_future(client.request("GET", f"/{at}", {}, soon())) for at in range(1, 5)]
+        with pytest.raises(TimeoutError):
+            await client.request("GET", "/late", {}, soon(0.02))
+        waiting.pop(1).cancel()
+        server.writers[0].write(b"hello")
+        assert await body_of(first) == b"hello"
+        for response in await asyncio.gather(*waiting):
+            assert await body_of(response) == b"hello"
+    assert [head.split()[1] for head in server.heads] == [b"/0", b"/1", b"/3", b"/4"]
+    assert len(server.writers) == 1
+
+
+async def test_at_the_limit_a_connection_that_ends_makes_room_for_another() -> None:
+    server = Server([OK + b"Content-Length: 5\r\n\r\n"], [HELLO])
+    async with client_of(server, limit=1) as client:
+        first = await client.request("GET", "/", {}, soon())
+        waiting = asyncio.ensure_future(ask(client))
+        await asyncio.sleep(0)
+        first.release()
+        assert await waiting == (200, b"hello")
+    assert len(server.writers) == 2
+
+
+async def test_an_answer_that_nobody_reads_is_not_taken_from_the_server() -> None:
+    size = 64 * 1024 * 1024
+    server = Server([OK + b"Content-Length: %d\r\n\r\n" % size, b"x" * size], [HELLO])
+    async with client_of(server) as client:
+        response = await client.request("GET", "/", {}, soon())
+        assert response.status == 200
+        with pytest.raises(TimeoutError):  # the server is never done with its writing
+            async with asyncio.timeout(0.2):
+                await until(lambda: not server.writers[0].transport.get_write_buffer_size())
+        assert len(await body_of(response)) == size
+        await ask(client)
+    assert len(server.writers) == 1
+
+
+async def test_closing_the_client_ends_what_waits() -> None:
+    server = Server([OK])
+    async with client_of(server, limit=1) as client:
+        waiting = [asyncio.ensure_future(ask(client)) for _ in range(2)]
+        await until(lambda: server.heads)
+        client.close()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, BaseException) for result in results)
+
+
+async def test_tls_is_with_the_server_that_the_certificate_names(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificates.server, certificates.server_key)
+    server = Server([HELLO], [CLOSE], [OK + b"\r\nhello", CLOSE])
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=ours)
+    url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # of the refused handshake
+    async with listener:
+        for trusted in (True, False):
+            tls = ssl.create_default_context(cafile=str(certificates.ca) if trusted else None)
+            client = HttpClient(url, tls=tls, limit=1, connect_timeout_s=30.0, idle_s=60.0)
+            if trusted:
+                for _ in range(2):
+                    assert await ask(client) == (200, b"hello")
+                assert (len(server.heads), len(server.writers)) == (3, 2)
+            else:
+                with pytest.raises(ConnectError) as caught:
+                    await ask(client)
+                assert isinstance(caught.value.cause, ssl.SSLCertVerificationError)
+            client.close()
