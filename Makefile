@@ -53,15 +53,15 @@ demo-fleet: ## Set up, then a control plane and 20 devices: a good rollout, and 
 
 encoders:
 	@$(PREPARE) bench
-	@$(BIN)/python -m pip install -q --require-hashes -r edge_node/deploy/requirements-modalities.txt
+	@$(BIN)/python -m pip install -q --require-hashes -r edge_node/deploy/requirements-parts.txt
 	@$(BIN)/causeway-models pull speech $(if $(YES),--yes)
 
 demo-voice: encoders ## Spoken commands on the device, measured (needs espeak-ng; DATA=hwu64.jsonl: its held-back rows)
 	@exec $(BIN)/python -m tests.bench.voice $(if $(DATA),--data $(DATA)) $(ARGS)
 
-demo-invoice: encoders ## Typed and spoken questions about a picture, answered by a 0.5B model on the device (needs espeak-ng)
+demo-invoice: encoders ## Typed and spoken questions about an image, answered by a 0.5B model on the device (needs espeak-ng)
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
-	@exec $(BIN)/python -m tests.bench.modalities invoice $(ARGS)
+	@exec $(BIN)/python -m tests.bench.parts invoice $(ARGS)
 
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)

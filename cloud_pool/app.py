@@ -80,8 +80,8 @@ from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
-    from causeway_server.models.modalities.graph.branch import SpeechDetection
-    from causeway_server.models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.parts.graph.branch import SpeechDetection
+    from causeway_server.models.parts.process.messages import WorkerSpec
 
     from .grpc_api.server import GrpcServer
     from .observability.tracing import JobTrace, Tracing
@@ -536,7 +536,7 @@ def build_server(
 
     Args:
         tiers: by name and alias.
-        parts: reads sounds, pictures and files; None: no tier is an encoder.
+        parts: reads audio, images and files; None: no tier is an encoder.
         detect: detects speech; None: live sessions detect no turns.
         on_drain: called when the gateway begins to drain.
     """
@@ -548,7 +548,7 @@ def build_server(
     metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_gateway_")))
     transcription = None
     if parts is not None and "audio" in parts.kinds:
-        from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands sounds
+        from .http.transcription_routes import TranscriptionRoutes  # imported where a tier understands audio clips
 
         transcription = TranscriptionRoutes(admission, runner, parts).transcription
     return Server(
@@ -570,15 +570,15 @@ def _encoded_document(paths: Mapping[str, str]) -> bytes:
 
 
 def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
-    """Return what detects speech in live sessions; None where they take no sound, or nothing that does is installed.
+    """Return what detects speech in live sessions; None where they take no audio, or nothing that does is installed.
 
     Args:
         spec: the detector; None: what is installed here.
     """
     if parts is None or "audio" not in parts.kinds:
         return None
-    from causeway_server.models.modalities.graph.branch import SpeechDetection
-    from causeway_server.models.modalities.installed import find_speech_detector
+    from causeway_server.models.parts.graph.branch import SpeechDetection
+    from causeway_server.models.parts.installed import find_speech_detector
 
     spec = spec or find_speech_detector()
     return None if spec is None else SpeechDetection(spec)

@@ -92,7 +92,7 @@ _ANSWERED = {
     "x-causeway-tier": "the tier that answered",
     "x-causeway-degraded": "why it is second choice",
     "x-causeway-cache": "what the shared cache did",
-    "x-causeway-modalities": "what became of sounds, pictures and files, such as `audio=ok,image=timeout`",
+    "x-causeway-modalities": "what became of audio, images and files, such as `audio=ok,image=timeout`",
 }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from causeway_server.models.calibrate import SHADOW_FILE
-from causeway_server.models.modalities.installed import find_program
+from causeway_server.models.parts.installed import find_program
 from causeway_server.router.policy.compiled import Limits, Policy
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
@@ -51,8 +51,8 @@ from .http.api import Api, RequestReader
 from .http.inspection import Inspection
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
-from .modalities import AudioEntry
 from .observability.metrics import Metrics
+from .parts import AudioEntry
 from .serving.costly_signals import CostlySignals
 from .serving.generation import AttemptRunner
 from .serving.requests import Admission, Records, SharedGenerations
@@ -73,7 +73,7 @@ from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
-    from causeway_server.models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.parts.process.messages import WorkerSpec
 
     from .agent.agent import Agent
     from .agent.host import FleetLink
@@ -113,7 +113,7 @@ def build(
         environ: for systemd's variables, and the programs of `PATH`.
         fleet: the fleet whose plan the daemon follows; by default the one that the device joined. Without one it runs
             the last bundle that it verified, if any.
-        encoders: what turns sounds and pictures into text; by default the installed packages, with their models.
+        encoders: what turns audio and images into text; by default the installed packages, with their models.
         speech_detector: detects speech in live sessions; read only beside given `encoders`.
 
     Raises:
@@ -171,7 +171,7 @@ def _build_backends(
     """Construct what generates answers, and the signals of it."""
     config = device.config
     cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
-    learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.record == "all")
+    learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.signals == "all")
     spend = SpendStore(device.state_dir, device.clock)
     signals = SignalCollector(
         device.clock,
@@ -225,7 +225,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
         encoders=part_encoders,
-        record_all=config.decisions.record == "all",
+        record_all=config.decisions.signals == "all",
     )
     records = Records(decisions, backends.spend, metrics, clock)
     sources = AnswerSources(cache, semantic, SharedGenerations())
@@ -274,12 +274,12 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 
 
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
-    """Construct what takes requests: files, jobs, sound, live sessions, a broker's messages."""
+    """Construct what takes requests: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
     reader = RequestReader(config.server, files)
     jobs = JobEntry(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
-    sound = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
+    audio = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
     sessions = Sessions(
         config.realtime,
@@ -290,12 +290,12 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
             serving.policies,
             clock,
             SessionAudio(
-                sound,
+                audio,
                 transcribes=part_encoders is not None and "audio" in part_encoders.kinds,
                 detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
-                max_sounds=config.modalities.max_parts,
+                max_clips=config.parts.max_parts,
                 speaks=find_program(device.environ) is not None,
-                voice=config.modalities.voice,
+                voice=config.parts.voice,
             ),
             tracing,
         ),
@@ -309,7 +309,7 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
         reader=reader,
         files=files,
         jobs=jobs,
-        sound=sound,
+        audio=audio,
         sessions=sessions,
         mqtt=make_mqtt_bridge(config, jobs, serving.service, device.metrics),
         tracing=tracing,
@@ -340,7 +340,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
             **Console(parts, agent).paths(),
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
-            **parts.sound.paths(),
+            **parts.audio.paths(),
             "/v1/realtime": ("GET", parts.sessions.connect),
         },
         heartbeat_s=config.server.heartbeat_s,

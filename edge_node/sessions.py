@@ -1,4 +1,4 @@
-"""Live sessions as requests of the daemon: their answers, the transcripts of their sounds, and speech.
+"""Live sessions as requests of the daemon: their answers, the transcripts of their audio clips, and speech.
 
 The sessions themselves are `router.serving.live`.
 """
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from causeway_server.models.modalities.installed import NO_SPEECH
+from causeway_server.models.parts.installed import NO_SPEECH
 from causeway_server.router.bundle.settings import RealtimeConfig
 from causeway_server.router.errors import ModelNotFound
 from causeway_server.router.openai.audio import Transcript
-from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribePartial, TranscribeSound
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeAudio, TranscribePartial
 from causeway_server.router.realtime.session import RealtimeSession
 from causeway_server.router.serving.live.live_session import (
     Detect,
@@ -33,7 +33,7 @@ from causeway_server.router.types import AUTO
 
 from .clock import Clock
 from .http.api import RequestReader, new_decision_id, routing_hints
-from .modalities import AudioEntry
+from .parts import AudioEntry
 from .serving.requests import RequestContext
 from .serving.service import Service
 from .storage.policies import PolicyStore
@@ -49,7 +49,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
         entry: leads to the service that transcribes and speaks.
         transcribes: sessions take audio.
         detect: detects speech; None: sessions detect no turns.
-        max_sounds: the most sounds of one conversation.
+        max_clips: the most audio clips of one conversation.
         speaks: sessions answer with speech where it is asked for.
         voice: the voice of sessions that name none.
     """
@@ -57,7 +57,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
     entry: AudioEntry
     transcribes: bool
     detect: Detect | None
-    max_sounds: int
+    max_clips: int
     speaks: bool
     voice: str
 
@@ -68,11 +68,11 @@ class SessionAudio(msgspec.Struct, frozen=True):
             config.max_bytes,
             config.replay_bytes,
             config.max_audio_s if self.transcribes else 0.0,
-            self.max_sounds,
+            self.max_clips,
             speaks=self.speaks,
             voice=self.voice,
             detects_turns=self.transcribes and self.detect is not None,
-            partial_s=config.partial_s if self.transcribes else 0.0,
+            partial_interval_s=config.partial_interval_s if self.transcribes else 0.0,
         )
 
 
@@ -145,10 +145,10 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
             return None
         return partial(self._daemon.audio.entry.service.say, voice=start.voice.name, speed=start.voice.speed)
 
-    async def transcribe(self, live: LiveSession[DeviceClient], sound: TranscribeSound) -> Transcript:
+    async def transcribe(self, live: LiveSession[DeviceClient], audio: TranscribeAudio) -> Transcript:
         """Raises CausewayError."""
         audio, hints = self._daemon.audio.entry.service, live.session.request_hints
-        return await audio.transcribe_live(new_decision_id(), hints, base64.b64decode(sound.wav))
+        return await audio.transcribe_live(new_decision_id(), hints, base64.b64decode(audio.wav))
 
     async def transcribe_partial(self, live: LiveSession[DeviceClient], partial: TranscribePartial) -> str:
         return await self._daemon.audio.entry.service.transcribe_partial(live.session.request_hints, partial.wav)

@@ -1,8 +1,8 @@
 """Models: the engine that runs them on a device and inside Triton, and router signals.
 
 Reading order: `catalog` (artifacts), `llama_cpp` (the engine), `chat` and `constraints` (what models read and what they
-must answer), `signals` (the router signals), `semantic` (which questions mean the same), `modalities` (sounds and
-pictures), then how models come: `pull`, `publish`, `calibrate`; `cli`. `train` is a distribution of its own.
+must answer), `signals` (the router signals), `semantic` (which questions mean the same), `parts` (audio clips and
+images), then how models come: `pull`, `publish`, `calibrate`; `cli`. `train` is a distribution of its own.
 
 Importing this package turns the telemetry of ONNX Runtime off, in this process and its children.
 """

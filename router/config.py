@@ -26,8 +26,8 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # maximum size of a session's conversation; a client's event may have twice as much
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
     replay_bytes: Count = 256 * 1024  # sent events that are kept for a connection that is cut
-    # maximum length of the sounds of a session's conversation together, and of the one that is being sent; the oldest
-    # items give way. A second takes 64 kB
+    # maximum length of the audio clips of a session's conversation together, and of the one that is being sent; the
+    # oldest items give way. A second takes 64 kB
     max_audio_s: Seconds = 30.0
     # how long a session whose connection was cut can be resumed; its running answer goes on so long; 0: it ends at once
     resume_s: Pause = 30.0

@@ -15,8 +15,8 @@ import msgspec
 _Row = TypeVar("_Row")
 
 Kind = Literal["chat", "completion", "embedding"]
-SoundKind = Literal["transcription", "speech"]
-"""A request that no target answers: this device understands and makes sound itself."""
+AudioKind = Literal["transcription", "speech"]
+"""A request that no target answers: this device understands and makes audio itself."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
@@ -188,7 +188,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class RequestFeatures(msgspec.Struct, frozen=True):
     """What routing reads of a request: every `request.*` signal but the costly ones, and what else `decide` needs."""
 
-    kind: Kind | SoundKind
+    kind: Kind | AudioKind
     model: str
     client: str
     tags: tuple[str, ...]
@@ -275,19 +275,19 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """A thing that a picture shows, and its probability."""
+    """A thing that an image shows, and its probability."""
 
     name: str
     probability: float
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What an encoder found in one part of a request: the words of a sound, the text in a picture."""
+    """What an encoder found in one part of a request: the words of an audio clip, the text in an image."""
 
     text: str  # "": there is no speech, or no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
-    labels: tuple[Label, ...] = ()  # of a picture, most probable first
+    labels: tuple[Label, ...] = ()  # of an image, most probable first
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -384,7 +384,7 @@ class Decision(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     on_device: bool = False  # a constraint or the client binds this request to the device
     private: bool = False  # a constraint binds it: its content must not be logged, or stored other than in memory
-    parts_on_device: bool = False  # a constraint binds its sound, pictures and files to the device
+    parts_on_device: bool = False  # a constraint binds its audio, images and files to the device
     # Without attempts: what the request needs and no target of the policy (or none that it names) can do.
     missing_abilities: tuple[Ability, ...] = ()
     able_targets: tuple[str, ...] = ()  # other targets of the policy that can, where the client named one
@@ -490,9 +490,9 @@ class Estimates(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
     quality: float | None = None  # edge.quality: probability that the device's answer is right
-    image_pixels: int | None = None  # of all pictures, as their files declare them
-    pictures_text: bool | None = None  # pictures.text: whether one of them has text in it
-    audio_s: float | None = None  # of all sounds
+    image_pixels: int | None = None  # of all images, as their files declare them
+    images_text: bool | None = None  # images.text: whether one of them has text in it
+    audio_s: float | None = None  # of all audio clips
     language: str | None = None  # request.language, ISO 639-1
     audio_speech: bool | None = None  # audio.speech: whether somebody speaks in one of them
 

@@ -47,7 +47,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False  # the prompt's tokens, or some of them: the client left before the model told them
     micro_usd: int = 0
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
-    parts: str = ""  # what became of sounds, pictures and files, ``audio=ok,image=timeout``; "" without any
+    parts: str = ""  # what became of audio, images and files, ``audio=ok,image=timeout``; "" without any
 
 
 class _PendingRecord(NamedTuple):

@@ -15,8 +15,8 @@ import msgspec
 from causeway_server.models.catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path
 from causeway_server.models.llama_cpp.native.resources import probe_gpus
 from causeway_server.models.llama_cpp.protocol import EngineOptions, adapter_files
-from causeway_server.models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
-from causeway_server.models.modalities.process.messages import PartLimits
+from causeway_server.models.parts.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
+from causeway_server.models.parts.process.messages import PartLimits
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.types import Modality
 
@@ -54,7 +54,7 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
     default=(DEFAULT_TIER,),
     show_default=True,
     help="NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable."
-    " `speech`, `pictures` and `files` are encoders of such parts.",
+    " `speech`, `images` and `files` are encoders of such parts.",
 )
 @click.option(
     "--model-dir", "model_dirs", multiple=True, type=PATH, help="Folder searched for artifacts first; repeatable."
@@ -89,13 +89,17 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 @click.option(
     "--encoder-python",
     default=sys.executable,
-    help="Python with the extras `voice` and `pictures`, for encoders; default: the one of this command.",
+    help="Python with the extras `voice` and `images`, for encoders; default: the one of this command.",
 )
 @click.option(
-    "--max-audio-s", type=click.FloatRange(min=1), default=PartLimits().audio_s, show_default=True, help="Of a sound."
+    "--max-audio-s",
+    type=click.FloatRange(min=1),
+    default=PartLimits().audio_s,
+    show_default=True,
+    help="Of an audio clip.",
 )
 @click.option(
-    "--max-pixels", type=click.IntRange(min=1), default=PartLimits().pixels, show_default=True, help="Of a picture."
+    "--max-pixels", type=click.IntRange(min=1), default=PartLimits().pixels, show_default=True, help="Of an image."
 )
 @click.option(
     "--max-text-bytes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from causeway_server.models.modalities.graph.graph import EncoderGraph, RequestFacts
+from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts
 from causeway_server.router.jobs.job import LateTerms, check_read
 from causeway_server.router.types import Modality, PartRecord, Request
 

@@ -17,7 +17,7 @@ from ..tiers.tier import Tier
 from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:
-    from causeway_server.models.modalities.graph.branch import Memory
+    from causeway_server.models.parts.graph.branch import Memory
 
     from ..observability.tracing import Trace
     from .late import LateReading
@@ -105,7 +105,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class BodyMemory:
-    """Counts requests in progress, and the bytes of large bodies and of sounds of sessions.
+    """Counts requests in progress, and the bytes of large bodies and of audio clips of sessions.
 
     Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends,
     since the parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds
@@ -128,7 +128,7 @@ class BodyMemory:
         if registry is not None:
             gauge = Gauge(
                 "causeway_gateway_body_bytes",
-                "Request bodies above 64 KiB, and sounds of sessions, in memory.",
+                "Request bodies above 64 KiB, and audio clips of sessions, in memory.",
                 registry=registry,
             )
             gauge.set_function(lambda: self.held_bytes)
@@ -171,7 +171,7 @@ class BodyMemory:
             return
         if pool.held_by(caller):
             raise RateLimited(
-                f"Your tenant's request bodies and sounds have {pool.held_by(caller)} bytes at once, and with {size} "
+                f"Your tenant's request bodies and audio have {pool.held_by(caller)} bytes at once, and with {size} "
                 f"more they would exceed its share of {self.max_bytes} (server.max_body_memory_bytes). Send fewer "
                 "large requests at a time.",
                 retry_after_s=_RETRY_AFTER_S,

@@ -1,6 +1,6 @@
 """The InputChunks of a call → the body that an HTTP request would have → Request, with the same rules and messages.
 
-The first one has the request. Further ones add to its last message: text, sounds and pictures, in their order.
+The first one has the request. Further ones add to its last message: text, audio and images, in their order.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NOT_A_PARAMETER = {
 }
 _LARGEST_WHOLE = 2.0**53  # of a double: beyond it neighbours are more than one apart
 _encode = msgspec.json.Encoder().encode
-_PICTURE = re.compile(r"image/[\w.+-]+", re.ASCII)
+_IMAGE = re.compile(r"image/[\w.+-]+", re.ASCII)
 _HEADS = {"audio": "format", "image": "media_type"}
 """The field that only the first chunk of a part has, by kind."""
 
 
 class RequestInput:
-    """Collects the chunks of one call. Text continues the text before it, and bytes the sound or picture before."""
+    """Collects the chunks of one call. Text continues the text before it, and bytes the audio or image before."""
 
     def __init__(self) -> None:
         self._request: Any = None
@@ -150,7 +150,7 @@ def _finite(value: float, path: str) -> float:
 
 
 class _Part(msgspec.Struct):
-    """Text in UTF-8, or the bytes of a sound or picture. `head`: its format or media type."""
+    """Text in UTF-8, or the bytes of an audio clip or image. `head`: its format or media type."""
 
     kind: str
     head: str
@@ -172,6 +172,6 @@ def _head(kind: str, value: Any, *, continued: bool) -> str:
     head: str = getattr(value, field)
     if not head and not continued:
         raise InvalidRequest(f"`{kind}.{field}` is missing in the first InputChunk of it.", param=f"{kind}.{field}")
-    if head and kind == "image" and not _PICTURE.fullmatch(head):
-        raise InvalidRequest("`image.media_type`: send the picture's type, as image/png.", param="image.media_type")
+    if head and kind == "image" and not _IMAGE.fullmatch(head):
+        raise InvalidRequest("`image.media_type`: send the image's type, as image/png.", param="image.media_type")
     return head

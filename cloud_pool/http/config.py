@@ -25,7 +25,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # web views, and `null` is any sandboxed page, too
     origins: tuple[Origin, ...] = ()
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
-    # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 429
+    # bodies, and audio clips of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 429
     max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
     # open connections, fewer where the kernel allows the process few files; idle ones make room, and one tenant's
     # requests have half of them at most

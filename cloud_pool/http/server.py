@@ -36,7 +36,7 @@ from causeway_server.router.types import Request, RoutingHints
 from causeway_server.router.web_origins import WebOrigins
 
 from ..core.request_context import AnswerHead, BodyMemory
-from ..tiers.config import NO_SOUND
+from ..tiers.config import NO_AUDIO
 from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission
@@ -70,7 +70,7 @@ class Server(msgspec.Struct):
     info: InfoRoutes
     bodies: BodyMemory  # bounds the bodies in memory
     sessions: Sessions[Any]
-    transcription: Handler | None = None  # None: no tier understands sounds
+    transcription: Handler | None = None  # None: no tier understands audio clips
     jobs: JobRoutes | None = None  # None: this gateway has none
     on_drain: Callable[[], object] | None = None  # called when draining begins
     document: bytes = b""  # of OpenAPI, once it was asked for
@@ -151,7 +151,7 @@ class Server(msgspec.Struct):
 
     async def _no_transcription(self, http: web.BaseRequest) -> web.StreamResponse:
         self.admission.principal(http)
-        raise UnsupportedFeature(NO_SOUND)
+        raise UnsupportedFeature(NO_AUDIO)
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         return self.info.models(self.admission.allowed(self.admission.principal(http)))

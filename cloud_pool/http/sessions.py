@@ -1,7 +1,7 @@
-"""What one session asks of the gateway: its answers, and the words of its sounds, each a request of its tenant.
+"""What one session asks of the gateway: its answers, and the words of its audio clips, each a request of its tenant.
 
-The token is verified at each of them: one that has expired or was revoked gets no more answers. The session's sounds
-count as bodies in memory, and so does the request of an answer.
+The token is verified at each of them: one that has expired or was revoked gets no more answers. The session's audio
+clips count as bodies in memory, and so does the request of an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiohttp import web
 from causeway_server.router.config import SessionConfig
 from causeway_server.router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
 from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
-from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeAudio
 from causeway_server.router.realtime.session import RealtimeSession
 from causeway_server.router.serving.live.live_session import (
     Detect,
@@ -36,7 +36,7 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
-from ..tiers.config import NO_SOUND
+from ..tiers.config import NO_AUDIO
 from .request_admission import RequestAdmission, RequestHeaders, read_headers
 from .request_runner import RequestRunner
 
@@ -66,7 +66,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         admission: admits requests.
         runner: answers them.
         bodies: bounds what of sessions and requests is in memory.
-        parts: reads sounds, pictures and files; None: no tier is an encoder.
+        parts: reads audio, images and files; None: no tier is an encoder.
         detect: detects speech; None: sessions detect no turns.
     """
 
@@ -95,27 +95,27 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         if not model:
             raise MissingField("`model` is missing in the query. Name a tier.", param="model")
         self.admission.check_model(model, client.principal)
-        config, no_sound = self.config, self._no_sound(client.principal)
+        config, no_audio = self.config, self._no_audio(client.principal)
         limits = SessionLimits(
             config.max_items,
             config.max_bytes,
             config.replay_bytes,
-            max_audio_s=0.0 if no_sound else config.max_audio_s,
-            max_sounds=0 if self.parts is None else self.parts.max_parts,
+            max_audio_s=0.0 if no_audio else config.max_audio_s,
+            max_clips=0 if self.parts is None else self.parts.max_parts,
             detects_turns=self.detect is not None,
         )
         requests = GatewaySessionRequests(self, model, client)
         session = RealtimeSession(
-            session_id, model, client.hints, limits, lambda: secrets.token_hex(8), no_sound, requests.hold_sound
+            session_id, model, client.hints, limits, lambda: secrets.token_hex(8), no_audio, requests.hold_audio
         )
         return session, requests
 
-    def _no_sound(self, principal: Principal) -> str:
-        """Return why a caller's sessions take no sound, and what to do; "" if they take it."""
+    def _no_audio(self, principal: Principal) -> str:
+        """Return why a caller's sessions take no audio, and what to do; "" if they take it."""
         granted = principal.grants.modalities
         if granted is not None and "audio" not in granted:
             return f"this token may not send audio: it allows {', '.join(granted)}."
-        return "" if self.parts is not None and "audio" in self.parts.kinds else NO_SOUND
+        return "" if self.parts is not None and "audio" in self.parts.kinds else NO_AUDIO
 
 
 class GatewaySessionRequests(SessionRequests[GatewayClient]):
@@ -135,8 +135,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         self._open = True
         self._memory = None if gateway.parts is None else gateway.parts.session_memory()
 
-    def hold_sound(self, size_bytes: int) -> None:
-        """Count the session's sounds. Raises RateLimited or Shed: there is no room for so much."""
+    def hold_audio(self, size_bytes: int) -> None:
+        """Count the session's audio clips. Raises RateLimited or Shed: there is no room for so much."""
         if self._open:
             self._hold(self, size_bytes)
 
@@ -150,7 +150,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         return None
 
     def close(self) -> None:
-        """The session has ended: its sounds no longer count, and what still comes counts no more."""
+        """The session has ended: its audio clips no longer count, and what still comes counts no more."""
         self._open = False
         self._gateway.bodies.release(self)
 
@@ -167,18 +167,19 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
             finally:
                 self._gateway.bodies.release(start)
 
-    async def transcribe(self, live: LiveSession[GatewayClient], sound: TranscribeSound) -> Transcript:
-        """Return the words of a sound, by the tier that reads the sounds of messages. Raises CausewayError."""
-        from ..parts.request_parts import sound_request  # imported where a tier understands sounds
+    async def transcribe(self, live: LiveSession[GatewayClient], audio: TranscribeAudio) -> Transcript:
+        """Return the words of an audio clip, by the tier that reads the audio clips of messages. Raises
+        CausewayError."""
+        from ..parts.request_parts import audio_request  # imported where a tier understands audio clips
 
         runner, parts, arrived_at = self._gateway.runner, self._gateway.parts, self._gateway.runner.clock()
         assert parts is not None
         with self._entry("transcription", secrets.token_hex(8)) as entry:
-            request = sound_request(self._model, live.session.request_hints)
+            request = audio_request(self._model, live.session.request_hints)
             context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
             entry.tier = context.tier.name
             with runner.responding(entry, context, arrived_at):
-                asked = TranscriptionRequest(base64.b64decode(sound.wav), context.tier.name)
+                asked = TranscriptionRequest(base64.b64decode(audio.wav), context.tier.name)
                 return await parts.transcribe(context, asked, param=_PARAM)
 
     @contextmanager

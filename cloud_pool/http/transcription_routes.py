@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions` in OpenAI's form: a sound's words, by a tier that is an encoder of sounds."""
+"""`/v1/audio/transcriptions` in OpenAI's form: an audio clip's words, by a tier that is an encoder of audio clips."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 from aiohttp import hdrs, web
 
-from causeway_server.models.modalities.process.messages import Segment
+from causeway_server.models.parts.process.messages import Segment
 from causeway_server.router.errors import CausewayError, ClientGone
 from causeway_server.router.openai.answer import error_event
 from causeway_server.router.openai.audio import (
@@ -29,7 +29,7 @@ from ..core.request_context import RequestContext, answer_head
 from ..degradation.fallback import REQUESTED
 from ..http.request_admission import RequestAdmission
 from ..http.request_runner import RequestRunner
-from ..parts.request_parts import RequestParts, sound_request
+from ..parts.request_parts import RequestParts, audio_request
 from .request_admission import read_headers
 
 TEXT = "text/plain; charset=utf-8"
@@ -40,7 +40,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
 
     admission: RequestAdmission
     runner: RequestRunner
-    parts: RequestParts  # understands sounds
+    parts: RequestParts  # understands audio clips
 
     async def transcription(self, http: web.BaseRequest) -> web.StreamResponse:
         arrived_at = self.runner.clock()
@@ -73,7 +73,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
         body = await self.admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
-        parsed = sound_request(request.model, hints, stream=request.stream)
+        parsed = audio_request(request.model, hints, stream=request.stream)
         context = await self.admission.admit_parsed(parsed, inbound, 0, principal, arrived_at, entry)
         context.tier.check_ability("audio")
         return context, request

@@ -63,7 +63,7 @@ class NamedFileReader:
         Raises:
             NotFound: `owner` has no such file; names the part.
             BodyTooLarge: the files are too large for one request.
-            InvalidRequest: the body is malformed, a file is the input of a batch, or is no picture.
+            InvalidRequest: the body is malformed, a file is the input of a batch, or is no image.
             JobStoreUnavailable: the files cannot be read.
             CausewayError: what `hold` raises.
         """
@@ -203,7 +203,7 @@ class SubmissionParser:
         )
 
     def check_parts(self, request: Request) -> None:
-        """Raise UnsupportedFeature for a sound, a picture or a file that no tier reads."""
+        """Raise UnsupportedFeature for an audio clip, an image or a file that no tier reads."""
         check_parts(request, encoders_of(self._tiers.values()))
 
     def validate(

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from causeway_server.models.modalities.graph.branch import PLAIN, Branch, Memory, PartMemory, ReadPart
-from causeway_server.models.modalities.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
-from causeway_server.models.modalities.process.messages import Refusal, Refused, SegmentFound, SoundTerms
-from causeway_server.models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
+from causeway_server.models.parts.graph.branch import PLAIN, Branch, Memory, PartMemory, ReadPart
+from causeway_server.models.parts.graph.graph import EncoderGraph, RequestFacts, summary, transcript_of
+from causeway_server.models.parts.process.messages import AudioTerms, Refusal, Refused, SegmentFound
+from causeway_server.models.parts.process.parent import Tell, WorkerFailed, WorkerTimeout
 from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,
@@ -47,7 +47,7 @@ FORGETS = PartMemory(0)
 
 
 class TierBranch:
-    """Reads one kind of part by a tier, for one request: `models.modalities.graph.branch.Branch`.
+    """Reads one kind of part by a tier, for one request: `models.parts.graph.branch.Branch`.
 
     Its WorkerFailed is caused by the tier's CausewayError, if the tier has failed.
     """
@@ -66,7 +66,7 @@ class TierBranch:
         self._language = language
         self._attempt = attempt
 
-    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         """As `Branch.run`."""
         language, wants_segments = terms.language or self._language, tell is not None
         encode = EncodeJob(self._kind, language, terms.prompt, terms.temperature, wants_segments, terms.words)
@@ -168,7 +168,7 @@ class RequestParts:
         self._fallback = fallback
         self._config = config
         self._private = private
-        self._memory = PartMemory(config.remembered, config.remembered_s)
+        self._memory = PartMemory(config.fact_cache_entries, config.fact_cache_ttl_s)
         self._by_kind = encoders_of(runtime.tier for runtime in runtimes.values())
         self.kinds: tuple[Modality, ...] = tuple(self._by_kind)
 
@@ -182,7 +182,7 @@ class RequestParts:
         return PartMemory(self._config.max_parts)
 
     def at_speech_tier(self, context: RequestContext) -> RequestContext:
-        """Return the context at the tier that reads the sounds of messages."""
+        """Return the context at the tier that reads the audio clips of messages."""
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     async def read(self, context: RequestContext) -> ReadParts:
@@ -207,11 +207,11 @@ class RequestParts:
     async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
     ) -> Transcript:
-        """Return the words of a sound by the context's tier; none without speech.
+        """Return the words of an audio clip by the context's tier; none without speech.
 
         Args:
             tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
-            param: the sound's name in errors.
+            param: the audio's name in errors.
 
         Raises:
             CausewayError: the error for the client.
@@ -228,7 +228,7 @@ class RequestParts:
         except WorkerFailed as failure:
             if isinstance(failure.__cause__, CausewayError):
                 raise failure.__cause__ from None
-            raise EncoderFailed(f"the sound could not be read: {failure}. Send it again.") from None
+            raise EncoderFailed(f"the audio could not be read: {failure}. Send it again.") from None
         return transcript_of(found, seconds, words=request.words)
 
     def _known_to(self, context: RequestContext, tier: str = "") -> Memory:
@@ -261,8 +261,8 @@ class RequestParts:
         return EncoderGraph(branches, memory, max_parts=self._config.max_parts, clock=time.monotonic)
 
 
-def sound_request(model: str, hints: RoutingHints, *, stream: bool = False) -> Request:
-    """Return a sound that is to be understood as the request that is admitted for it."""
+def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> Request:
+    """Return an audio clip that is to be understood as the request that is admitted for it."""
     return Request(
         kind="chat",
         model=model,

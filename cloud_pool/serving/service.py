@@ -1,6 +1,6 @@
 """One request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
 
-parts       sounds, pictures and files → text in the prompt     parts.request_parts.RequestParts.read
+parts       audio, images and files → text in the prompt     parts.request_parts.RequestParts.read
 fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
 prompt      the chat template of the tier's model               config.tiers.Tier.prompts
 admission   a permit for each sequence, or a bounded wait       admission.AdmissionController
@@ -70,7 +70,7 @@ class Service(msgspec.Struct, frozen=True):
     fallback: TierFallback  # decides which tiers are tried
     continue_tokens: ContinueTokens | None = None  # of truncated answers; None: no answer is truncated
     find_stale: FindStale = nothing_stale  # looks up a stale answer when every tier has failed
-    parts: RequestParts | None = None  # reads sounds, pictures and files; None: no tier is an encoder
+    parts: RequestParts | None = None  # reads audio, images and files; None: no tier is an encoder
     metrics: DegradationMetrics | None = None  # counts fallback and degraded answers
     clock: Callable[[], float] = time.monotonic  # s
 
@@ -150,7 +150,7 @@ class Service(msgspec.Struct, frozen=True):
             yield chunk
 
     async def _read_parts(self, context: RequestContext) -> ReadParts | None:
-        """Read sounds, pictures and files; None: there are none. Raises CausewayError."""
+        """Read audio, images and files; None: there are none. Raises CausewayError."""
         if not first_part(context.request)[0]:
             return None
         check_parts(context.request, () if self.parts is None else self.parts.kinds)

@@ -19,7 +19,7 @@ from ..upstreams.triton.messages import GuidedKey
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
 PARTS: tuple[Modality, ...] = ("audio", "image", "file")
 """What an encoder reads."""
-NO_SOUND = "this gateway understands no sound: have its operator configure an encoder (a tier that `can: [audio]`)."
+NO_AUDIO = "this gateway understands no audio: have its operator configure an encoder (a tier that `can: [audio]`)."
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
 
@@ -87,17 +87,16 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sounds, pictures and files in requests, which encoder tiers (`can: [audio]`, `[image]`, `[file]`) read."""
+    """Audio, images and files in requests, which encoder tiers (`can: [audio]`, `[image]`, `[file]`) read."""
 
-    max_parts: Annotated[int, Meta(ge=1)] = 8  # sounds, pictures and files of one request
-    audio_timeout_s: Seconds = 20.0  # for each sound, the wait included; then the answer does without it
-    image_timeout_s: Seconds = 10.0  # for each picture or file, the wait included
-    # language of sounds where the request names none, as `en`; empty: each sound's is found out
+    max_parts: Annotated[int, Meta(ge=1)] = 8  # audio, images and files of one request
+    audio_timeout_s: Seconds = 20.0  # for each audio clip, the wait included; then the answer does without it
+    image_timeout_s: Seconds = 10.0  # for each image or file, the wait included
+    # language of audio clips where the request names none, as `en`; empty: each clip's is found out
     language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
-    remembered: Annotated[int, Meta(ge=0)] = (
-        256  # sounds and pictures whose facts are kept in memory, for one tenant each
-    )
-    remembered_s: Seconds = 600.0  # how long
+    # audio clips and images whose facts are kept in memory, for one tenant each
+    fact_cache_entries: Annotated[int, Meta(ge=0)] = 256
+    fact_cache_ttl_s: Seconds = 600.0  # how long
 
 
 def too_many_sequences(request: Request, limit: str) -> InvalidRequest:

@@ -104,8 +104,8 @@ _WORK: Mapping[TierAbility, str] = {
     "chat": "chats",
     "completion": "completions",
     "embedding": "embeddings",
-    "audio": "sounds",
-    "image": "pictures",
+    "audio": "clips",
+    "image": "images",
     "file": "files",
 }
 
@@ -116,7 +116,7 @@ _PATHS: Mapping[TierAbility, tuple[str, ...]] = {
     "embedding": ("/v1/embeddings",),
     "audio": ("/v1/audio/transcriptions",),
 }
-"""Where a request names a tier for what it can; no request names an encoder of pictures or files."""
+"""Where a request names a tier for what it can; no request names an encoder of images or files."""
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Tier(msgspec.Struct, frozen=True):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths where requests may name it, none for an encoder of pictures or files."""
+        """The paths where requests may name it, none for an encoder of images or files."""
         able = [one for one in self.config.can if one != "chat" or self.chat_format.template]
         return tuple(path for one in able for path in _PATHS.get(one, ()))
 

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from causeway_server.models.modalities.graph.branch import LocalBranch
-from causeway_server.models.modalities.process.messages import (
+from causeway_server.models.parts.graph.branch import LocalBranch
+from causeway_server.models.parts.process.messages import (
+    AudioTerms,
     Found,
     PartLimits,
     Refusal,
     Refused,
     SegmentFound,
-    SoundTerms,
     WorkerSpec,
 )
-from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerTimeout
+from causeway_server.models.parts.process.parent import WorkerFailed, WorkerTimeout
 from causeway_server.router.errors import CausewayError, ClientGone
 from causeway_server.router.types import Fact, Modality
 
@@ -143,7 +143,7 @@ class EncoderRuntime:
             read = await self._branch.run(
                 request.data,
                 deadline,
-                SoundTerms(job.language, job.prompt, job.temperature, job.words),
+                AudioTerms(job.language, job.prompt, job.temperature, job.words),
                 (lambda segment: responder.send(SegmentFound(segment), last=False)) if job.tell else None,
             )
         except Refusal as refusal:

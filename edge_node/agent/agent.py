@@ -178,7 +178,7 @@ class Agent:
         return 0.0
 
     def _retry_s(self) -> float:
-        wait_s = min(self._settings.check_s, self._settings.retry_s * 2.0 ** min(self._refusals, 10))
+        wait_s = min(self._settings.check_interval_s, self._settings.retry_s * 2.0 ** min(self._refusals, 10))
         self._refusals += 1
         return wait_s * (0.5 + self.chance())
 
@@ -224,7 +224,7 @@ class Agent:
         if plan is None or wanted is None or wanted == self.running or wanted in self._row.quarantined:
             code, _, reason = self._row.quarantined.get(wanted or "", "").partition(": ")
             self._enter(Event.NOTHING, written=False, code=code, reason=reason)
-            return self._settings.check_s
+            return self._settings.check_interval_s
         assert manifest is not None
         signed_at = min(float(manifest.created), self._floor() + self._settings.signed_step_s)
         self._enter(
@@ -264,8 +264,8 @@ class Agent:
         return looked.plan
 
     def _is_due(self) -> bool:
-        """Whether the last look was `check_s` ago, or something may be new."""
-        return self.clock.monotonic() - self._looked_at >= self._settings.check_s
+        """Whether the last look was `check_interval_s` ago, or something may be new."""
+        return self.clock.monotonic() - self._looked_at >= self._settings.check_interval_s
 
     def _note(self, bundle: InstalledBundle | None) -> None:
         """Remember the serial of a bundle that was loaded."""

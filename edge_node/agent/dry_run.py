@@ -43,7 +43,7 @@ from .store import signal_manifest
 
 _REPLAYED_RECORDS = 500
 _CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
-_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, a picture's pixels
+_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, an image's pixels
 _USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
 
 
@@ -150,19 +150,19 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
     device = Device("this-device", total_bytes - adapters_bytes, _USABLE_SHARE)
     try:
         found = read_gguf(Path(file.path))
-        pictures_bytes = _pictures_bytes(file)
+        images_bytes = _images_bytes(file)
     except ArtifactError as error:
         raise ModelUnusable(f"{model.name}: {error}") from error
     context = min(_CONTEXT_TOKENS, found.context_length or _CONTEXT_TOKENS)
-    if largest_batch(found, device, context, limit=1, vision_bytes=pictures_bytes) == 0:
-        beside = f" with {pictures_bytes} bytes for its projector" if pictures_bytes else ""
+    if largest_batch(found, device, context, limit=1, vision_bytes=images_bytes) == 0:
+        beside = f" with {images_bytes} bytes for its projector" if images_bytes else ""
         raise ModelTooLarge(
             f"{model.name}{beside}: does not fit into {device.usable_bytes} of {total_bytes} bytes of memory"
         )
 
 
-def _pictures_bytes(file: ModelFile) -> int:
-    """The memory of the process that turns pictures into soft tokens. Raises ArtifactError."""
+def _images_bytes(file: ModelFile) -> int:
+    """The memory of the process that turns images into soft tokens. Raises ArtifactError."""
     projector = file.model.projector
     if projector is None:
         return 0
@@ -188,8 +188,8 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black picture into soft tokens, as the model's projector will do it: nothing else loads it before the
-    first picture of a client.
+    """Turn a black image into soft tokens, as the model's projector will do it: nothing else loads it before the
+    first image of a client.
 
     Raises:
         ModelUnusable: The packages for it are missing here, or it is no projector of this model.
@@ -200,7 +200,7 @@ def check_projector(file: ModelFile) -> None:
     name = f"the projector of {file.model.name}"
     if missing := missing_packages(has_encoder=projector.encoder is not None):
         raise ModelUnusable(
-            f"{name}: {', '.join(missing)} is not installed here: pip install 'causeway-router[pictures]'"
+            f"{name}: {', '.join(missing)} is not installed here: pip install 'causeway-router[images]'"
         )
     path, model = Path(file.projector[0]), Path(file.path)
     try:

@@ -72,9 +72,10 @@ class Host(Protocol):
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """`check_s`: between two looks, if nothing wakes the agent. `retry_s`: after a refusal, doubled up to `check_s`."""
+    """`check_interval_s`: between two looks, if nothing wakes the agent. `retry_s`: after a refusal, doubled up to
+    `check_interval_s`."""
 
-    check_s: float = 900.0
+    check_interval_s: float = 900.0
     retry_s: float = 30.0
     trial: TrialSettings = TrialSettings()
     download: DownloadBounds = DownloadBounds()

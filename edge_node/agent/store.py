@@ -307,8 +307,8 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
         yield folder / (MMPROJ_FILE if projector.encoder is None else PROJECTOR_FILE), projector.blob
         if projector.encoder is not None:
             yield folder / ENCODER_FILE, projector.encoder
-    for picture in model.pictures:
-        yield folder / picture_file(picture), picture
+    for image in model.images:
+        yield folder / image_file(image), image
 
 
 def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
@@ -329,9 +329,9 @@ def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
     )
 
 
-def picture_file(picture: Blob) -> str:
-    """Return the name of a golden prompt's picture beside the weights."""
-    return f"picture-{picture.sha256}"
+def image_file(image: Blob) -> str:
+    """Return the name of a golden prompt's image beside the weights."""
+    return f"image-{image.sha256}"
 
 
 def _has_content(path: Path, blob: Blob) -> bool:

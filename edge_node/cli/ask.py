@@ -1,6 +1,6 @@
-"""`causeway-edge ask`, `route` and `listen`: send one prompt or sound to the running daemon through the SDK.
+"""`causeway-edge ask`, `route` and `listen`: send one prompt or audio to the running daemon through the SDK.
 
-`listen` shows the transcript of the sound besides. `route --policy FILE` tries a draft of a policy, without a daemon.
+`listen` shows the transcript of the audio besides. `route --policy FILE` tries a draft of a policy, without a daemon.
 """
 
 from __future__ import annotations
@@ -113,21 +113,21 @@ def route(
 
 
 @click.command()
-@click.argument("sound", default="")
+@click.argument("audio", default="")
 @request_options
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1, max=120.0),
     default=5.0,
     show_default=True,
-    help="Length of the recording, without SOUND.",
+    help="Length of the recording, without AUDIO.",
 )
-def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
-    """Send a spoken request to the running daemon: the file SOUND, stdin for `-`, else the microphone.
+def listen(audio: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
+    """Send a spoken request to the running daemon: the file AUDIO, stdin for `-`, else the microphone.
 
     The answer goes to stdout; its transcript, route and times to stderr. Exit codes as for ask.
     """
-    data = _read_sound(sound, seconds)
+    data = _read_audio(audio, seconds)
     with _daemon(url, api_key) as (causeway, console):
         part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
         answer = causeway.chat([{"role": "user", "content": [part]}], **request_arguments(flags))
@@ -243,8 +243,8 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
     return lines, TIMED_OUT if error.code == _DEADLINE or error.status == _GATEWAY_TIMEOUT else FAILED
 
 
-def _read_sound(source: str, seconds: float) -> bytes:
-    """Return the sound of a file, of stdin ("-") or of the microphone ("", for so many seconds), as a file.
+def _read_audio(source: str, seconds: float) -> bytes:
+    """Return the audio of a file, of stdin ("-") or of the microphone ("", for so many seconds), as a file.
 
     Exit with status 2 where there is none.
     """
@@ -256,22 +256,22 @@ def _read_sound(source: str, seconds: float) -> bytes:
         usage_error(f"{source}: {error.strerror}")
     name = "stdin" if source == "-" else source
     if not data:
-        usage_error(f"{name}: the sound is empty")
+        usage_error(f"{name}: the audio is empty")
     if len(data) > _MAX_BYTES:
         usage_error(f"{name}: larger than {_MAX_BYTES // 1024 // 1024} MiB; send it in pieces")
     return data
 
 
-def _transcript(causeway: Causeway, sound: bytes) -> str:
-    """Return the words as people read them; "" on a device without an encoder, whose target took the sound itself."""
+def _transcript(causeway: Causeway, audio: bytes) -> str:
+    """Return the words as people read them; "" on a device without an encoder, whose target took the audio itself."""
     try:
-        return causeway.transcribe(sound)
+        return causeway.transcribe(audio)
     except CausewayAPIError:
         return ""
 
 
 def _parts(causeway: Causeway, decision_id: str) -> list[dict[str, Any]]:
-    """What the decision record says of the sound."""
+    """What the decision record says of the audio."""
     record: Any = causeway.decision(decision_id)
     return [dict(part) for part in record["parts"]]
 

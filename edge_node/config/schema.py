@@ -16,10 +16,10 @@ from causeway_server.router.bundle.settings import (
     DecisionsConfig,
     DeviceFilesSettings,
     EngineSettings,
-    ModalitiesConfig,
     MqttSettings,
     OutboxSettings,
     OutboxWebhookSettings,
+    PartsConfig,
     RealtimeConfig,
     ResponseCacheConfig,
 )
@@ -107,7 +107,7 @@ class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fie
 
 
 class OutboxConfig(OutboxSettings, frozen=True, forbid_unknown_fields=True):
-    # `true`: jobs may have sound, pictures and files, whose bytes then wait on the disk until the job has ended;
+    # `true`: jobs may have audio, images and files, whose bytes then wait on the disk until the job has ended;
     # `false`: such jobs are refused
     accept_parts: bool = False
     webhooks: OutboxWebhookConfig = OutboxWebhookConfig()
@@ -158,8 +158,8 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_s: Seconds = 600.0
     trial_requests: Count = 200  # least number of requests of a trial
     trial_max_s: Seconds = 86400.0  # maximum duration; a bundle with fewer requests by then is kept as unproven
-    telemetry_s: Seconds = 60.0  # mean time between two telemetry messages
-    check_s: Seconds = 900.0  # time between two looks for updates, if the control plane wakes nothing
+    telemetry_interval_s: Seconds = 60.0  # mean time between two telemetry messages
+    check_interval_s: Seconds = 900.0  # time between two looks for updates, if the control plane wakes nothing
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,7 +178,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: DeviceFilesConfig = DeviceFilesConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
-    modalities: ModalitiesConfig = ModalitiesConfig()
+    parts: PartsConfig = PartsConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"  # log level: debug, info, warning or error

@@ -19,8 +19,8 @@ from ..files.store import DeviceFileStore
 from ..http.api import RequestReader
 from ..http.inspection import Reachability, Readiness
 from ..jobs.entry import JobEntry
-from ..modalities import AudioEntry
 from ..observability.metrics import Metrics
+from ..parts import AudioEntry
 from ..serving.requests import Admission, Records, SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
@@ -78,7 +78,7 @@ class WaysIn:
     reader: RequestReader
     files: DeviceFileStore
     jobs: JobEntry
-    sound: AudioEntry
+    audio: AudioEntry
     sessions: Sessions[DeviceClient]
     mqtt: MqttBridge | None  # of a device that knows a broker
     tracing: RequestTracer | None

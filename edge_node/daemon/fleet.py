@@ -28,7 +28,7 @@ from causeway_server.models.catalog.projector import find_projector
 from causeway_server.models.llama_cpp.protocol import SoftTokens
 from causeway_server.router.bundle.manifest import Blob, BundleModel, GoldenPrompt
 from causeway_server.router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
-from causeway_server.router.bundle.settings import ModalitiesConfig, SettingValue
+from causeway_server.router.bundle.settings import PartsConfig, SettingValue
 from causeway_server.router.errors import CausewayError, ConfigError, PolicyError
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.types import Message, Request, Sampling, Target, TextPart
@@ -41,7 +41,7 @@ from ..agent.link.connection import AgentReport, FleetConnection
 from ..agent.link.control_plane import carries_secrets
 from ..agent.link.identity import open_key, read_identity
 from ..agent.link.tokens import TokenKeeper
-from ..agent.store import InstalledBundle, picture_file
+from ..agent.store import InstalledBundle, image_file
 from ..agent.trial import TrialSettings
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
@@ -57,7 +57,7 @@ _GOLDEN_S = 180.0  # of one prompt, loading the model included
 _GOLDEN_TOKENS = 256
 _PROBE, _PROBE_TOKENS = "hello", 1  # whether an adapter can be used shows with its first request
 See = Callable[[Blob], Awaitable[SoftTokens]]
-"""Turns a picture of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
+"""Turns an image of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
 _GOLDEN_TRIES = 3
 _LOAD_S = 300.0
 _Section = TypeVar("_Section", bound=msgspec.Struct)
@@ -78,7 +78,12 @@ def connect(
         if (identity := read_identity(folder)) is None:
             return None, ""
         return FleetConnection(
-            folder, identity, open_key(folder), clock=clock, read_traffic=read_traffic, telemetry_s=config.telemetry_s
+            folder,
+            identity,
+            open_key(folder),
+            clock=clock,
+            read_traffic=read_traffic,
+            telemetry_interval_s=config.telemetry_interval_s,
         ), ""
     except (ConfigError, FileNotFoundError) as error:
         problem = f"this device cannot speak to its fleet: {error}"
@@ -127,7 +132,7 @@ def _link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
     return FleetLink(
         member=lambda: connection.identity,
         source=connection.source,
-        settings=AgentSettings(check_s=config.check_s, trial=trial),
+        settings=AgentSettings(check_interval_s=config.check_interval_s, trial=trial),
         may_change=connection.may_change,
         on_change=connection.changed,
     )
@@ -159,7 +164,7 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
 
 
 async def check_golden(
-    engine: Backend, model: BundleModel, model_dirs: Sequence[Path], config: ModalitiesConfig, tries: int = 1
+    engine: Backend, model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig, tries: int = 1
 ) -> None:
     """Ask a model and each of its adapters directly.
 
@@ -168,9 +173,9 @@ async def check_golden(
 
     Raises:
         GoldenAnswerDiffers: One of them answers something else.
-        ModelUnusable: One of them does not answer, or a picture cannot be read.
+        ModelUnusable: One of them does not answer, or an image cannot be read.
     """
-    async with golden_pictures(model, model_dirs, config) as see:
+    async with golden_images(model, model_dirs, config) as see:
         await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
         for adapter in model.adapters:
             target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
@@ -183,7 +188,7 @@ async def _check_answers(
     engine: Backend, target: Target, prompts: Sequence[GoldenPrompt], see: See, tries: int
 ) -> None:
     for golden in prompts:
-        soft = None if golden.picture is None else await see(golden.picture)
+        soft = None if golden.image is None else await see(golden.image)
         answers: list[str] = []
         while golden.answer not in answers:
             if len(answers) == tries:
@@ -200,7 +205,7 @@ async def golden_answer(
     """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable.
 
     Args:
-        soft: Of the picture after the prompt.
+        soft: Of the image after the prompt.
     """
     content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
     request = Request(
@@ -211,8 +216,8 @@ async def golden_answer(
         max_tokens=max_tokens,
     )
     deadline = asyncio.get_running_loop().time() + _GOLDEN_S
-    pictures = () if soft is None else (soft,)
-    call = BackendRequest(id="golden", request=request, target=target, deadline=deadline, soft=pictures)
+    images = () if soft is None else (soft,)
+    call = BackendRequest(id="golden", request=request, target=target, deadline=deadline, soft=images)
     try:
         return "".join([chunk.text async for chunk in engine.generate(call) if chunk.index == 0])
     except CausewayError as error:
@@ -220,10 +225,8 @@ async def golden_answer(
 
 
 @asynccontextmanager
-async def golden_pictures(
-    model: BundleModel, model_dirs: Sequence[Path], config: ModalitiesConfig
-) -> AsyncIterator[See]:
-    """Yield the function that reads the pictures of a model's golden prompts.
+async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig) -> AsyncIterator[See]:
+    """Yield the function that reads the images of a model's golden prompts.
 
     It has processes of its own, because requests may still use the projector of the bundle before. A model without such
     prompts starts none.
@@ -231,17 +234,15 @@ async def golden_pictures(
     Raises:
         ModelUnusable: The model's projector cannot be used here.
     """
-    if not model.pictures:
-        yield _no_picture
+    if not model.images:
+        yield _no_image
         return
     if not config.enabled:
-        raise ModelUnusable(
-            f"{model.name}: a golden prompt has a picture, and this device reads none: modalities.enabled"
-        )
+        raise ModelUnusable(f"{model.name}: a golden prompt has an image, and this device reads none: parts.enabled")
     # Imported only where a bundle needs it.
-    from causeway_server.models.modalities.installed import DECODER
-    from causeway_server.models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
-    from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess
+    from causeway_server.models.parts.installed import DECODER
+    from causeway_server.models.parts.process.messages import PartLimits, Refusal, WorkerSpec
+    from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
 
     from ..serving.part_encoders import Projectors
 
@@ -255,14 +256,14 @@ async def golden_pictures(
     projectors = Projectors(lambda _: found, decoder, remembered=1, timeout_s=_GOLDEN_S)
     projectors.kinds(model.name)
 
-    async def see(picture: Blob) -> SoftTokens:
+    async def see(image: Blob) -> SoftTokens:
         deadline = asyncio.get_running_loop().time() + _GOLDEN_S
         try:
-            content = await asyncio.to_thread((folder / picture_file(picture)).read_bytes)
-            return await projectors.run(model.name, content, picture.sha256, deadline)
+            content = await asyncio.to_thread((folder / image_file(image)).read_bytes)
+            return await projectors.run(model.name, content, image.sha256, deadline)
         except (OSError, Refusal, WorkerFailed) as error:
             raise ModelUnusable(
-                f"{model.name}: the picture {picture.sha256[:12]} of a golden prompt cannot be read: {error}"
+                f"{model.name}: the image {image.sha256[:12]} of a golden prompt cannot be read: {error}"
             ) from error
 
     try:
@@ -272,8 +273,8 @@ async def golden_pictures(
         await decoder.close()
 
 
-async def _no_picture(picture: Blob) -> SoftTokens:
-    raise ModelUnusable(f"no projector reads the picture {picture.sha256[:12]}")
+async def _no_image(image: Blob) -> SoftTokens:
+    raise ModelUnusable(f"no projector reads the image {image.sha256[:12]}")
 
 
 def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
@@ -392,7 +393,7 @@ class BundleHost:
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
             if (brought := models.get(model)) is not None:
-                await check_golden(engine, brought, self.model_dirs, self._running.modalities)
+                await check_golden(engine, brought, self.model_dirs, self._running.parts)
             self._checked_models.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
@@ -408,7 +409,7 @@ class BundleHost:
         if engines is None:
             raise ModelUnusable(f"{model.name}: this device runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:
-            await check_golden(engines, model, self.model_dirs, self._running.modalities, _GOLDEN_TRIES)
+            await check_golden(engines, model, self.model_dirs, self._running.parts, _GOLDEN_TRIES)
 
 
 def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:

@@ -174,7 +174,7 @@ class App:
         self._stop.set()
         if self._root is not None:
             await asyncio.wait([self._root])
-        for part in (parts.sound, parts.encoders, parts.engines, parts.cloud, parts.fleet):
+        for part in (parts.audio, parts.encoders, parts.engines, parts.cloud, parts.fleet):
             if part is not None:
                 await part.close()
         await asyncio.to_thread(self._close_stores)

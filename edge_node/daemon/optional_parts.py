@@ -1,4 +1,4 @@
-"""What only some devices have: an engine, encoders, jobs, sound, shadow requests, a broker, traces, a fleet.
+"""What only some devices have: an engine, encoders, jobs, audio, shadow requests, a broker, traces, a fleet.
 
 Each function imports what it makes, so that a device without it needs neither its packages nor its memory.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from causeway_server.models.catalog.artifact import Artifact, ArtifactError, find_artifact, list_artifacts
-from causeway_server.models.modalities.installed import find_encoders, find_speech_detector
+from causeway_server.models.parts.installed import find_encoders, find_speech_detector
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.signals import OPENAI_TEMPERATURE
 from causeway_server.router.types import Modality, Transcripts
@@ -29,14 +29,14 @@ from ..signals.estimators import LearnedEstimators
 from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
-    from causeway_server.models.modalities.process.messages import WorkerSpec
+    from causeway_server.models.parts.process.messages import WorkerSpec
 
     from ..agent.journal import Booted
     from ..agent.link.connection import FleetConnection
     from ..backends.cloud.connection import Credentials
-    from ..modalities.audio import AudioApi, AudioService
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
+    from ..parts.audio import AudioApi, AudioService
     from ..serving.part_encoders import PartEncoders
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
@@ -106,11 +106,11 @@ def make_part_encoders(
     given: Mapping[Modality, WorkerSpec] | None,
     detector: WorkerSpec | None,
 ) -> PartEncoders | None:
-    """Return the encoders of sounds and pictures; None if this device has none, or its configuration forbids them."""
+    """Return the encoders of audio and images; None if this device has none, or its configuration forbids them."""
     found = given if given is not None else find_encoders(model_dirs)
     if given is None:
         detector = find_speech_detector()
-    if not found or not config.modalities.enabled:
+    if not found or not config.parts.enabled:
         return None
     from causeway_server.models.catalog.projector import find_projector
 
@@ -118,7 +118,7 @@ def make_part_encoders(
 
     return PartEncoders(
         found,
-        config.modalities,
+        config.parts,
         clock,
         Manifests(model_dirs).transcripts,
         lambda model: find_projector(model, model_dirs) if config.engine.enabled else None,
@@ -134,14 +134,14 @@ def make_audio(
     serving: Serving,
     reader: RequestReader,
 ) -> tuple[AudioService, AudioApi]:
-    """Return what serves `/v1/audio/*` and the sound of live sessions."""
-    from ..modalities.audio import AudioApi, AudioService
-    from ..modalities.speaker import Speaker, Voices
+    """Return what serves `/v1/audio/*` and the audio of live sessions."""
+    from ..parts.audio import AudioApi, AudioService
+    from ..parts.speaker import Speaker, Voices
 
     policies, records = serving.policies, serving.records
     audio = AudioService(
         None if backends.encoders is None else backends.encoders.graph,
-        Speaker(environ, Voices(model_dirs), config.modalities.voice),
+        Speaker(environ, Voices(model_dirs), config.parts.voice),
         admission=serving.admission,
         records=records,
         signals=backends.signals,

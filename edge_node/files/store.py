@@ -167,7 +167,7 @@ class DeviceFileStore:
             NotFound: `owner` has no such file; names the part.
             BodyTooLarge: the files are too large for one request.
             QueueFull: too much is in memory.
-            InvalidRequest: the body is malformed, a file is no picture, or the preference contradicts that of a file.
+            InvalidRequest: the body is malformed, a file is no image, or the preference contradicts that of a file.
             FileStoreUnavailable: a file cannot be read.
         """
         named = named_files(body) if self.in_use else None

@@ -6,7 +6,7 @@ POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
 POST /v1/responses                                           the same, as a Response object; nothing is stored
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
-POST /v1/audio/transcriptions /v1/audio/speech               see `modalities.api`
+POST /v1/audio/transcriptions /v1/audio/speech               see `parts.api`
 POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
 GET  /console…                                               the page, see `console.routes`
 """

@@ -409,7 +409,7 @@ class JobIntake:
         request = parse_job_request(fields.endpoint, plain, hints)
         if modalities(request) != ["text"] and not self._config.accept_parts:
             message = (
-                "this device keeps no sound, pictures or files on its disk, where jobs wait (`jobs.accept_parts`): "
+                "this device keeps no audio, images or files on its disk, where jobs wait (`jobs.accept_parts`): "
                 "send it as a plain request"
             )
             raise UnsupportedFeature(message, param="messages")

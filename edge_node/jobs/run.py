@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from causeway_server.models.modalities.revising import revise_each
+from causeway_server.models.parts.revising import revise_each
 from causeway_server.router.errors import (
     BreakerOpen,
     CausewayError,

@@ -2,7 +2,7 @@
 
 Jobs pass the same service as requests: one Decision, the same constraints, one Outcome. The policy decides anew at each
 run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target. When the cloud
-comes back, sending begins after a random pause and never exceeds three times `jobs.steady_per_s`, so that a
+comes back, sending begins after a random pause and never exceeds three times `jobs.cloud_rate_per_s`, so that a
 thousand devices do not storm it.
 """
 
@@ -300,7 +300,7 @@ class CloudGate:
 
     def __init__(self, config: OutboxConfig, chance: random.Random) -> None:
         self._jitter_s = config.jitter_s
-        self._interval_s = 1.0 / (_CATCH_UP * config.steady_per_s)
+        self._interval_s = 1.0 / (_CATCH_UP * config.cloud_rate_per_s)
         self._chance = chance
         self._was_open = False
         self._opens = 0.0

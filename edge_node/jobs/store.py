@@ -271,7 +271,7 @@ class JobOutbox:
             job = decode_job(record)
             found.append(Claimed(job, body_of(body, job.body_bytes)))
             left_bytes -= job.body_bytes
-            if left_bytes <= 0:  # requests with pictures are large
+            if left_bytes <= 0:  # requests with images are large
                 break
         return found
 

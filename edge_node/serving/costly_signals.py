@@ -40,7 +40,7 @@ class CostlySignals:
     Args:
         count_tokens: prompt length in tokens of the edge model; None on a device without an engine.
         estimate_quality: the signal `edge.quality`; None on a device without an engine.
-        encoders: turn sounds and pictures into text, whose signals are computed; None: this device has none.
+        encoders: turn audio and images into text, whose signals are computed; None: this device has none.
         record_all: compute them for every request that is decided, for its record.
     """
 

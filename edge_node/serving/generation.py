@@ -69,7 +69,7 @@ from ..storage.cache import CacheHit
 if TYPE_CHECKING:
     from causeway_server.models.constraints.grammars import HeldRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
-    from causeway_server.models.modalities.graph.graph import RequestFacts, RequestSoftTokens
+    from causeway_server.models.parts.graph.graph import RequestFacts, RequestSoftTokens
     from causeway_server.models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
@@ -173,7 +173,7 @@ class Generation:
 
     @property
     def transcript_confidence(self) -> float | None:
-        """Confidence of the transcript, if the last message is one sound; None: it was typed."""
+        """Confidence of the transcript, if the last message is one audio clip; None: it was typed."""
         if self.facts is None:
             return None
         last = len(self.request.messages) - 1
@@ -228,7 +228,7 @@ class Generation:
         elsewhere = "" if self.upstream is None else self.upstream.modalities
         if not (used := self.used_parts):
             return elsewhere
-        from causeway_server.models.modalities.graph.graph import summary  # imported when there was such a part
+        from causeway_server.models.parts.graph.graph import summary  # imported when there was such a part
 
         return ",".join(filter(None, (summary(used), elsewhere)))
 

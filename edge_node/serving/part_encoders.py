@@ -1,7 +1,7 @@
 """The parts of a generation, as text or as soft tokens: when the encoder graph runs for it, and on what.
 
 A branch runs before the Decision only if a signal needs its facts (`estimate`), else with the first attempt whose
-target cannot take its parts (`prepare`); never twice for one request. Where the attempt's plan says so, a picture
+target cannot take its parts (`prepare`); never twice for one request. Where the attempt's plan says so, an image
 becomes soft tokens instead, by the projector that the manifest of the target's model names (`Projectors`).
 """
 
@@ -18,29 +18,29 @@ import msgspec
 from causeway_server.models.catalog.artifact import ArtifactError, ArtifactNotFound
 from causeway_server.models.catalog.projector import Projector, missing_packages
 from causeway_server.models.llama_cpp.protocol import SoftTokens
-from causeway_server.models.modalities.graph.branch import LocalBranch, PartMemory, SpeechDetection
-from causeway_server.models.modalities.graph.graph import (
+from causeway_server.models.parts.graph.branch import LocalBranch, PartMemory, SpeechDetection
+from causeway_server.models.parts.graph.graph import (
     EncoderGraph,
     RequestFacts,
     facts_of,
     invalid_part,
     soft_tokens_of,
 )
-from causeway_server.models.modalities.installed import DECODER
-from causeway_server.models.modalities.process.messages import (
+from causeway_server.models.parts.installed import DECODER
+from causeway_server.models.parts.process.messages import (
     Decode,
+    ImagePixels,
     PartLimits,
-    Picture,
     Projected,
-    ProjectPicture,
+    ProjectImage,
     Refusal,
     WorkerSpec,
 )
-from causeway_server.models.modalities.process.parent import WorkerFailed, WorkerProcess
-from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
+from causeway_server.router.bundle.settings import PartsConfig
 from causeway_server.router.jobs.job import LateTerms
 from causeway_server.router.parts.reading import find_parts, fuse, has_parts
-from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
+from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, IMAGES_TEXT, LANGUAGE
 from causeway_server.router.serving.gauges import Gauge
 from causeway_server.router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 _N = TypeVar("_N", int, float)
 _PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
 _STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
-WORKER = "causeway_server.models.modalities.encoders.projector:PictureProjector"
-VISION_WORKER = "causeway_server.models.modalities.encoders.mmproj:VisionModel"
+WORKER = "causeway_server.models.parts.encoders.projector:ImageProjector"
+VISION_WORKER = "causeway_server.models.parts.encoders.mmproj:VisionModel"
 
 
 class PartEncoders:
@@ -71,7 +71,7 @@ class PartEncoders:
     def __init__(
         self,
         encoders: Mapping[Modality, WorkerSpec],
-        config: ModalitiesConfig,
+        config: PartsConfig,
         clock: Clock,
         transcripts: Callable[[str], Transcripts] = lambda _: "written",
         find_projector: Callable[[str], Projector | None] = lambda _: None,
@@ -89,12 +89,12 @@ class PartEncoders:
         self.projectors = Projectors(
             find_projector,
             self._decoder if images is None else images.decoder,
-            config.remembered,
+            config.fact_cache_entries,
             config.image_timeout_s,
         )
         self.graph = EncoderGraph(
             self._branches,
-            PartMemory(config.remembered),
+            PartMemory(config.fact_cache_entries),
             max_parts=config.max_parts,
             clock=clock.monotonic,
             projectors=self.projectors,
@@ -113,7 +113,7 @@ class PartEncoders:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
 
         Raises:
-            InvalidRequest: a part is invalid, or a request that is one sound has no speech.
+            InvalidRequest: a part is invalid, or a request that is one audio clip has no speech.
             EncoderFailed: nothing is left of the request's last message.
         """
         found = await self._ask(generation, kinds)
@@ -168,9 +168,9 @@ class PartEncoders:
             if IMAGE_PIXELS in signals and estimates.image_pixels is None:
                 sizes = await self._measured(generation, "image", self._branches["image"].pixels)
                 estimates = msgspec.structs.replace(estimates, image_pixels=None if sizes is None else sum(sizes))
-            if PICTURES_TEXT in signals and estimates.pictures_text is None:
+            if IMAGES_TEXT in signals and estimates.images_text is None:
                 found = await self._ask(generation, ("image",))
-                estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
+                estimates = msgspec.structs.replace(estimates, images_text=found.says("image"))
             generation.estimates = estimates  # known also if an audio part is invalid
         if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
             if AUDIO_S in signals and estimates.audio_s is None:
@@ -195,7 +195,8 @@ class PartEncoders:
     async def _measured(
         self, generation: Generation, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]]
     ) -> list[_N] | None:
-        """Measure each part of this kind: the declared size of a picture in pixels, the length of a sound in seconds.
+        """Measure each part of this kind: the declared size of an image in pixels, the length of an audio clip in
+        seconds.
 
         Returns:
             None if one of them is not known in time.
@@ -253,13 +254,13 @@ def _late(generation: Generation) -> LateTerms | None:
 class Projectors:
     """The projectors of the models that the active policy names.
 
-    Each has a child, which starts with the first picture for its model. Soft tokens are remembered as facts are.
+    Each has a child, which starts with the first image for its model. Soft tokens are remembered as facts are.
 
     Args:
         find: a model's, or None. Raises ArtifactError.
-        decoder: of pictures.
-        remembered: limit of the pictures whose soft tokens are kept.
-        timeout_s: for each picture.
+        decoder: of images.
+        remembered: limit of the images whose soft tokens are kept.
+        timeout_s: for each image.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class Projectors:
         self._known: dict[str, Projector] = {}  # by model
         self._named: frozenset[str] | None = None  # models of the active policy; None: any
         self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
-        self._reading: Counter[str] = Counter()  # pictures that a worker reads, or that wait for it
+        self._reading: Counter[str] = Counter()  # images that a worker reads, or that wait for it
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
         self._former_starts = 0  # of workers that were dropped
 
@@ -287,7 +288,7 @@ class Projectors:
 
     @property
     def running(self) -> int:
-        """Children that are there: one that was killed counts until the next picture needs it."""
+        """Children that are there: one that was killed counts until the next image needs it."""
         return sum(worker.pid is not None for worker in self._workers.values())
 
     def kinds(self, model: str) -> tuple[Modality, ...]:
@@ -297,7 +298,7 @@ class Projectors:
             projector = self._find(model)
         except ArtifactError as error:
             if not isinstance(error, ArtifactNotFound):
-                log.error("%s takes no pictures as soft tokens: %s", model, error)
+                log.error("%s takes no images as soft tokens: %s", model, error)
             return ()
         if projector is None or missing_packages(has_encoder=projector.encoder is not None):
             return ()
@@ -307,7 +308,7 @@ class Projectors:
     def use(self, models: Collection[str]) -> None:
         """End the children that none of the active policy's models needs any more.
 
-        One that reads a picture, for a request of the policy before, ends after it.
+        One that reads an image, for a request of the policy before, ends after it.
         """
         self._named = frozenset(models)
         self._end_unused()
@@ -318,29 +319,29 @@ class Projectors:
         return "" if projector is None else projector.digest
 
     def remembered(self, model: str, sha256: str) -> SoftTokens | None:
-        """Return the soft tokens of an equal picture, if they are known."""
+        """Return the soft tokens of an equal image, if they are known."""
         projector = self._known.get(model)
         return None if projector is None else self._remembered.get((projector.digest, sha256))
 
-    async def run(self, model: str, picture: bytes, sha256: str, deadline: float) -> SoftTokens:
-        """Return the soft tokens of a picture.
+    async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
+        """Return the soft tokens of an image.
 
         Args:
-            deadline: the loop's time; the picture also has its own.
+            deadline: the loop's time; the image also has its own.
 
         Raises:
-            Refusal: the picture is invalid.
+            Refusal: the image is invalid.
             WorkerTimeout, WorkerFailed: it was not read.
         """
         projector = self._known.get(model)
         if projector is None:
             raise WorkerFailed(f"{model} has no projector any more")
         deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
-        decoded = await self._decoder.run(Decode("image", picture), deadline)
-        assert isinstance(decoded, Picture)
+        decoded = await self._decoder.run(Decode("image", image), deadline)
+        assert isinstance(decoded, ImagePixels)
         self._reading[projector.digest] += 1
         try:
-            found = await self._worker_of(projector).run(ProjectPicture(decoded), deadline)
+            found = await self._worker_of(projector).run(ProjectImage(decoded), deadline)
         finally:
             self._reading[projector.digest] -= 1
             self._end_unused()

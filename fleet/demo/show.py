@@ -51,7 +51,7 @@ _DEVICE = {
     "fleet.trial_s": "6s",
     "fleet.trial_requests": 20,
     "fleet.trial_max_s": "25s",
-    "fleet.telemetry_s": "3s",
+    "fleet.telemetry_interval_s": "3s",
     "log": "info",
 }
 

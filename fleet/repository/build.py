@@ -116,7 +116,7 @@ def _projector(folder: Path, doc: ProjectorDoc, model: Blob, files: dict[str, Pa
 
 def _golden(folder: Path, doc: ModelDoc | AdapterDoc, files: dict[str, Path]) -> tuple[GoldenPrompt, ...]:
     return tuple(
-        GoldenPrompt(one.prompt, one.answer, None if one.picture is None else _file_blob(folder / one.picture, files))
+        GoldenPrompt(one.prompt, one.answer, None if one.image is None else _file_blob(folder / one.image, files))
         for one in doc.golden
     )
 

@@ -145,7 +145,7 @@ class GoldenDoc(_Part, frozen=True):
 
     prompt: str
     answer: str  # exactly, at temperature 0
-    picture: str | None = None  # path of a picture that stands after the prompt, for a model with a projector
+    image: str | None = None  # path of an image that stands after the prompt, for a model with a projector
 
 
 class WeightsFile(_Part, frozen=True):
@@ -170,8 +170,8 @@ class ProjectorDoc(WeightsFile, frozen=True):
     """The mmproj file of a vision model, or with `encoder` a projector in ONNX."""
 
     model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was made for
-    encoder: WeightsFile | None = None  # the picture encoder whose features it reads, in ONNX
-    tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None  # that a picture becomes; with `encoder`
+    encoder: WeightsFile | None = None  # the image encoder whose features it reads, in ONNX
+    tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None  # that an image becomes; with `encoder`
 
 
 class SignalDoc(WeightsFile, frozen=True):
@@ -184,7 +184,7 @@ class ModelDoc(_WeightsDoc, frozen=True):
     """A model, its adapters, its projector and the signals about its answers."""
 
     adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
-    projector: ProjectorDoc | None = None  # with it the model takes pictures, under `fusion: early` and `hybrid`
+    projector: ProjectorDoc | None = None  # with it the model takes images, under `fusion: early` and `hybrid`
     signals: dict[SignalKind, SignalDoc] = {}  # for these weights; those on the device are for others
     uncalibrated: bool = False  # without signals on purpose: a handoff compares the engine's raw score
 
@@ -200,14 +200,14 @@ class ModelDoc(_WeightsDoc, frozen=True):
         return found | {f".signals.{kind}": one for kind, one in self.signals.items()}
 
     @property
-    def pictures(self) -> dict[str, str]:
-        """The paths of the golden prompts' pictures, by key below the model's."""
+    def images(self) -> dict[str, str]:
+        """The paths of the golden prompts' images, by key below the model's."""
         asked = {"": self.golden} | {f".adapters.{name}": one.golden for name, one in self.adapters.items()}
         return {
-            f"{key}.golden[{index}].picture": one.picture
+            f"{key}.golden[{index}].image": one.image
             for key, prompts in asked.items()
             for index, one in enumerate(prompts)
-            if one.picture is not None
+            if one.image is not None
         }
 
 

@@ -160,8 +160,8 @@ def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
         for key, one in doc.files.items():
             if one.file is not None:
                 yield f"models.{model}{key}.file", one.file
-        for key, picture in doc.pictures.items():
-            yield f"models.{model}{key}", picture
+        for key, image in doc.images.items():
+            yield f"models.{model}{key}", image
 
 
 def _missing(folder: Path, path: str) -> str:
@@ -208,7 +208,7 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
     if is_hasty(cohort.rollout):
         message = (
             "a healthy device without requests reports every 5 to 6 minutes: with less than 6m it counts as silent, "
-            "unless `fleet.telemetry_s` of the devices is short and they always have requests"
+            "unless `fleet.telemetry_interval_s` of the devices is short and they always have requests"
         )
         yield Problem(locations.find(f"{path}.rollout.silence"), message, "warning")
 
@@ -225,8 +225,8 @@ def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
     if doc.projector is not None:
         yield from _projector(doc, doc.projector)
     else:
-        for key in doc.pictures:
-            yield key, "the model has no `projector`, which a picture needs"
+        for key in doc.images:
+            yield key, "the model has no `projector`, which an image needs"
 
 
 def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:

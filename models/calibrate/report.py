@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..signals.pair import LENGTH_INPUT, PairHandoff
 from .fit import Indices, Rows, Unseen
-from .routing_curves import Array64, apgr, calibration_error, picture, reliability, routing_curves
+from .routing_curves import Array64, apgr, calibration_error, chart, reliability, routing_curves
 
 BOOTSTRAPS = 400
 LEAST_ROWS = 20  # of a task, from which it is judged by itself
@@ -286,7 +286,7 @@ def write_report(folder: Path, report: PairReport, rows: Rows, signals: Mapping[
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
     curves = routing_curves(signals, rows.small, rows.large, rows.weights)
     traffic = f"{report.small} and {report.large}, {len(rows)} prompts"
-    (folder / "routing.svg").write_text(picture(curves, traffic), encoding="utf-8")
+    (folder / "routing.svg").write_text(chart(curves, traffic), encoding="utf-8")
     (folder / "calibration.svg").write_text(reliability(signals[BOTH], rows.enough), encoding="utf-8")
 
 

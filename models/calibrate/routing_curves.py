@@ -99,7 +99,7 @@ def _curve(name: str, signal: Array64, share: Array64, device: Array64, cloud: A
     return RoutingCurve(name, tuple(CurvePoint(x, y, y / cloud_exact if cloud_exact else 1.0) for x, y in points))
 
 
-def picture(curves: Sequence[RoutingCurve], traffic: str) -> str:
+def chart(curves: Sequence[RoutingCurve], traffic: str) -> str:
     """Return an SVG plot of curves: `on_device` to the right, `retained` upwards; the goal is the shaded corner.
 
     Args:

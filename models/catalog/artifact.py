@@ -64,11 +64,11 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What turns pictures into soft tokens of a model: a file beside its weights, for one version of them.
+    """What turns images into soft tokens of a model: a file beside its weights, for one version of them.
 
-    An ONNX file reads the features of a picture encoder: an artifact of its own (`encoder`), or a file beside the
+    An ONNX file reads the features of an image encoder: an artifact of its own (`encoder`), or a file beside the
     weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which has its
-    encoder inside: both are "", and a picture becomes as many tokens as it needs.
+    encoder inside: both are "", and an image becomes as many tokens as it needs.
     """
 
     file: str
@@ -78,7 +78,7 @@ class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     encoder: str = ""
     encoder_file: str = ""
     encoder_sha256: str = ""
-    tokens: int = 0  # that a picture becomes
+    tokens: int = 0  # that an image becomes
     note: str = ""
 
     @property
@@ -121,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     answers: Answers = "text"
     transcripts: Transcripts = "written"
     adapters: dict[str, AdapterEntry] = {}  # by name: requests ask for MODEL+NAME
-    projector: ProjectorEntry | None = None  # of pictures, for `fusion: early`
+    projector: ProjectorEntry | None = None  # of images, for `fusion: early`
     files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None

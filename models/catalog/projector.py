@@ -23,8 +23,8 @@ from .artifact import (
     verify_artifact,
 )
 
-_PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, a picture's pixels
-_LARGEST_PATCHES = 4 * 1024  # of a picture of any size: 1,024 tokens, each of 2 × 2 patches
+_PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, an image's pixels
+_LARGEST_PATCHES = 4 * 1024  # of an image of any size: 1,024 tokens, each of 2 × 2 patches
 _ROWS = 12  # of a patch's width, kept for a block while it is calculated: an estimate, measured on no real weights
 _NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
 
@@ -80,7 +80,7 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
         digest = f"{entry.sha256} {entry.encoder_sha256}"
         return Projector(path.resolve(), digest, artifact.path.resolve(), encoder_path.resolve(), entry.tokens)
     check_mtmd(path)
-    # The tokens around a picture are those of the model's vocabulary.
+    # The tokens around an image are those of the model's vocabulary.
     digest = f"{entry.sha256} {entry.model_sha256}"
     return Projector(path.resolve(), digest, artifact.path.resolve(), None, 0, read_mmproj(path).memory_bytes)
 
@@ -124,7 +124,7 @@ def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | Non
 
 
 class MmprojFile(msgspec.Struct, frozen=True):
-    """`kind`: which family of vision models, such as gemma3. `memory_bytes`: of the process that reads pictures."""
+    """`kind`: which family of vision models, such as gemma3. `memory_bytes`: of the process that reads images."""
 
     kind: str
     memory_bytes: int
@@ -146,7 +146,7 @@ def read_mmproj(path: Path) -> MmprojFile:
         )
     values = read_metadata(path, lambda key: key.startswith("clip."))
     if not values.get("clip.has_vision_encoder"):
-        raise ArtifactError(f"{path}: an mmproj file without an encoder of pictures")
+        raise ArtifactError(f"{path}: an mmproj file without an encoder of images")
     side, patch, width, hidden = (_number(values, name) for name in _NUMBERS)
     patches = max((side // patch) ** 2, _LARGEST_PATCHES) if patch else _LARGEST_PATCHES
     kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type") or "unknown"
@@ -155,7 +155,7 @@ def read_mmproj(path: Path) -> MmprojFile:
 
 
 def vision_bytes(model: Artifact) -> int:
-    """Return the memory of the process that reads pictures for a vision model; 0 for another. Raises ArtifactError."""
+    """Return the memory of the process that reads images for a vision model; 0 for another. Raises ArtifactError."""
     entry = model.manifest.projector
     return 0 if entry is None or not entry.is_mmproj else read_mmproj(model.folder / entry.file).memory_bytes
 

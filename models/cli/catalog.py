@@ -21,7 +21,7 @@ from ..catalog.artifact import (
 )
 from ..catalog.gguf import read_gguf
 from ..catalog.projector import vision_bytes
-from ..modalities.voices import ARCHITECTURE, voice_memory_bytes
+from ..parts.voices import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_adapter, add_mmproj, add_model, add_voice
 from ..publish.publish import Placing
 from ..pull.demo import packaged_models
@@ -71,9 +71,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
         for name, adapter in manifest.adapters.items():
             table.add_row(f"{artifact.name}+{name}", "adapter", "", "", mebibytes(adapter.size_bytes), "")
         if manifest.projector is not None:
-            table.add_row(
-                f"{artifact.name}: pictures", "projector", "", "", mebibytes(manifest.projector.size_bytes), ""
-            )
+            table.add_row(f"{artifact.name}: images", "projector", "", "", mebibytes(manifest.projector.size_bytes), "")
     console.print(table)
     searched = ", ".join(map(str, search_path(extra_dirs)))
     console.print(f"searched: {searched}", soft_wrap=True, style="dim")
@@ -114,7 +112,7 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
     help="The model answers with function calls, as the shipped ones do: constrain its answers to the call grammar.",
 )
 @click.option("--link", is_flag=True, help="Link a GGUF instead of copying it: no space is taken, the file must stay.")
-@click.option("--mmproj", type=existing_file, help="The vision model's mmproj file, with which it takes pictures.")
+@click.option("--mmproj", type=existing_file, help="The vision model's mmproj file, with which it takes images.")
 def add(
     file: Path,
     name: str | None,
@@ -167,7 +165,7 @@ def add_adapter_command(
 @click.option("--link", is_flag=True, help="Link the file instead of copying it.")
 @models_option
 def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
-    """Add its mmproj FILE to the vision model MODEL, in the place of an earlier one: the model takes pictures."""
+    """Add its mmproj FILE to the vision model MODEL, in the place of an earlier one: the model takes images."""
     artifact = add_mmproj(find_artifact(model, extra_dirs), file, "link" if link else "copy")
     entry = artifact.manifest.projector
     assert entry is not None
@@ -229,7 +227,7 @@ def add_voice_command(
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory that MODEL needs, and which devices it fits: a name, a GGUF file, speech or pictures."""
+    """Estimate the memory that MODEL needs, and which devices it fits: a name, a GGUF file, speech or images."""
     if model in packaged_models():
         packaged = packaged_models()[model]
         _print_fit(f"{packaged.name}: {packaged.title}", packaged.memory_bytes)
@@ -250,7 +248,7 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
         soft_wrap=True,
     )
     if beside_bytes:
-        console.print(f"pictures: {mebibytes(beside_bytes)} in a process of their own, from the first picture on")
+        console.print(f"images: {mebibytes(beside_bytes)} in a process of their own, from the first image on")
     table = Table("device", "usable memory", "fits", "largest batch at this context")
     for device in fit.DEVICES.values():
         largest = fit.largest_batch(gguf, device, context, vision_bytes=beside_bytes)

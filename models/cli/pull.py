@@ -63,8 +63,8 @@ class _Pull:
             need = f"{mebibytes(memory.total_bytes)} with {sequences}"
         plan.check_disk(file.size_bytes + beside_bytes - here, cache, what)
         licence = file.licence or (gguf.licence if gguf else None) or "not named: make sure that you may use it"
-        pictures = {} if mmproj is None else {"pictures": f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}"}
-        self.confirm(self._name, file.size_bytes, here, need, licence, **{"from": what}, **pictures)
+        images = {} if mmproj is None else {"images": f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}"}
+        self.confirm(self._name, file.size_bytes, here, need, licence, **{"from": what}, **images)
         origin = Origin(f"pulled from {what}", f"causeway-models pull {what}", file.licence or None)
         added = add_model(
             fetch(),
@@ -107,9 +107,7 @@ class _Pull:
 @context_option
 @batch_option
 @click.option("--force", is_flag=True, help="Pull the model even if it does not fit the device's memory.")
-@click.option(
-    "--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too, with which it takes pictures."
-)
+@click.option("--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too, with which it takes images.")
 @click.option("--yes", is_flag=True, help="Accept size and licence without being asked.")
 def pull(
     source: str,
@@ -127,8 +125,8 @@ def pull(
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
     of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the model that
-    understands speech, `pictures` the one that tells what a picture shows; the one that reads text in pictures comes
-    with the extra `pictures`.
+    understands speech, `images` the one that tells what an image shows; the one that reads text in images comes
+    with the extra `images`.
     """
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
     if source in demo.packaged_models():
@@ -170,7 +168,7 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmpro
         mmproj=None if beside is None else _Beside(beside, partial(hub.fetch, listing, beside)),
     )
     if listing.mmproj and beside is None:
-        _console.print("this is a vision model: with --mmproj it takes pictures", soft_wrap=True)
+        _console.print("this is a vision model: with --mmproj it takes images", soft_wrap=True)
 
 
 def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:

@@ -5,7 +5,7 @@ that one tokenisation.
 
 Soft tokens are vectors in a prompt, each with an id that no token has, so that a prompt stays a list of ids. The prefix
 cache compares ids. Equal vectors have equal ids, and no two others ever share one. `Places` tells where the tokens of a
-prompt with a vision model's pictures stand: which belong together, and their positions.
+prompt with a vision model's images stand: which belong together, and their positions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SoftTokenIds:
 
         Raises:
             InvalidRequest: these are no vectors for this model.
-            UnsupportedFeature: a picture's vectors do not fit a batch.
+            UnsupportedFeature: an image's vectors do not fit a batch.
         """
         ids: dict[str, Tokens] = {}
         rows: dict[int, NDArray[np.float32]] = {}
@@ -124,7 +124,7 @@ class SoftTokenIds:
                 raise InvalidRequest("the positions of soft tokens are not those of this model")
             if run.whole and run.vectors > self._largest_run:
                 raise UnsupportedFeature(
-                    f"a picture is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
+                    f"an image is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
                     f"{self._largest_run}: set engine.batch_tokens to {run.vectors}"
                 )
 

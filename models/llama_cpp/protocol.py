@@ -75,7 +75,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Vectors in a row, behind tokens of text that belong to them (a vision model's begin and end of a picture).
+    """Vectors in a row, behind tokens of text that belong to them (a vision model's begin and end of an image).
 
     The model's positions of the vectors follow each other, unless `positions` has those of a model whose positions
     have parts (M-RoPE): int32 [3, vectors], time, row and column, from the run's first one on; `span` is how many the
@@ -90,7 +90,7 @@ class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Vectors that stand in a prompt in the place of tokens, as a projector makes them of a picture.
+    """Vectors that stand in a prompt in the place of tokens, as a projector makes them of an image.
 
     `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: of a vision model, how they
     stand; empty: in one row.
@@ -112,8 +112,8 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """What a message has in the place of the picture: a vision model writes its own words around it."""
-        return self.marker if self.runs else f"[A picture:{self.marker}]"
+        """What a message has in the place of the image: a vision model writes its own words around it."""
+        return self.marker if self.runs else f"[An image:{self.marker}]"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

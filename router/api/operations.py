@@ -265,7 +265,8 @@ class TranscriptionForm(Struct):
 
 
 class TranscriptBody(Struct):
-    """The words of a sound; with `verbose_json` also its language, its length and times; plain text for the rest."""
+    """The words of an audio clip; with `verbose_json` also its language, its length and times; plain text for the
+    rest."""
 
     text: str
 
@@ -277,7 +278,7 @@ def transcription_operation(
     return Operation(
         "POST",
         "/v1/audio/transcriptions",
-        "The words of a sound.",
+        "The words of an audio clip.",
         caller,
         request={FORM: TranscriptionForm},
         parameters=parameters,

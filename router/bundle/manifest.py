@@ -2,7 +2,7 @@
 
 A manifest is canonical JSON, and the sha256 of those bytes (hex) is the bundle's id. Canonical: msgspec's compact JSON
 with the fields in the order of the structs, map keys sorted, and every field present, except the adapters, the
-projector, the signals and the pictures that a model does not have, and `leaving` where it is the default. Exactly one
+projector, the signals and the images that a model does not have, and `leaving` where it is the default. Exactly one
 sequence of bytes encodes a manifest, so equal bundles have equal ids on every machine. A bundle with signals or with
 `leaving` has the format 2, any other one the format 1, which older daemons read.
 """
@@ -48,12 +48,12 @@ class Blob(_Canonical, frozen=True):
 class GoldenPrompt(_Canonical, frozen=True, omit_defaults=True):
     """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the device.
 
-    `picture`: it stands after the prompt, as soft tokens of the model's projector.
+    `image`: it stands after the prompt, as soft tokens of the model's projector.
     """
 
     prompt: str
     answer: str
-    picture: Blob | None = None
+    image: Blob | None = None
 
 
 class BundleAdapter(_Canonical, frozen=True):
@@ -66,12 +66,12 @@ class BundleAdapter(_Canonical, frozen=True):
 
 
 class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
-    """What turns pictures into soft tokens of a model: the `mmproj` file of a vision model, or a projector in ONNX.
+    """What turns images into soft tokens of a model: the `mmproj` file of a vision model, or a projector in ONNX.
 
     Attributes:
         model_sha256: The weights that it was made for: those of the model beside it.
-        encoder: The picture encoder whose features it reads; None: an mmproj file has one inside.
-        tokens: That a picture becomes; 0: as many as it needs.
+        encoder: The image encoder whose features it reads; None: an mmproj file has one inside.
+        tokens: That an image becomes; 0: as many as it needs.
     """
 
     blob: Blob
@@ -112,10 +112,10 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
         return (self.blob, *(adapter.blob for adapter in self.adapters), *projector)
 
     @property
-    def pictures(self) -> tuple[Blob, ...]:
-        """The pictures of golden prompts, each once."""
+    def images(self) -> tuple[Blob, ...]:
+        """The images of golden prompts, each once."""
         prompts = (*self.golden, *(one for adapter in self.adapters for one in adapter.golden))
-        return tuple(dict.fromkeys(one.picture for one in prompts if one.picture is not None))
+        return tuple(dict.fromkeys(one.image for one in prompts if one.image is not None))
 
 
 class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
@@ -143,7 +143,7 @@ class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """Every file of the bundle, each once: the policy, its cases, the models with all that belongs to them."""
-        models = [blob for model in self.models for blob in (*model.loaded, *model.pictures)]
+        models = [blob for model in self.models for blob in (*model.loaded, *model.images)]
         models += [signal.blob for model in self.models for signal in model.signals]
         return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
 
@@ -252,8 +252,8 @@ def _check_once(kind: str, names: Sequence[str]) -> None:
 def _check_projector(model: BundleModel) -> None:
     projector = model.projector
     if projector is None:
-        if model.pictures:
-            raise BundleInvalid(f"{model.name}: a golden prompt has a picture, and the model has no projector")
+        if model.images:
+            raise BundleInvalid(f"{model.name}: a golden prompt has an image, and the model has no projector")
         return
     _check_weights(model, "projector was made for", projector.model_sha256)
     if (projector.encoder is None) != (projector.tokens == 0):

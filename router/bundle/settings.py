@@ -63,9 +63,9 @@ class ResponseCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_records: Positive = 2000  # decision records kept in memory, newest first
     max_age_s: Seconds = 7 * 86400.0  # maximum age of decision records on disk
-    # `cheap`: every signal but prompt tokens and quality, which are recorded if the policy names them; `all`: these as
+    # `named`: every signal but prompt tokens and quality, which are recorded if the policy names them; `all`: these as
     # well, computed for each request that is decided, so that any policy can be replayed
-    record: Literal["cheap", "all"] = "cheap"
+    signals: Literal["named", "all"] = "named"
 
 
 class OutboxWebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +95,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_concurrency: Positive = 2  # jobs that run on the device at the same time, beside requests
     cloud_concurrency: Positive = 16  # jobs that are in the cloud at the same time
     # jobs per second that this device is expected to send to the cloud; it never sends more than three times as many
-    steady_per_s: Seconds = 5.0
+    cloud_rate_per_s: Seconds = 5.0
     jitter_s: Pause = 30.0  # longest random pause before waiting jobs are sent when the cloud comes back
     max_revise_s: Seconds = 120.0  # longest time in which late parts may revise a job's answer (`revise_within_ms`)
     webhooks: OutboxWebhookSettings = OutboxWebhookSettings()
@@ -107,7 +107,7 @@ class DeviceFilesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
-    partial_s: Pause = 1.0  # new sound between two partial transcripts while somebody speaks; 0: none are made
+    partial_interval_s: Pause = 1.0  # new audio between two partial transcripts while somebody speaks; 0: none are made
 
 
 class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,22 +120,23 @@ class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keepalive_s: Annotated[float, Meta(ge=1, le=65535)] = 30.0
 
 
-class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # turn sounds, pictures and files of requests into text for models that take text only; sounds need the extra
-    # `voice`, pictures `pictures`
+class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    # turn audio, images and files of requests into text for models that take text only; audio clips need the extra
+    # `voice`, images `images`
     enabled: bool = True
-    max_parts: Positive = 8  # maximum sounds, pictures and files of one request
-    max_audio_s: Seconds = 120.0  # maximum length of a sound; a longer one is rejected before it is decoded
-    # maximum size of a picture, width × height; a larger one is rejected before it is decoded
+    max_parts: Positive = 8  # maximum audio, images and files of one request
+    max_audio_s: Seconds = 120.0  # maximum length of an audio clip; a longer one is rejected before it is decoded
+    # maximum size of an image, width × height; a larger one is rejected before it is decoded
     max_pixels: Positive = 24_000_000
     max_text_bytes: Positive = 256 * 1024  # maximum size of a file of text
-    # maximum time to decode and understand a sound, loading the model included; after it the request goes on without
+    # maximum time to decode and understand an audio clip, loading the model included; after it the request goes on
+    # without
     audio_timeout_s: Seconds = 20.0
-    image_timeout_s: Seconds = 10.0  # the same for a picture or a file
+    image_timeout_s: Seconds = 10.0  # the same for an image or a file
     decoder_memory_bytes: Positive = 512 * 1024 * 1024  # maximum memory of each process that decodes files
-    remembered: Count = 256  # facts kept in memory by the hash of their sound or picture; 0: none
-    # what is spoken at this device, ISO 639-1; `en`: short sounds are heard as commands, in a fraction of the time;
-    # empty: it is detected, which a short command can defeat
+    fact_cache_entries: Count = 256  # facts kept in memory by the hash of their audio or image; 0: none
+    # what is spoken at this device, ISO 639-1; `en`: short audio clips are heard as commands, in a fraction of the
+    # time; empty: it is detected, which a short command can defeat
     language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
     # voice of requests for `auto`, and of live sessions that name none: one that was added by `causeway-models
     # add-voice`, or a language of espeak-ng
@@ -153,7 +154,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: DeviceFilesSettings
     realtime: RealtimeConfig
     mqtt: MqttSettings
-    modalities: ModalitiesConfig
+    parts: PartsConfig
     log: Literal["debug", "info", "warning", "error"]
     log_format: Literal["text", "json"]
 

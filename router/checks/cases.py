@@ -59,10 +59,10 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: bool = False
     json: bool = False
     image: bool = False
-    image_pixels: int | None = None  # there is a picture of this size
+    image_pixels: int | None = None  # there is an image of this size
     audio: bool = False
-    audio_s: float | None = None  # there is a sound of this length
-    language: str | None = None  # it is spoken in a sound
+    audio_s: float | None = None  # there is an audio clip of this length
+    language: str | None = None  # it is spoken in an audio clip
     logprobs: bool = False
 
     def build(self) -> Request:
@@ -92,12 +92,12 @@ class CaseEdge(EdgeSignals, frozen=True):
     quality: float | None = None  # an estimate about the request, under the name that policies use
 
 
-class CasePictures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    text: bool | None = None  # what an encoder found in the request's pictures
+class CaseImages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: bool | None = None  # what an encoder found in the request's images
 
 
 class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    speech: bool | None = None  # what an encoder found in the request's sounds
+    speech: bool | None = None  # what an encoder found in the request's audio clips
 
 
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()
-    pictures: CasePictures = CasePictures()
+    images: CaseImages = CaseImages()
     audio: CaseAudio = CaseAudio()
     cloud: CloudSignals = CloudSignals()
     spend: SpendSignals = SpendSignals()
@@ -123,7 +123,7 @@ def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
         prompt_tokens=request.prompt_tokens,
         quality=snapshot.edge.quality,
         image_pixels=request.image_pixels,
-        pictures_text=snapshot.pictures.text,
+        images_text=snapshot.images.text,
         audio_s=request.audio_s,
         language=request.language,
         audio_speech=snapshot.audio.speech,

@@ -161,7 +161,7 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
     snapshot, estimates = explanation.snapshot, explanation.estimates
     groups: dict[str, dict[str, object]] = {
         "request": {},
-        "pictures": {},
+        "images": {},
         "audio": {},
         **{name: msgspec.structs.asdict(getattr(snapshot, name)) for name in ("device", "edge", "cloud", "spend")},
     }

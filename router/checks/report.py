@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..types import DecisionRecord, Kind, SoundKind
+from ..types import AudioKind, DecisionRecord, Kind
 from .possible import Place
 
 LEAST_OBSERVED: Final = 20  # times of a target from which it is estimated
@@ -93,7 +93,7 @@ class LeavingRequest(msgspec.Struct, frozen=True):
     position: int  # of its record, from 0
     id: str
     created: float  # Unix time, s
-    kind: Kind | SoundKind
+    kind: Kind | AudioKind
     client: str
     tags: tuple[str, ...]
     cause: Cause

@@ -1,6 +1,6 @@
 """What targets can do with a request: in which form its parts reach each one, and the error when none may answer.
 
-Sounds, pictures and files reach a target as they are, as text, or as soft tokens. A target that cannot take a kind of
+Audio, images and files reach a target as they are, as text, or as soft tokens. A target that cannot take a kind of
 part, or may not have it, gets what this device's encoders found in it.
 """
 
@@ -134,7 +134,7 @@ def no_route(decision: Decision) -> CausewayError:
 
 def _reading(missing: tuple[Ability, ...]) -> str:
     """How the device itself could make text of such parts, for models that take text only."""
-    extras = [f"`{extra}`" for ability, extra in (("audio", "voice"), ("image", "pictures")) if ability in missing]
+    extras = [f"`{extra}`" for ability, extra in (("audio", "voice"), ("image", "images")) if ability in missing]
     return f", let the device read it (extra {' and '.join(extras)}, `fusion: late`)" if extras else ""
 
 

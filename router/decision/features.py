@@ -41,7 +41,7 @@ def request_of(features: RequestFeatures) -> Request:
     """Return a request without content that is routed as the recorded one was."""
     kind = features.kind
     if kind == "transcription" or kind == "speech":
-        return Request(kind="chat", model="")  # of sound: it had no decision, and no target has this model
+        return Request(kind="chat", model="")  # of audio: it had no decision, and no target has this model
     chat = kind == "chat"
     return Request(
         kind=kind,

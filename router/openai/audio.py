@@ -108,7 +108,7 @@ _FORMATS: Final[tuple[TranscriptFormat, ...]] = get_args(TranscriptFormat)
 _FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
 GRANULARITIES: Final = "timestamp_granularities[]"
 OPENAI_MODEL: Final = "whisper-1"
-"""The name that clients of OpenAI's send for the model that understands sounds."""
+"""The name that clients of OpenAI's send for the model that understands audio clips."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _MAX_PROMPT = 1000  # characters; Whisper reads the last 224 tokens
 _MAX_NAME = 64
@@ -116,7 +116,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class TranscriptionRequest(msgspec.Struct, frozen=True):
-    """A sound whose words are asked for. `prompt`: text before it, whose style and names the words follow."""
+    """An audio clip whose words are asked for. `prompt`: text before it, whose style and names the words follow."""
 
     data: bytes
     model: str
@@ -146,7 +146,7 @@ class TranscriptWord(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The words of a sound. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole sound.
+    """The words of an audio clip. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole audio.
 
     `words`: with their times, where they were asked for.
     """
@@ -178,7 +178,7 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
             raise InvalidRequest(f"`{name}` is in the form twice. Send it once.", param=name)
         else:
             values[name] = value
-    for name, advice in (("file", "Send the sound as a file."), ("model", "Send `speech` or `auto`.")):
+    for name, advice in (("file", "Send the audio as a file."), ("model", "Send `speech` or `auto`.")):
         if name not in values:
             raise MissingField(f"`{name}` is missing. {advice}", param=name)
     stream = values.get("stream", b"").lower() not in (b"false", b"0", b"")
@@ -315,8 +315,8 @@ def _temperature(text: str) -> float:
     return value
 
 
-SoundFormat = Literal["wav", "pcm"]
-_SOUND_FORMATS: Final[dict[str, SoundFormat]] = {"wav": "wav", "pcm": "pcm"}
+AudioFormat = Literal["wav", "pcm"]
+_AUDIO_FORMATS: Final[dict[str, AudioFormat]] = {"wav": "wav", "pcm": "pcm"}
 _Name = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -326,7 +326,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
     text: str
     model: str
     voice: str
-    format: SoundFormat = "wav"
+    format: AudioFormat = "wav"
     speed: float = 1.0
 
 
@@ -358,8 +358,8 @@ def parse_speech(body: bytes) -> SpeechRequest:
         wire = validate(load(body), WireSpeech, _ADVICE)
     except RecursionError:
         raise too_deep() from None
-    sound = _SOUND_FORMATS.get(wire.response_format or "wav")
-    if sound is None:
+    audio = _AUDIO_FORMATS.get(wire.response_format or "wav")
+    if audio is None:
         raise UnsupportedFeature(
             f"`response_format`: {wire.response_format!r:.32} is not made here. Send `wav` or `pcm`.",
             param="response_format",
@@ -368,6 +368,6 @@ def parse_speech(body: bytes) -> SpeechRequest:
         raise UnsupportedFeature("`instructions`: this voice takes none. Leave them out.", param="instructions")
     if wire.stream_format not in (None, "audio"):
         raise UnsupportedFeature(
-            "`stream_format`: the sound is sent as it is. Send `audio`, or leave it out.", param="stream_format"
+            "`stream_format`: the audio is sent as it is. Send `audio`, or leave it out.", param="stream_format"
         )
-    return SpeechRequest(wire.input, wire.model, wire.voice, sound, 1.0 if wire.speed is None else wire.speed)
+    return SpeechRequest(wire.input, wire.model, wire.voice, audio, 1.0 if wire.speed is None else wire.speed)

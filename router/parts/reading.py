@@ -1,7 +1,7 @@
-"""Sound, pictures and files inside a chat request: their bytes, and what encoders made of them in their place.
+"""Audio, images and files inside a chat request: their bytes, and what encoders made of them in their place.
 
 A URL of the network is refused, not fetched. Fusion puts the text that encoders found, or a mark of soft tokens, in the
-place of a part. A message that is one sound and nothing else becomes the words that were said, as if they had been
+place of a part. A message that is one audio clip and nothing else becomes the words that were said, as if they had been
 typed: so a spoken command is constrained, cached and counted as a typed one.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import EncoderFailed, InvalidRequest, MissingField, UnsupportedFeature
 from ..types import AudioPart, Fact, FilePart, ImagePart, Modality, Part, Request, TextPart, Transcripts
-from .uploads import NO_SOUND_DATA, NOT_READ_HERE, PREFIX
+from .uploads import NO_AUDIO_DATA, NOT_READ_HERE, PREFIX
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
 _NAME_CHARACTERS = 100
@@ -33,7 +33,7 @@ class FoundPart(msgspec.Struct, frozen=True):
     modality: Modality
     data: bytes
     sha256: str
-    reader: Modality  # the branch that reads it: a file may be a picture
+    reader: Modality  # the branch that reads it: a file may be an image
 
 
 def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
@@ -56,7 +56,7 @@ def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str,
 
 
 def text_bytes(request: Request, body_bytes: int) -> int:
-    """Return how much of a request's body is text: all but its sounds, pictures and files."""
+    """Return how much of a request's body is text: all but its audio, images and files."""
     return max(0, body_bytes - sum(_size(part) for _, _, part, _ in _parts(request)))
 
 
@@ -71,9 +71,7 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
     if len(places) > at_most:
         at, index, *_ = places[at_most]
         path = f"messages[{at}].content[{index}]"
-        raise InvalidRequest(
-            f"`{path}`: at most {at_most} sounds, pictures and files are taken. Send fewer.", param=path
-        )
+        raise InvalidRequest(f"`{path}`: at most {at_most} audio, images and files are taken. Send fewer.", param=path)
     return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
 
 
@@ -102,7 +100,7 @@ def _found(at: int, index: int, part: Part, modality: Modality) -> FoundPart:
     if isinstance(part, AudioPart):
         path += ".input_audio.data"
         if part.data.startswith(PREFIX):
-            raise UnsupportedFeature(f"`{path}`: {NO_SOUND_DATA}", param=path)
+            raise UnsupportedFeature(f"`{path}`: {NO_AUDIO_DATA}", param=path)
         data = _base64(part.data, path)
     elif isinstance(part, ImagePart):
         path += ".image_url.url"
@@ -156,7 +154,7 @@ def _data_url_head(url: str, path: str) -> int:
         raise UnsupportedFeature(f"`{path}`: {NOT_READ_HERE}", param=path)
     if not url.lower().startswith("data:"):
         raise UnsupportedFeature(f"`{path}`: nothing is fetched from the network. Send a data: URL.", param=path)
-    raise InvalidRequest(f"`{path}`: no data: URL of a picture. Send `data:image/png;base64,…`.", param=path)
+    raise InvalidRequest(f"`{path}`: no data: URL of an image. Send `data:image/png;base64,…`.", param=path)
 
 
 def _base64(text: str, path: str) -> bytes:
@@ -173,8 +171,8 @@ Markers = Mapping[tuple[int, int], str]
 
 _NO_MARKERS: Markers = {}
 _WORDS: Mapping[Modality, tuple[str, str]] = {
-    "image": ("picture", "text in it"),
-    "audio": ("sound", "words in it"),
+    "image": ("image", "text in it"),
+    "audio": ("audio", "words in it"),
     "file": ("file", "text in it"),
 }
 
@@ -189,11 +187,11 @@ def fuse(
     """Return the request with its parts of these kinds as text.
 
     Args:
-        transcripts: the form of a message that is one sound.
+        transcripts: the form of a message that is one audio clip.
         markers: of parts that reach the model as soft tokens, whatever their kind.
 
     Raises:
-        InvalidRequest: the last message is one sound without speech.
+        InvalidRequest: the last message is one audio clip without speech.
         EncoderFailed: nothing is left of the last message.
     """
     last = len(request.messages) - 1

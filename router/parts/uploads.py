@@ -1,10 +1,10 @@
 """Uploaded files as parts of a request: wherever a part has its bytes, the id of an uploaded file may stand instead.
 
     {"type": "file", "file": {"file_id": "file-1"}}                             chats: any file
-    {"type": "image_url", "image_url": {"url": "file-1"}}                       chats: a picture
-    {"type": "input_audio", "input_audio": {"data": "file-1", "format": "wav"}} chats and responses: a sound
+    {"type": "image_url", "image_url": {"url": "file-1"}}                       chats: an image
+    {"type": "input_audio", "input_audio": {"data": "file-1", "format": "wav"}} chats and responses: an audio clip
     {"type": "input_file", "file_id": "file-1"}                                 responses: any file
-    {"type": "input_image", "file_id": "file-1"}                                responses: a picture
+    {"type": "input_image", "file_id": "file-1"}                                responses: an image
 
 `inline` writes the bytes in their place before anything else reads the body: so the request is the one that has them
 in base64, with the same bounds, decision, hashes and cache key.
@@ -28,7 +28,7 @@ from ..types import RoutingHints
 
 PREFIX: Final = "file-"
 NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
-NO_SOUND_DATA: Final = "uploaded files are not read here. Send the sound in base64."
+NO_AUDIO_DATA: Final = "uploaded files are not read here. Send the audio in base64."
 FILE_MARK: Final = b'"file-'
 """A body without it names no uploaded file, which is nearly every body: callers look for it first."""
 _ID: Final = re.compile(r"file-[\w.-]{1,75}", re.ASCII)
@@ -125,7 +125,7 @@ class NamedFiles:
         """Return the body with the bytes of its files in place of their ids. May be called once.
 
         Raises:
-            InvalidRequest: a file stands for a picture and is none.
+            InvalidRequest: a file stands for an image and is none.
         """
         encoded = {name: base64.b64encode(data).decode() for name, data in contents.items()}
         for reference in self.references:
@@ -204,10 +204,10 @@ def _write(reference: Reference, file: Upload, encoded: str, head: bytes) -> Non
         case "input_audio":
             part["input_audio"]["data"] = encoded
         case "image_url":
-            part["image_url"]["url"] = f"data:{_picture(reference, kind)};base64,{encoded}"
+            part["image_url"]["url"] = f"data:{_image(reference, kind)};base64,{encoded}"
         case "input_image":
             _refuse_both(reference, part, "image_url")
-            part["image_url"] = f"data:{_picture(reference, kind)};base64,{encoded}"
+            part["image_url"] = f"data:{_image(reference, kind)};base64,{encoded}"
             del part["file_id"]
         case _:
             holder = part["file"] if part["type"] == "file" else part
@@ -222,11 +222,11 @@ def _refuse_both(reference: Reference, holder: dict[str, Any], other: str) -> No
         raise InvalidRequest(f"`{reference.path}`: `{other}` is there, too. Send one of them.", param=reference.path)
 
 
-def _picture(reference: Reference, kind: str) -> str:
+def _image(reference: Reference, kind: str) -> str:
     if kind.startswith("image/"):
         return kind
     raise InvalidRequest(
-        f"`{reference.path}`: {reference.id} is no picture that is known here, but {kind}. Name a picture.",
+        f"`{reference.path}`: {reference.id} is no image that is known here, but {kind}. Name an image.",
         param=reference.path,
     )
 

@@ -87,7 +87,7 @@ class Policy:
     revision: str  # first 12 hex digits of the content's SHA-256; comments and layout do not change it
     targets: tuple[Target, ...]
     constraints: tuple[Constraint, ...]  # that keep a request on the device
-    part_constraints: tuple[Constraint, ...]  # that keep its sound, pictures and files there
+    part_constraints: tuple[Constraint, ...]  # that keep its audio, images and files there
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits

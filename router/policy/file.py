@@ -85,7 +85,7 @@ class ConstraintDoc(_Doc, frozen=True):
         Literal["on_device", "parts_on_device"],
         Meta(
             description="on_device: only edge targets may answer, and the content is neither logged nor stored on "
-            "disk. parts_on_device: sound, pictures and files do not leave the device; cloud targets get the text that "
+            "disk. parts_on_device: audio, images and files do not leave the device; cloud targets get the text that "
             "the device's encoders find in them, or do not answer."
         ),
     ]
@@ -121,7 +121,7 @@ class RouteDoc(_Doc, frozen=True):
     fusion: Annotated[
         Fusion,
         Meta(
-            description="How sound and pictures reach a target that takes text only. late: as text in their place. "
+            description="How audio and images reach a target that takes text only. late: as text in their place. "
             "early: as soft tokens in the prompt, where the target's model on the device has a projector or an "
             "mmproj file for them; other targets are left out. hybrid: early where the model can, late for the rest."
         ),

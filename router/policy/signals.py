@@ -43,7 +43,7 @@ OPENAI_TEMPERATURE = 1.0
 """OpenAI's default temperature, assumed for a target whose own is not known."""
 TEMPERATURE = "request.temperature"
 IMAGE_PIXELS = "request.image_pixels"
-PICTURES_TEXT = "pictures.text"
+IMAGES_TEXT = "images.text"
 AUDIO_S = "request.audio_s"
 LANGUAGE = "request.language"
 AUDIO_SPEECH = "audio.speech"
@@ -149,14 +149,14 @@ _SPECS: tuple[SignalSpec, ...] = (
        lambda r, s, e: [replace_surrogates(tag) for tag in r.hints.tags]),
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
-    _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures (`image_url`) together, as their files "
-       "declare it; 0 without pictures", "this device has no encoder for pictures",
+    _S(IMAGE_PIXELS, "int", "pixels", "size of the request's images (`image_url`) together, as their files "
+       "declare it; 0 without images", "this device has no encoder for images",
        lambda r, s, e: _of_parts("image", e.image_pixels, 0, r), optional=True),
-    _S(AUDIO_S, "double", "s", "length of the request's sounds together; 0.0 without sound",
-       "this device has no encoder for sound, or it was not ready in time",
+    _S(AUDIO_S, "double", "s", "length of the request's audio clips together; 0.0 without audio",
+       "this device has no encoder for audio, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", _double(e.audio_s), 0.0, r), optional=True),
-    _S(LANGUAGE, "string", "", "language that is spoken in the request's sounds, ISO 639-1",
-       "no sound has speech, or this device has no encoder for sound", lambda r, s, e: e.language, optional=True),
+    _S(LANGUAGE, "string", "", "language that is spoken in the request's audio clips, ISO 639-1",
+       "no audio has speech, or this device has no encoder for audio", lambda r, s, e: e.language, optional=True),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
@@ -188,11 +188,11 @@ _SPECS: tuple[SignalSpec, ...] = (
        "no quality estimator", lambda r, s, e: _double(e.quality), optional=True),
     _S("edge.loaded", "bool", "", "the edge model is in memory, or the next request loads it", "no engine",
        lambda r, s, e: s.edge.loaded),
-    _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures (`image_url`); false without",
-       "this device has no encoder for pictures, or it was not ready in time",
-       lambda r, s, e: _of_parts("image", e.pictures_text, without=False, request=r), optional=True),
-    _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's sounds; false without sound",
-       "this device has no encoder for sound, or it was not ready in time",
+    _S(IMAGES_TEXT, "bool", "", "there is text in one of the request's images (`image_url`); false without",
+       "this device has no encoder for images, or it was not ready in time",
+       lambda r, s, e: _of_parts("image", e.images_text, without=False, request=r), optional=True),
+    _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's audio clips; false without audio",
+       "this device has no encoder for audio, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", e.audio_speech, without=False, request=r), optional=True),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
@@ -258,10 +258,10 @@ class Expression:
 
 
 OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
-"""The costly signals of a request's text, to which sound and pictures contribute what encoders find in them."""
+"""The costly signals of a request's text, to which audio clip and images contribute what encoders find in them."""
 PART_SIGNALS: Mapping[str, Modality] = {
     IMAGE_PIXELS: "image",
-    PICTURES_TEXT: "image",
+    IMAGES_TEXT: "image",
     AUDIO_S: "audio",
     LANGUAGE: "audio",
     AUDIO_SPEECH: "audio",
@@ -271,7 +271,7 @@ ESTIMATED: Mapping[str, str] = {
     "request.prompt_tokens": "prompt_tokens",
     "edge.quality": "quality",
     IMAGE_PIXELS: "image_pixels",
-    PICTURES_TEXT: "pictures_text",
+    IMAGES_TEXT: "images_text",
     AUDIO_S: "audio_s",
     LANGUAGE: "language",
     AUDIO_SPEECH: "audio_speech",

@@ -1,9 +1,9 @@
 """OpenAI's Realtime events: frames of a session ↔ the vocabulary of `router.types`. Pure: no sockets, no clocks.
 
-    frame → Request      session        one client event: settings, conversation, sound, or a response
+    frame → Request      session        one client event: settings, conversation, audio, or a response
                          wire           the events' types; the fields that a client changes
                          conversation   the items, bounded; they become the messages of a response's request
-                         sound          sound as it comes, until it is an item
+                         audio          audio as it comes, until it is an item
                          spoken_input   where a turn of speech starts and ends in it, what is certain of its words
     Chunks → events      response       the events that build one response; what the caller has to do
     events → frames      event_log      numbered, kept until they are sent, and for a while after it: a cut connection

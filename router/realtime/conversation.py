@@ -1,4 +1,5 @@
-"""The conversation of one session: items in order, as JSON, bounded in number and size, and so are their sounds."""
+"""The conversation of one session: items in order, as JSON, bounded in number and size, and so are their audio
+clips."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..openai.responses.request import parse_response
 from ..openai.wire import WireRoutingHints
 from ..parts.uploads import NamedFiles
 from ..types import Prefer, Request, RoutingHints
-from .sound import SoundBuffer
+from .audio import AudioBuffer
 from .wire import JSONObject, RealtimeSettings
 
 ROOT = "root"
@@ -30,18 +31,18 @@ class ConversationFull(InvalidRequest, code="conversation_full"):
 
 
 class ConversationItem(msgspec.Struct, frozen=True):
-    """`body`: the item's JSON, as the client sees it and, without sounds, as a request contains it.
+    """`body`: the item's JSON, as the client sees it and, without audio clips, as a request contains it.
 
-    `asked`: as a request contains it, with its sounds. `sounds`: their places in its content. `tags`, `prefer`: of the
-    requests that had it, or that made it; every later request that has it carries them, too.
+    `asked`: as a request contains it, with its audio clips. `clips`: their places in its content. `tags`, `prefer`: of
+    the requests that had it, or that made it; every later request that has it carries them, too.
     """
 
     id: str
     body: msgspec.Raw
     size_bytes: int
     asked: msgspec.Raw | None = None
-    sounds: tuple[int, ...] = ()
-    sound_bytes: int = 0
+    clips: tuple[int, ...] = ()
+    audio_bytes: int = 0
     tags: tuple[str, ...] = ()
     prefer: Prefer | None = None  # only_on_device or only_cloud
 
@@ -55,7 +56,7 @@ class ConversationItem(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, tags=hints.tags, prefer=hints.restriction or self.prefer)
 
     def with_transcript(self, index: int, transcript: str) -> ConversationItem:
-        """The item with the transcript of the sound at `index` of its content."""
+        """The item with the transcript of the audio at `index` of its content."""
         document = msgspec.json.decode(self.body)
         document["content"][index]["transcript"] = transcript
         body = _encode(document)
@@ -67,20 +68,20 @@ class Conversation:
 
     Args:
         max_items: how many there may be.
-        max_bytes: how large they may be together, without their sounds.
-        max_sounds: how many sounds they may have.
-        max_sound_bytes: how large these may be together.
+        max_bytes: how large they may be together, without their audio clips.
+        max_clips: how many audio clips they may have.
+        max_audio_bytes: how large these may be together.
     """
 
-    def __init__(self, max_items: int, max_bytes: int, max_sounds: int = 0, max_sound_bytes: int = 0) -> None:
+    def __init__(self, max_items: int, max_bytes: int, max_clips: int = 0, max_audio_bytes: int = 0) -> None:
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._max_sounds = max_sounds
-        self._max_sound_bytes = max_sound_bytes
+        self._max_clips = max_clips
+        self._max_audio_bytes = max_audio_bytes
         self._items: list[ConversationItem] = []
         self._bytes = 0
-        self._sounds = 0
-        self.sound_bytes = 0  # of all sounds together
+        self._clips = 0
+        self.audio_bytes = 0  # of all audio clips together
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(self._items)
@@ -141,9 +142,9 @@ class Conversation:
     def check_room(self, item: ConversationItem | None = None) -> None:
         """Raises ConversationFull if the item, or any, does not fit beside the others."""
         size_bytes = 0 if item is None else item.size_bytes
-        if item is not None and self._has_more_sound(item.sounds, item.sound_bytes):
-            has = f"{self._sounds} sounds of {self.sound_bytes} bytes"
-            bound = f"{self._max_sounds} of {self._max_sound_bytes} bytes"
+        if item is not None and self._has_more_audio(item.clips, item.audio_bytes):
+            has = f"{self._clips} audio clips of {self.audio_bytes} bytes"
+            bound = f"{self._max_clips} of {self._max_audio_bytes} bytes"
         elif len(self._items) >= self._max_items or self._bytes + size_bytes > self._max_bytes:
             has = f"{len(self._items)} items of {self._bytes} bytes"
             bound = f"{self._max_items} of {self._max_bytes} bytes"
@@ -161,16 +162,16 @@ class Conversation:
         return deleted
 
     def _is_over(self) -> bool:
-        return len(self._items) > self._max_items or self._bytes > self._max_bytes or self._has_more_sound()
+        return len(self._items) > self._max_items or self._bytes > self._max_bytes or self._has_more_audio()
 
-    def _has_more_sound(self, sounds: tuple[int, ...] = (), sound_bytes: int = 0) -> bool:
-        """Whether there is more sound than there may be, with that of another item."""
-        return self._sounds + len(sounds) > self._max_sounds or self.sound_bytes + sound_bytes > self._max_sound_bytes
+    def _has_more_audio(self, clips: tuple[int, ...] = (), audio_bytes: int = 0) -> bool:
+        """Whether there is more audio than there may be, with that of another item."""
+        return self._clips + len(clips) > self._max_clips or self.audio_bytes + audio_bytes > self._max_audio_bytes
 
     def _count(self, item: ConversationItem, sign: int) -> None:
         self._bytes += sign * item.size_bytes
-        self._sounds += sign * len(item.sounds)
-        self.sound_bytes += sign * item.sound_bytes
+        self._clips += sign * len(item.clips)
+        self.audio_bytes += sign * item.audio_bytes
 
     def _index(self, item_id: str, param: str = "item_id") -> int:
         for at, item in enumerate(self._items):
@@ -179,8 +180,8 @@ class Conversation:
         raise NotFound(f"The conversation has no item {item_id[:64]!r}.", param=param)
 
 
-def read_item(document: JSONObject, item_id: str, sound: SoundBuffer, param: str = "item") -> ConversationItem:
-    """Check an item of a client. `item_id`: for one without an id; `sound`: reads its sounds.
+def read_item(document: JSONObject, item_id: str, audio: AudioBuffer, param: str = "item") -> ConversationItem:
+    """Check an item of a client. `item_id`: for one without an id; `audio`: reads its audio clips.
 
     Raises:
         InvalidRequest: names the field that is wrong.
@@ -192,18 +193,18 @@ def read_item(document: JSONObject, item_id: str, sound: SoundBuffer, param: str
     if fields.get("type") not in _TYPES:
         raise InvalidRequest(f"`{param}.type`: use {', '.join(_TYPES)}.", param=f"{param}.type")
     _refuse_named_files(fields, param)
-    sounds = _read_sounds(fields, sound, param)
-    asked = {**fields, "content": _asked(fields["content"], sounds)} if sounds else fields
+    clips = _read_clips(fields, audio, param)
+    asked = {**fields, "content": _asked(fields["content"], clips)} if clips else fields
     try:
         parse_response(_encode({"model": "auto", "input": [asked]}), RoutingHints())
     except InvalidRequest as error:
         where = param if error.param is None else error.param.replace("input[0]", param)
         raise type(error)(error.message.replace("input[0]", param), param=where) from None
-    return make_item(given or item_id, fields, "completed", sounds)
+    return make_item(given or item_id, fields, "completed", clips)
 
 
 def spoken_item(item_id: str, wav: str) -> ConversationItem:
-    """A message of the user that is one sound. `wav`: in base64."""
+    """A message of the user that is one audio clip. `wav`: in base64."""
     fields: JSONObject = {"type": "message", "role": "user", "content": [{"type": "input_audio"}]}
     return make_item(item_id, fields, "completed", {0: wav})
 
@@ -217,25 +218,25 @@ def spoken_answer(item_id: str, text: str, status: str) -> ConversationItem:
 
 
 def make_item(
-    item_id: str, fields: JSONObject, status: str, sounds: Mapping[int, str] = MappingProxyType({})
+    item_id: str, fields: JSONObject, status: str, clips: Mapping[int, str] = MappingProxyType({})
 ) -> ConversationItem:
     """An item of these fields.
 
     Args:
         status: in_progress, completed or incomplete.
-        sounds: WAV in base64, by place in the content; the client is not shown what it sent.
+        audio clips: WAV in base64, by place in the content; the client is not shown what it sent.
     """
     head = {"id": item_id, "object": "realtime.item", "status": status}
-    if not sounds:
+    if not clips:
         encoded = _encode({**head, **fields})
         return ConversationItem(item_id, msgspec.Raw(encoded), len(encoded))
     content = fields["content"]
     assert isinstance(content, list)
-    shown = [{"type": "input_audio", "transcript": None} if at in sounds else part for at, part in enumerate(content)]
+    shown = [{"type": "input_audio", "transcript": None} if at in clips else part for at, part in enumerate(content)]
     body = _encode({**head, **fields, "content": shown})
-    asked = _encode({**fields, "content": _asked(content, sounds)})
-    size_bytes = sum(map(len, sounds.values()))
-    return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(asked), tuple(sounds), size_bytes)
+    asked = _encode({**fields, "content": _asked(content, clips)})
+    size_bytes = sum(map(len, clips.values()))
+    return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(asked), tuple(clips), size_bytes)
 
 
 def _refuse_named_files(fields: JSONObject, param: str) -> None:
@@ -245,10 +246,10 @@ def _refuse_named_files(fields: JSONObject, param: str) -> None:
         raise UnsupportedFeature(message, param=where)
 
 
-def _read_sounds(fields: JSONObject, sound: SoundBuffer, param: str) -> dict[int, str]:
-    """The sounds of an item, WAV in base64, by place in its content. Raises InvalidRequest."""
+def _read_clips(fields: JSONObject, audio: AudioBuffer, param: str) -> dict[int, str]:
+    """The audio clips of an item, WAV in base64, by place in its content. Raises InvalidRequest."""
     content = fields.get("content")
-    sounds = {}
+    clips = {}
     for at, part in enumerate(content if isinstance(content, list) else ()):
         where = f"{param}.content[{at}]"
         kind = part.get("type") if isinstance(part, dict) else None
@@ -256,16 +257,16 @@ def _read_sounds(fields: JSONObject, sound: SoundBuffer, param: str) -> dict[int
             raise UnsupportedFeature(f"`{where}`: answers here are text. Send `output_text`.", param=where)
         if kind == "input_audio":
             if fields.get("role") != "user":
-                raise InvalidRequest(f"`{where}`: only a user's message has sound.", param=where)
-            sounds[at] = sound.read(part.get("audio"), f"{where}.audio")
-    return sounds
+                raise InvalidRequest(f"`{where}`: only a user's message has audio.", param=where)
+            clips[at] = audio.read(part.get("audio"), f"{where}.audio")
+    return clips
 
 
-def _asked(content: object, sounds: Mapping[int, str]) -> list[object]:
+def _asked(content: object, clips: Mapping[int, str]) -> list[object]:
     """The content as a request contains it."""
     assert isinstance(content, list)
     return [
-        {"type": "input_audio", "input_audio": {"data": sounds[at], "format": "wav"}} if at in sounds else part
+        {"type": "input_audio", "input_audio": {"data": clips[at], "format": "wav"}} if at in clips else part
         for at, part in enumerate(content)
     ]
 

@@ -96,7 +96,7 @@ class ResponseStream:
         return ready.strip()
 
     def audio(self, pcm: bytes) -> None:
-        """Add the event for sound of the open message."""
+        """Add the event for audio of the open message."""
         if self._open is not None and not self.ended:
             delta = base64.b64encode(pcm).decode()
             self.emit("response.output_audio.delta", {**self._part_of(self._open), "delta": delta})
@@ -255,21 +255,21 @@ def _usage(usage: Usage) -> JSONObject:
 class SessionLimits(msgspec.Struct, frozen=True):
     """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection.
 
-    `max_audio_s`: of the sounds of its conversation together, and of the one that is sent; 0: it takes none.
+    `max_audio_s`: of the audio clips of its conversation together, and of the one that is sent; 0: it takes none.
     `speaks`: whether its answers may be spoken; `voice`: by which, where the client names none.
-    `detects_turns`: whether turns may be detected in its sound.
-    `partial_s`: new sound between two transcripts of a sound that goes on; 0: it has none.
+    `detects_turns`: whether turns may be detected in its audio.
+    `partial_interval_s`: new audio between two transcripts of an audio clip that goes on; 0: it has none.
     """
 
     max_items: int = 256
     max_bytes: int = 256 * 1024
     replay_bytes: int = 256 * 1024
     max_audio_s: float = 0.0
-    max_sounds: int = 8
+    max_clips: int = 8
     speaks: bool = False
     voice: str = "en-us"
     detects_turns: bool = False
-    partial_s: float = 0.0
+    partial_interval_s: float = 0.0
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -293,8 +293,8 @@ class CancelResponse(msgspec.Struct, frozen=True):
     """Stop answering; the client has been told."""
 
 
-class TranscribeSound(msgspec.Struct, frozen=True):
-    """Transcribe a sound, and tell `RealtimeSession.transcribed` or `not_transcribed`.
+class TranscribeAudio(msgspec.Struct, frozen=True):
+    """Transcribe an audio clip, and tell `RealtimeSession.transcribed` or `not_transcribed`.
 
     `index`: its place in the item's content; `wav`: a WAV file in base64.
     """
@@ -305,17 +305,17 @@ class TranscribeSound(msgspec.Struct, frozen=True):
 
 
 class TranscribePartial(msgspec.Struct, frozen=True):
-    """Transcribe a sound that goes on, unless other requests would wait for it. `wav`: a WAV file."""
+    """Transcribe an audio clip that goes on, unless other requests would wait for it. `wav`: a WAV file."""
 
     item_id: str
     wav: bytes
 
 
 class DetectSpeech(msgspec.Struct, frozen=True):
-    """Detect speech in the windows of a sound, and tell `RealtimeSession.detected` or `not_detected`.
+    """Detect speech in the windows of an audio clip, and tell `RealtimeSession.detected` or `not_detected`.
 
     `pcm`: 16-bit PCM at 24 kHz, windows of 32 ms; `state`: of the detector, after the window before; `at`: where the
-    sound begins.
+    audio begins.
     """
 
     pcm: bytes
@@ -323,4 +323,4 @@ class DetectSpeech(msgspec.Struct, frozen=True):
     at: int
 
 
-Effect = StartResponse | CancelResponse | TranscribeSound | DetectSpeech
+Effect = StartResponse | CancelResponse | TranscribeAudio | DetectSpeech

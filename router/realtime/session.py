@@ -6,7 +6,7 @@
     response.create                      4. the conversation becomes a Request, which the caller answers; it carries the
                                             tags and restrictions of all its items, and they keep those of the request
     response.cancel                      5. the running response ends; the caller stops the work
-    input_audio_buffer.append, .clear    6. sound is kept, at most so much
+    input_audio_buffer.append, .clear    6. audio is kept, at most so much
     input_audio_buffer.commit            7. it becomes an item; the caller transcribes it, if the client asks
 
 With `turn_detection` the caller detects speech (`DetectSpeech`). A turn that starts cancels the
@@ -28,6 +28,7 @@ from ..openai.audio import Transcript
 from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
 from ..types import RoutingHints
+from .audio import AudioBuffer, stored_bytes
 from .conversation import (
     ANYTHING,
     Conversation,
@@ -48,11 +49,10 @@ from .response import (
     ResponseStream,
     SessionLimits,
     StartResponse,
+    TranscribeAudio,
     TranscribePartial,
-    TranscribeSound,
     Voice,
 )
-from .sound import SoundBuffer, stored_bytes
 from .spoken_input import SpokenInput, TurnEnded, TurnStarted
 from .wire import (
     BufferAppend,
@@ -79,7 +79,7 @@ from .wire import (
 _RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)
 _SPOKEN = ("output_audio_buffer.", "conversation.item.truncate")
 _SESSION_ONLY = ("type", "model", "truncation", "audio")
-NO_SOUND = "sessions here take and give text, no sound."
+NO_AUDIO = "sessions here take and give text, no audio."
 NO_TURNS = (
     "`session.audio.input.turn_detection`: turns cannot be detected here. Send null, and `input_audio_buffer.commit` "
     "where a turn ends; a device or gateway detects them with `pip install 'causeway-router[voice]'`."
@@ -102,8 +102,8 @@ class RealtimeSession:
         model: the model's name, or `auto`.
         hints: routing hints from the request's headers.
         new_id: makes the ids of responses, which are those of their decisions.
-        no_sound: why a session without `limits.max_audio_s` takes none, and what to do, for the client.
-        hold_sound: gets how many bytes its sounds take, before they take more; may raise CausewayError.
+        no_audio: why a session without `limits.max_audio_s` takes none, and what to do, for the client.
+        hold_audio: gets how many bytes its audio clips take, before they take more; may raise CausewayError.
     """
 
     def __init__(
@@ -113,31 +113,31 @@ class RealtimeSession:
         hints: RoutingHints,
         limits: SessionLimits,
         new_id: Callable[[], str],
-        no_sound: str = NO_SOUND,
-        hold_sound: Callable[[int], None] = lambda _: None,
+        no_audio: str = NO_AUDIO,
+        hold_audio: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.id = session_id
         self.hints = hints
         self.log = EventLog(limits.replay_bytes)
         self._new_id = new_id
-        self._sound = SoundBuffer(limits.max_audio_s, no_sound)
-        self._spoken = SpokenInput(self._sound, self._next_item_id, limits.partial_s)
+        self._audio = AudioBuffer(limits.max_audio_s, no_audio)
+        self._spoken = SpokenInput(self._audio, self._next_item_id, limits.partial_interval_s)
         self._speaks = limits.speaks
         self._detects_turns = limits.detects_turns
         audio = SessionAudio(
-            InputAudio() if self._sound.is_open else msgspec.UNSET,
+            InputAudio() if self._audio.is_open else msgspec.UNSET,
             OutputAudio(voice=limits.voice) if self._speaks else msgspec.UNSET,
         )
         self._settings = RealtimeSettings(model=model, audio=audio)
         self._conversation = Conversation(
             limits.max_items,
             limits.max_bytes,
-            limits.max_sounds,
-            stored_bytes(self._sound.max_bytes, limits.max_sounds),
+            limits.max_clips,
+            stored_bytes(self._audio.max_bytes, limits.max_clips),
         )
         self._conversation_id = f"conv_{new_id()}"
-        self._hold_sound = hold_sound
-        self._held_bytes = 0  # of sound, as `hold_sound` knows it
+        self._hold_audio = hold_audio
+        self._held_bytes = 0  # of audio, as `hold_audio` knows it
         self._made = 0  # ids of items that the client gave none
         self._response: ResponseStream | None = None
         self._emit("session.created", {"session": self._shown()})
@@ -181,33 +181,33 @@ class RealtimeSession:
         merge_hints(hints, self._settings.causeway)
         self.hints = hints
 
-    def transcribed(self, sound: TranscribeSound, transcript: Transcript) -> None:
-        """Take the transcript of a sound."""
-        item = self._conversation.get(sound.item_id) if sound.item_id in self._conversation else None
-        if item is not None and sound.index in item.sounds:  # else it was deleted meanwhile, or is another one
-            self._conversation.replace(item.with_transcript(sound.index, transcript.text))
+    def transcribed(self, audio: TranscribeAudio, transcript: Transcript) -> None:
+        """Take the transcript of an audio clip."""
+        item = self._conversation.get(audio.item_id) if audio.item_id in self._conversation else None
+        if item is not None and audio.index in item.clips:  # else it was deleted meanwhile, or is another one
+            self._conversation.replace(item.with_transcript(audio.index, transcript.text))
             self._shorten()
         usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
         fields: JSONObject = {"transcript": transcript.text, "usage": usage}
-        self._tell("completed", sound, fields)
+        self._tell("completed", audio, fields)
 
-    def not_transcribed(self, sound: TranscribeSound, error: CausewayError) -> None:
-        """Take the error of a transcription. A response of this sound tries again."""
-        self._tell("failed", sound, {"error": error_fields(error)})
+    def not_transcribed(self, audio: TranscribeAudio, error: CausewayError) -> None:
+        """Take the error of a transcription. A response of this audio tries again."""
+        self._tell("failed", audio, {"error": error_fields(error)})
 
     def partial(self) -> TranscribePartial | None:
-        """Return the sound that goes on, if the client wants its transcript, and enough of it is new."""
+        """Return the audio that goes on, if the client wants its transcript, and enough of it is new."""
         audio = self._settings.audio.input
         return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> None:
-        """Take the transcript so far of a sound that goes on; the client gets the words that are certain."""
+        """Take the transcript so far of an audio clip that goes on; the client gets the words that are certain."""
         if delta := self._spoken.partly_transcribed(partial, transcript):
             place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
 
     def detected(self, asked: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
-        """Take the probability of speech in each window of a sound. Returns what the caller has to do, in order.
+        """Take the probability of speech in each window of an audio clip. Returns what the caller has to do, in order.
 
         Args:
             state: of the detector, for the windows that follow.
@@ -237,7 +237,7 @@ class RealtimeSession:
     def _turn_ended(self, turn: TurnEnded) -> list[Effect]:
         """Raises InvalidRequest: the conversation is full, or the turn cannot be answered."""
         self._emit("input_audio_buffer.speech_stopped", {"audio_end_ms": turn.at_ms, "item_id": turn.item_id})
-        transcribe = self._add_sound(turn.item_id, turn.wav)
+        transcribe = self._add_audio(turn.item_id, turn.wav)
         effects: list[Effect] = [] if transcribe is None else [transcribe]
         settings = self._turn_detection
         if settings is not None and settings.create_response:
@@ -247,8 +247,8 @@ class RealtimeSession:
                 self.report(error)
         return effects
 
-    def _tell(self, outcome: str, sound: TranscribeSound, fields: JSONObject) -> None:
-        place: JSONObject = {"item_id": sound.item_id, "content_index": sound.index}
+    def _tell(self, outcome: str, audio: TranscribeAudio, fields: JSONObject) -> None:
+        place: JSONObject = {"item_id": audio.item_id, "content_index": audio.index}
         self._emit(f"conversation.item.input_audio_transcription.{outcome}", {**place, **fields})
 
     # --- the client's events -----------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class RealtimeSession:
                 self._update(validate(document, SessionUpdate))
             case "conversation.item.create":
                 create = validate(document, ItemCreate)
-                self._insert(read_item(create.item, self._next_item_id(), self._sound), create.previous_item_id)
+                self._insert(read_item(create.item, self._next_item_id(), self._audio), create.previous_item_id)
             case "conversation.item.delete":
                 item_id = validate(document, ItemReference).item_id
                 self._conversation.delete(item_id)
@@ -278,19 +278,19 @@ class RealtimeSession:
             case "response.cancel":
                 return self._cancel(validate(document, ResponseCancel))
             case "input_audio_buffer.append":
-                self._sound.check_open("type")
+                self._audio.check_open("type")
                 audio = validate(document, BufferAppend).audio
                 self._hold(len(audio) * 3 // 4)
                 return self._spoken.append(audio)
             case "input_audio_buffer.clear":
-                self._sound.check_open("type")
+                self._audio.check_open("type")
                 validate(document, ClientEvent)
                 self._spoken.clear()
                 self._emit("input_audio_buffer.cleared", {})
             case "input_audio_buffer.commit":
-                self._sound.check_open("type")
+                self._audio.check_open("type")
                 validate(document, ClientEvent)
-                transcribe = self._add_sound(*self._spoken.whole())
+                transcribe = self._add_audio(*self._spoken.whole())
                 self._spoken.clear()
                 return transcribe
             case _:
@@ -326,13 +326,13 @@ class RealtimeSession:
             raise together(others, applied=True)
 
     def _without_audio(self, update: JSONObject) -> list[UnsupportedFeature]:
-        """Take out of the update what this session does not have of sound, and return an error for each."""
+        """Take out of the update what this session does not have of audio, and return an error for each."""
         audio = update.get("audio")
         if not isinstance(audio, dict):
             return []
         given, errors = {name: value for name, value in audio.items() if value is not None}, []
-        if "input" in given and not self._sound.is_open:
-            errors.append(self._sound.closed("session.audio.input"))
+        if "input" in given and not self._audio.is_open:
+            errors.append(self._audio.closed("session.audio.input"))
             del given["input"]
         heard = given.get("input")
         if isinstance(heard, dict) and heard.get("turn_detection") and not self._detects_turns:
@@ -345,7 +345,7 @@ class RealtimeSession:
         return errors
 
     def _complete_audio(self, update: JSONObject) -> None:
-        """Add the session's own settings of sound to those that are updated. Raises InvalidRequest."""
+        """Add the session's own settings of audio to those that are updated. Raises InvalidRequest."""
         audio = update.pop("audio", None) or {}
         if not isinstance(audio, dict):
             raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
@@ -359,13 +359,13 @@ class RealtimeSession:
         if update.get("output_modalities") == ["audio"] and not self._speaks:
             raise _not_spoken(f"{where}.output_modalities[0]")
 
-    def _add_sound(self, item_id: str, wav: str) -> TranscribeSound | None:
+    def _add_audio(self, item_id: str, wav: str) -> TranscribeAudio | None:
         """(7) Raises ConversationFull."""
         self._insert(spoken_item(item_id, wav), None, committed=True)
         audio = self._settings.audio.input
         if audio is msgspec.UNSET or audio.transcription is None:
             return None
-        return TranscribeSound(item_id, 0, wav)
+        return TranscribeAudio(item_id, 0, wav)
 
     @property
     def _turn_detection(self) -> ServerVAD | None:
@@ -373,10 +373,10 @@ class RealtimeSession:
         return None if audio is msgspec.UNSET else audio.turn_detection
 
     def _insert(self, item: ConversationItem, after: str | None, *, committed: bool = False) -> None:
-        """Add an item to the conversation, and tell. `committed`: it was the buffer's sound."""
+        """Add an item to the conversation, and tell. `committed`: it was the buffer's audio."""
         if self._settings.truncation == "disabled":
             self._conversation.check_room(item)
-        self._hold(item.sound_bytes)
+        self._hold(item.audio_bytes)
         self._conversation.insert(item, after)
         if committed:
             previous = self._conversation.previous(item.id)
@@ -387,10 +387,11 @@ class RealtimeSession:
         self._shorten()
 
     def _hold(self, more_bytes: int = 0) -> None:
-        """Tell how many bytes its sounds take, and soon take. Raises CausewayError if there is no room for more."""
-        held_bytes = self._sound.held_bytes + self._conversation.sound_bytes + more_bytes
+        """Tell how many bytes its audio clips take, and soon take. Raises CausewayError if there is no room for
+        more."""
+        held_bytes = self._audio.held_bytes + self._conversation.audio_bytes + more_bytes
         if held_bytes != self._held_bytes:
-            self._hold_sound(held_bytes)
+            self._hold_audio(held_bytes)
             self._held_bytes = held_bytes
 
     def _shorten(self) -> None:
@@ -457,7 +458,7 @@ class RealtimeSession:
         """An item of a response's own input, or of the conversation where it is a reference."""
         if document.get("type") == "item_reference":
             return self._conversation.get(str(document.get("id")))
-        return read_item(document, self._next_item_id(), self._sound, f"response.input[{at}]")
+        return read_item(document, self._next_item_id(), self._audio, f"response.input[{at}]")
 
     def _cancel(self, event: ResponseCancel) -> CancelResponse:
         if self._response is None or self._response.ended or event.response_id not in (None, self._response.id):

@@ -1,6 +1,6 @@
-"""The sound of a session on its way to an item: by the client's commit, or by the turns that are detected in it.
+"""The audio of a session on its way to an item: by the client's commit, or by the turns that are detected in it.
 
-Positions are bytes since the session began, of all sound that its client sent.
+Positions are bytes since the session began, of all audio that its client sent.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from .audio import BYTES_PER_S, AudioBuffer
 from .response import DetectSpeech, TranscribePartial
-from .sound import BYTES_PER_S, SoundBuffer
 from .wire import ServerVAD
 
 WINDOW_MS: Final = 32
@@ -23,9 +23,9 @@ Change = Literal["started", "stopped"]
 
 
 class TurnDetector:
-    """Says where turns of speech begin and end in a sound, by the probability of speech in each of its windows.
+    """Says where turns of speech begin and end in an audio clip, by the probability of speech in each of its windows.
 
-    Time is counted in windows of the sound, never by a clock: a client may send it faster or slower than it was spoken.
+    Time is counted in windows of the audio, never by a clock: a client may send it faster or slower than it was spoken.
 
     Args:
         settings: threshold and length of the silence that ends a turn.
@@ -69,14 +69,14 @@ _PUNCTUATION: Final = ".,;:!?\u2026\"'()-"
 
 
 class TurnStarted(msgspec.Struct, frozen=True):
-    """Speech has begun. `at_ms`: where the turn's sound begins; `item_id`: of the item that it becomes."""
+    """Speech has begun. `at_ms`: where the turn's audio begins; `item_id`: of the item that it becomes."""
 
     item_id: str
     at_ms: int
 
 
 class TurnEnded(msgspec.Struct, frozen=True):
-    """The turn is over. `at_ms`: where its sound ends; `wav`: the sound, a WAV file in base64."""
+    """The turn is over. `at_ms`: where its audio ends; `wav`: the audio, a WAV file in base64."""
 
     item_id: str
     at_ms: int
@@ -84,23 +84,23 @@ class TurnEnded(msgspec.Struct, frozen=True):
 
 
 class SpokenInput:
-    """Owns the sound that is no item yet, and what is known of it.
+    """Owns the audio that is no item yet, and what is known of it.
 
     Args:
-        sound: the buffer.
+        audio: the buffer.
         next_item_id: makes ids of items.
-        partial_s: new sound between two transcripts of a sound that goes on; 0: it has none.
+        partial_interval_s: new audio between two transcripts of an audio clip that goes on; 0: it has none.
     """
 
-    def __init__(self, sound: SoundBuffer, next_item_id: Callable[[], str], partial_s: float = 0.0) -> None:
-        self._sound = sound
+    def __init__(self, audio: AudioBuffer, next_item_id: Callable[[], str], partial_interval_s: float = 0.0) -> None:
+        self._audio = audio
         self._next_item_id = next_item_id
         self._settings: ServerVAD | None = None
         self._turns: TurnDetector | None = None
         self._state = b""  # of the detector, after the newest judged window
         self._judged_to = 0
         self._item_id = ""  # of the turn that goes on
-        self._partial_bytes = round(partial_s * BYTES_PER_S)
+        self._partial_bytes = round(partial_interval_s * BYTES_PER_S)
         self._transcribed_to = 0
         self._certain = StablePrefix()
 
@@ -109,22 +109,22 @@ class SpokenInput:
         if settings != self._settings:
             self._settings = settings
             self._turns = None if settings is None else TurnDetector(settings)
-            self._judged_to = self._sound.end
+            self._judged_to = self._audio.end
 
     def append(self, encoded: str) -> DetectSpeech | None:
-        """Take sound. Returns what to look through for speech.
+        """Take audio. Returns what to look through for speech.
 
         Raises:
             InvalidRequest, BufferFull: nothing is taken.
         """
         if self._turns is None:
-            self._sound.append(encoded)
+            self._audio.append(encoded)
             return None
-        self._sound.append(encoded, self._judged_to)
-        whole = (self._sound.end - self._judged_to) // _WINDOW * _WINDOW
+        self._audio.append(encoded, self._judged_to)
+        whole = (self._audio.end - self._judged_to) // _WINDOW * _WINDOW
         if not whole:
             return None
-        pcm = self._sound.pcm(self._judged_to, self._judged_to + whole)
+        pcm = self._audio.pcm(self._judged_to, self._judged_to + whole)
         return DetectSpeech(pcm, self._state, self._judged_to)
 
     def judged(
@@ -132,7 +132,7 @@ class SpokenInput:
     ) -> list[TurnStarted | TurnEnded]:
         """Take the probability of speech in each window. Returns the turns that start and end in them, in order."""
         if self._turns is None or asked.at != self._judged_to:
-            return []  # meanwhile the sound was cleared or committed, or turns are not detected any more
+            return []  # meanwhile the audio was cleared or committed, or turns are not detected any more
         self._state = state
         changes: list[TurnStarted | TurnEnded] = []
         for probability in probabilities:
@@ -143,52 +143,52 @@ class SpokenInput:
             elif change == "stopped" or (self._turns.speaking and self._is_longest):
                 changes.append(self._end())
         if not self._turns.speaking:
-            self._sound.drop_to(self._judged_to - self._turns.windows_before * _WINDOW)
+            self._audio.drop_to(self._judged_to - self._turns.windows_before * _WINDOW)
         return changes
 
     def partial(self) -> TranscribePartial | None:
-        """Return the sound that goes on, if enough of it is new."""
-        end = self._sound.end if self._turns is None else self._judged_to
-        new = end - max(self._transcribed_to, self._sound.start)
+        """Return the audio that goes on, if enough of it is new."""
+        end = self._audio.end if self._turns is None else self._judged_to
+        new = end - max(self._transcribed_to, self._audio.start)
         if not self._partial_bytes or new < self._partial_bytes or not (self._turns is None or self._turns.speaking):
             return None
         self._transcribed_to = end
         self._item_id = self._item_id or self._next_item_id()
-        return TranscribePartial(self._item_id, self._sound.file(end))
+        return TranscribePartial(self._item_id, self._audio.file(end))
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> str:
         """Take the transcript so far. Returns the words that are certain now and were not before."""
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 
     def whole(self) -> tuple[str, str]:
-        """Return the id of the item that all of the sound becomes, and the sound as a WAV file in base64.
+        """Return the id of the item that all of the audio becomes, and the audio as a WAV file in base64.
 
         Raises:
             BufferEmpty: it is too short.
         """
-        wav = self._sound.wav()
+        wav = self._audio.wav()
         return self._item_id or self._next_item_id(), wav
 
     def clear(self) -> None:
-        """Forget the sound; a turn that goes on is over."""
-        self._sound.drop_to(self._sound.end)
+        """Forget the audio; a turn that goes on is over."""
+        self._audio.drop_to(self._audio.end)
         self._over()
-        self._judged_to = self._sound.end
+        self._judged_to = self._audio.end
 
     @property
     def _is_longest(self) -> bool:
         """Whether the turn may not have another window."""
-        return self._judged_to + _WINDOW - self._sound.start > self._sound.max_bytes
+        return self._judged_to + _WINDOW - self._audio.start > self._audio.max_bytes
 
     def _start(self, windows_before: int) -> TurnStarted:
-        self._sound.drop_to(self._judged_to - windows_before * _WINDOW)
+        self._audio.drop_to(self._judged_to - windows_before * _WINDOW)
         self._item_id = self._next_item_id()
-        return TurnStarted(self._item_id, self._sound.start // _BYTES_PER_MS)
+        return TurnStarted(self._item_id, self._audio.start // _BYTES_PER_MS)
 
     def _end(self) -> TurnEnded:
-        wav = self._sound.wav(self._judged_to)
+        wav = self._audio.wav(self._judged_to)
         ended = TurnEnded(self._item_id, self._judged_to // _BYTES_PER_MS, wav)
-        self._sound.drop_to(self._judged_to)
+        self._audio.drop_to(self._judged_to)
         self._over()
         return ended
 
@@ -200,10 +200,10 @@ class SpokenInput:
 
 
 class StablePrefix:
-    """What is certain of the transcript of a sound that goes on.
+    """What is certain of the transcript of an audio clip that goes on.
 
     A transcript of half a sentence guesses at its end. Words are certain that two transcripts in a row agree on, the
-    second one of a longer sound; they are told once and never taken back (local agreement, as Whisper-Streaming does:
+    second one of a longer audio; they are told once and never taken back (local agreement, as Whisper-Streaming does:
     https://aclanthology.org/2023.ijcnlp-demo.3).
     """
 
@@ -212,7 +212,7 @@ class StablePrefix:
         self._told = 0  # words
 
     def take(self, transcript: str) -> str:
-        """Take the transcript of the sound so far. Returns the text that is certain now and was not before."""
+        """Take the transcript of the audio so far. Returns the text that is certain now and was not before."""
         words = transcript.split()
         agreed = 0
         for before, now in zip(self._newest, words, strict=False):

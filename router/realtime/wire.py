@@ -69,7 +69,7 @@ class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class ServerVAD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Turns are detected by their sound: speech that silence of `silence_duration_ms` follows.
+    """Turns are detected by their audio: speech that silence of `silence_duration_ms` follows.
 
     `threshold`: of the probability of speech. `create_response`: a turn is answered. `interrupt_response`: a turn that
     starts cancels the answer.
@@ -141,7 +141,7 @@ UNSUPPORTED = {
 }
 """Settings of OpenAI's that have no meaning here, and why; null is accepted."""
 UNSUPPORTED_AUDIO = {
-    "noise_reduction": "the sound is taken as it comes",
+    "noise_reduction": "the audio is taken as it comes",
     "idle_timeout_ms": "silence alone is not answered",
 }
 """The same of the settings of audio."""
@@ -149,7 +149,7 @@ UNSUPPORTED_AUDIO = {
 
 T = TypeVar("T", bound=msgspec.Struct)
 _SEMANTIC: Final = "semantic_vad"
-_NO_SEMANTICS: Final = "turns are detected by their sound; send the type `server_vad`"
+_NO_SEMANTICS: Final = "turns are detected by their audio; send the type `server_vad`"
 _AUDIO: Final[Mapping[type[msgspec.Struct], Mapping[str, type[msgspec.Struct]]]] = {
     RealtimeSettings: {"audio": SessionAudio},
     SessionAudio: {"input": InputAudio, "output": OutputAudio},

@@ -1,11 +1,11 @@
-"""`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile sounds, pictures and files through both daemons.
+"""`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile audio, images and files through both daemons.
 
 Each is a good one with bytes flipped, cut, doubled or spliced, or one of the lists that the tests use. Decoders are
 real, encoders tiny; those of the gateway are in a real Triton. Every answer must be a 200, a 400 that names the part,
 or a 413; then a good request is answered, and neither the daemon nor Triton's models have grown. On a busy machine the
 probes of Triton are late, and the gateway takes it out of use for a moment: a 503, and an answer without a part
 because no encoder was in use, are repeated and counted. Any other part that is left out fails the bed. Needs Pillow
-(extra `pictures`), and Triton's environment for the gateway; with PyAV (extra `voice`) some sounds are compressed.
+(extra `images`), and Triton's environment for the gateway; with PyAV (extra `voice`) some audio clips are compressed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import aiohttp
 import numpy as np
 import psutil
 
-from causeway_server.models.modalities.installed import ENCODERS
+from causeway_server.models.parts.installed import ENCODERS
 from tests.cloud_pool.conftest import ROOT, Command
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.edge_node.device import running
-from tests.edge_node.modalities.test_fusion import ask, picture, sound, text
-from tests.models.modalities.compressed import COMPRESSED, compressed
-from tests.models.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
-from tests.models.modalities.test_files import ALL, file
+from tests.edge_node.parts.test_fusion import ask, audio, image, text
+from tests.models.parts.compressed import COMPRESSED, compressed
+from tests.models.parts.files import HOSTILE_CLIPS, HOSTILE_IMAGES, HOSTILE_TEXTS, header, png, tone, wav
+from tests.models.parts.test_files import ALL, file
 from tests.tool import run_tool
 
 GATEWAY = f"""
@@ -42,7 +42,7 @@ server: {{port: 0, max_body_bytes: 20000000}}
 tiers:
   - {{name: large, model: obedient, template_file: {ROOT}/tests/cloud_pool/plain.jinja, context_tokens: 4096}}
   - {{name: speech, can: [audio]}}
-  - {{name: pictures, can: [image]}}
+  - {{name: images, can: [image]}}
   - {{name: files, can: [file]}}
 """
 
@@ -53,7 +53,7 @@ _AWAY = "can take the request"  # of the log line that no endpoint of the encode
 _TRIES = 10  # of a request whose language model or encoder is out of use for the moment
 
 
-def good_pictures() -> list[bytes]:
+def good_images() -> list[bytes]:
     from PIL import Image
 
     files = [png(40, 30)]
@@ -65,7 +65,7 @@ def good_pictures() -> list[bytes]:
     return files
 
 
-def good_sounds() -> list[bytes]:
+def good_clips() -> list[bytes]:
     plain = [wav(tone(0.2, rate), rate, width=width) for rate, width in ((8_000, 1), (16_000, 2), (44_100, 3))]
     if importlib.util.find_spec("av") is None:
         return plain
@@ -96,14 +96,14 @@ def spoiled(chance: random.Random, files: list[bytes]) -> bytes:
 
 def hostile_parts(chance: random.Random, files: int) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield kinds and parts: first the lists, which hold the largest files, then spoiled ones."""
-    good = {"sound": [*good_sounds(), header(data=bytes(640))], "picture": good_pictures(), "file": good_files()}
-    lists = {"sound": HOSTILE_SOUNDS, "picture": HOSTILE_PICTURES, "file": HOSTILE_TEXTS}
+    good = {"audio": [*good_clips(), header(data=bytes(640))], "image": good_images(), "file": good_files()}
+    lists = {"audio": HOSTILE_CLIPS, "image": HOSTILE_IMAGES, "file": HOSTILE_TEXTS}
     named = [(name, data) for name, listed in lists.items() for data in listed.values()]
     for at in range(files):
         name = chance.choice(list(good))
         name, data = named[at] if at < len(named) else (name, spoiled(chance, good[name]))
         kind = chance.choice(("text/plain", "application/pdf", "image/png"))
-        yield name, sound(data) if name == "sound" else picture(data) if name == "picture" else file(data, kind)
+        yield name, audio(data) if name == "audio" else image(data) if name == "image" else file(data, kind)
 
 
 def check(status: int, message: str, place: str) -> None:
@@ -125,7 +125,7 @@ async def through_edge(chance: random.Random, files: int) -> bool:
                 counts[f"{name} {said}"] += 1
                 unread += said in _UNREAD
             children = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
-            last = await ask(device, sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello"))
+            last = await ask(device, audio(wav(np.asarray(tone(0.3)))), image(png(9, 9)), file("hello"))
             device.assert_nothing_leaks()
     print(f"edge: {files} files: {dict(sorted(counts.items()))}; children {[round(n / 1e6) for n in children]} MB")
     return watched.report(last.status) and not unread
@@ -161,7 +161,7 @@ async def through_gateway(chance: random.Random, files: int) -> bool:
                     counts[f"{name} {said or 'refused'}"] += 1
                     if said in _UNREAD:
                         unread.append(f"file {at}, a {name}: {said}; the gateway's log: {gateway.log[-1]}")
-                good = [sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello")]
+                good = [audio(wav(np.asarray(tone(0.3)))), image(png(9, 9)), file("hello")]
                 async with session.post(
                     url, json={"model": "large", "messages": [{"role": "user", "content": good}]}
                 ) as answer:

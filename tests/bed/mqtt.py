@@ -41,7 +41,7 @@ async def run(messages: int, kills: int, folder: Path) -> bool:
     stack = Stack(folder / "stack")
     config = f"""
 engine: {{enabled: false}}
-jobs: {{jitter_s: 0, steady_per_s: 1000, cloud_concurrency: 32}}
+jobs: {{jitter_s: 0, cloud_rate_per_s: 1000, cloud_concurrency: 32}}
 mqtt:
   url: mqtt://127.0.0.1:{broker.port}
   client_id: device

@@ -64,7 +64,7 @@ class TimedCloud(JobCloud):
 class Daemon:
     """`causeway-edge serve` in a process, killed and started anew."""
 
-    def __init__(self, folder: Path, cloud: str, steady_per_s: float) -> None:
+    def __init__(self, folder: Path, cloud: str, cloud_rate_per_s: float) -> None:
         policy = folder / "policy.yaml"
         policy.write_text(POLICY)
         self.port = 0  # of the last start
@@ -75,7 +75,7 @@ class Daemon:
             "engine.enabled": "false",
             "cloud.url": cloud,
             "cloud.probe_interval_s": 0.2,
-            "jobs.steady_per_s": steady_per_s,
+            "jobs.cloud_rate_per_s": cloud_rate_per_s,
             "jobs.jitter_s": 0.5,
             "jobs.cloud_concurrency": IN_FLIGHT,
             "log": "error",
@@ -269,7 +269,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--steady", type=float, default=50.0, help="jobs per second: the daemon's jobs.steady_per_s")
+    parser.add_argument(
+        "--steady", type=float, default=50.0, help="jobs per second: the daemon's jobs.cloud_rate_per_s"
+    )
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--webhook", default="", help="URL that each job names, such as https://example.com/hook")
     parser.add_argument("--accept", action="store_true", help="only accept, and judge how fast")

@@ -67,7 +67,7 @@ def mixed() -> list[Ask]:
     no_cloud = msgspec.structs.replace(full, cloud=CloudSignals(False, None, "open"), down=frozenset({"large"}))
     bare = Snapshot()
     short, long = Estimates(prompt_tokens=14), Estimates(prompt_tokens=700)
-    picture = Message("user", (TextPart("what is this?"), ImagePart("https://example.org/a.png")))
+    image = Message("user", (TextPart("what is this?"), ImagePart("https://example.org/a.png")))
     return [
         (_chat(), full, short),
         (_chat(temperature=0.0), full, short),
@@ -82,7 +82,7 @@ def mixed() -> list[Ask]:
         (_chat(), bare, Estimates()),
         (_chat(model="small"), full, short),
         (msgspec.structs.replace(_chat(), tools=(Tool("t"),)), full, long),
-        (msgspec.structs.replace(_chat(), messages=(picture,)), full, short),
+        (msgspec.structs.replace(_chat(), messages=(image,)), full, short),
         (msgspec.structs.replace(_chat(), kind="embedding"), full, short),
     ]
 

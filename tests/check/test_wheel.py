@@ -47,7 +47,7 @@ def test_each_wheel_has_one_name_in_site_packages(wheels: dict[str, Path]) -> No
 
 
 def test_the_wheel_of_the_product_holds_the_product_alone(wheels: dict[str, Path]) -> None:
-    """SDK and training are distributions of their own; data and templates travel along, pictures of pages do not."""
+    """SDK and training are distributions of their own; data and templates travel along, images of pages do not."""
     product = set(_names(wheels["causeway_router"]))
     apart = ("causeway_server/edge_node/sdk/", "causeway_server/models/train/")
     assert [name for name in product if name.startswith(apart)] == []

@@ -24,8 +24,8 @@ from causeway_server.edge_node.config.schema import (
     ServerConfig,
 )
 from causeway_server.edge_node.storage.state_folder import FLEET_FOLDER
-from causeway_server.models.modalities.process.messages import WorkerSpec
-from causeway_server.router.bundle.settings import DecisionsConfig, ModalitiesConfig, RealtimeConfig
+from causeway_server.models.parts.process.messages import WorkerSpec
+from causeway_server.router.bundle.settings import DecisionsConfig, PartsConfig, RealtimeConfig
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.types import DecisionRecord, Modality
 
@@ -256,7 +256,7 @@ async def running(
     probe_interval_s: float = 5.0,
     encoders: Mapping[Modality, WorkerSpec] | None = None,
     speech_detector: WorkerSpec | None = None,
-    parts: ModalitiesConfig | None = None,
+    parts: PartsConfig | None = None,
     environ: Mapping[str, str] = {},
     fleet: FleetLink | None = None,
     realtime: RealtimeConfig | None = None,
@@ -283,7 +283,7 @@ async def running(
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or OutboxConfig(),
         files=files or DeviceFilesConfig(),
-        modalities=parts or ModalitiesConfig(),
+        parts=parts or PartsConfig(),
         realtime=realtime or RealtimeConfig(),
         mqtt=mqtt or MqttConfig(),
     )

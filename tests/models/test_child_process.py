@@ -8,7 +8,7 @@ import pytest
 
 from causeway_server.models.child_process import child_environment, start_child
 
-CHILD = "causeway_server.models.modalities.process.child"
+CHILD = "causeway_server.models.parts.process.child"
 
 
 def status_of(environ: dict[str, str]) -> int:

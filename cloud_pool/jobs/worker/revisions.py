@@ -20,7 +20,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from causeway_server.models.modalities.revising import revise_each
+from causeway_server.models.parts.revising import revise_each
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
 from causeway_server.router.jobs.job import (
     MOST_LATE,

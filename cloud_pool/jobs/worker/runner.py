@@ -133,7 +133,7 @@ class ServiceBackend:
     embed: Embed  # makes the vectors, which are neither cached nor shared
     tiers: Mapping[str, Tier]  # by the tier's name
     pools: Mapping[str, Pool]  # by the tier's name
-    parts: RequestParts | None = None  # reads sounds, pictures and files; None: no tier does
+    parts: RequestParts | None = None  # reads audio, images and files; None: no tier does
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Raises ModelNotFound."""

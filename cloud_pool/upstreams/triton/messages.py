@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from causeway_server.models.modalities.process.messages import Found, Refused, SegmentFound
+from causeway_server.models.parts.process.messages import Found, Refused, SegmentFound
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.reasoning import Thinking, thinking_limit, thinks
 from causeway_server.router.tool_calls.schema import NO_FRAME, CallFrame
@@ -273,7 +273,7 @@ def _alternative(entry: _Entry) -> TokenAlternative:
 
 
 class EncodeJob(msgspec.Struct, frozen=True):
-    """What to find in a part. All but `kind`: as `SoundTerms` and `Transcribe`, for a sound."""
+    """What to find in a part. All but `kind`: as `AudioTerms` and `Transcribe`, for an audio clip."""
 
     kind: Modality
     language: str = ""
@@ -284,7 +284,7 @@ class EncodeJob(msgspec.Struct, frozen=True):
 
 
 class PartRead(msgspec.Struct, frozen=True, tag="read"):
-    """The part was read. `seconds`: of a sound."""
+    """The part was read. `seconds`: of an audio clip."""
 
     found: Found
     seconds: float = 0.0

@@ -93,7 +93,7 @@ class FleetConnection:
         read_traffic: The daemon's sums of requests.
         uniform: Returns a random number between two.
         sleep: Waits for a number of seconds.
-        telemetry_s: Mean time between two telemetry messages.
+        telemetry_interval_s: Mean time between two telemetry messages.
 
     Raises:
         ConfigError: The control plane's URL or CA file cannot be used.
@@ -107,7 +107,7 @@ class FleetConnection:
     read_traffic: Callable[[], Traffic]
     uniform: Uniform = field(default_factory=lambda: random.Random().uniform)
     sleep: Sleep = anyio.sleep
-    telemetry_s: float = TELEMETRY_S
+    telemetry_interval_s: float = TELEMETRY_S
 
     def __post_init__(self) -> None:
         self.boot = secrets.token_hex(8)
@@ -237,7 +237,7 @@ class FleetConnection:
 
     async def _telemetries(self) -> None:
         while True:
-            await self.sleep(self.uniform(self.telemetry_s * 5 / 6, self.telemetry_s * 7 / 6))
+            await self.sleep(self.uniform(self.telemetry_interval_s * 5 / 6, self.telemetry_interval_s * 7 / 6))
             self.telemetry.cut(self._agent_report().running)
             await self.telemetry.send(self.plane.telemetry, self._note_revoked)
             await self.look_at_import()

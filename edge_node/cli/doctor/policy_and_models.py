@@ -1,6 +1,6 @@
 """Check the policy, the models of its device targets, the learned signals that it uses, and the encoders.
 
-The encoders turn sound and pictures into text or soft tokens. That a device has none is no finding.
+The encoders turn audio and images into text or soft tokens. That a device has none is no finding.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from causeway_server.models.catalog.artifact import (
 from causeway_server.models.catalog.fit import estimate_memory
 from causeway_server.models.catalog.gguf import read_gguf
 from causeway_server.models.catalog.projector import find_projector, vision_bytes
-from causeway_server.models.modalities.installed import (
-    PICTURES_MODEL,
+from causeway_server.models.parts.installed import (
+    IMAGES_MODEL,
     PROGRAM,
     SPEECH_MODEL,
     find_program,
     is_installed,
     is_onnxruntime_installed,
 )
-from causeway_server.models.modalities.voices import list_voices, voice_of
+from causeway_server.models.parts.voices import list_voices, voice_of
 from causeway_server.router.errors import PolicyError
 from causeway_server.router.policy.compiled import Policy, parse_policy
 from causeway_server.router.types import DeviceSignals, Modality
 
 from ...config.schema import Config, EngineConfig
-from ...modalities.speaker import SEPARATOR
+from ...parts.speaker import SEPARATOR
 from ...signals.estimators import QUALITY, judged_models, load_calibrator, load_pair, load_quality_estimator
 from . import Finding, fail, ok, warn
 
@@ -214,15 +214,15 @@ def check_encoders(
         environ: where `PATH` says whether espeak-ng is.
         has_onnxruntime: whether the package that runs voices is there.
     """
-    if not config.modalities.enabled:
+    if not config.parts.enabled:
         return
     folders = _model_dirs(config.engine)
     if installed("audio"):
-        absent = "the extra `voice` is installed, its model is not: sound is refused"
+        absent = "the extra `voice` is installed, its model is not: audio is refused"
         yield _check_encoder("speech", SPEECH_MODEL, folders, absent)
     if installed("image"):
-        absent = "text in pictures is read; the model that tells what they show is not here"
-        yield _check_encoder("pictures", PICTURES_MODEL, folders, absent, "text is read; ")
+        absent = "text in images is read; the model that tells what they show is not here"
+        yield _check_encoder("images", IMAGES_MODEL, folders, absent, "text is read; ")
     yield from _check_projectors(folders)
     yield from _check_voices(folders, environ, has_onnxruntime)
 
@@ -251,7 +251,7 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
         else:
             assert projector is not None
             tokens = f"{projector.tokens} soft tokens" if projector.tokens else "soft tokens, by its mmproj file"
-            yield ok("projector", f"{artifact.name} takes a picture as {tokens} ({projector.path})")
+            yield ok("projector", f"{artifact.name} takes an image as {tokens} ({projector.path})")
 
 
 def _check_voices(

@@ -113,8 +113,8 @@ def write_locks(places: Places, progress: Progress) -> str:
     pins = f"--constraints={edge / 'requirements.txt'}"
     dev = (*ROLES, *OPTIONAL, "--extra=dev", pins)
     _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, *dev)
-    modalities = ("--extra=voice", "--extra=pictures", "--no-emit-package=causeway-sdk")
-    _compile(places, progress, edge / "requirements-modalities.txt", (), project, *modalities, pins)
+    modalities = ("--extra=voice", "--extra=images", "--no-emit-package=causeway-sdk")
+    _compile(places, progress, edge / "requirements-parts.txt", (), project, *modalities, pins)
     more_pins = f"--constraints={edge / 'requirements-dev.txt'}"
     _compile(places, progress, places.training / "requirements-train.txt", TRAIN, None, more_pins)
     _compile(places, progress, edge / "requirements-build.txt", BUILD)

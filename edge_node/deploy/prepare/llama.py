@@ -3,7 +3,7 @@
 The default build of llama-cpp-python takes about ten CPU-minutes; ours leaves out llama.cpp's `common` library and
 mtmd's programs, which the bindings never call, and takes under four. The wheel is tagged `py3-none`, so it serves
 every Python, but it is compiled for this very processor (GGML_NATIVE): the cache's key holds the processor.
-mtmd (pictures for vision models) is 50 of its CPU-seconds and 2 MB; its decoders of video are left out.
+mtmd (images for vision models) is 50 of its CPU-seconds and 2 MB; its decoders of video are left out.
 
 `make setup CUDA=1` builds for an NVIDIA GPU: the one of this machine, or those that $CUDAARCHS names, as CMake does:
 `CUDAARCHS=87 make setup CUDA=1` for Orin, 90 for H100 and H200, 89 for RTX 4000. It takes nvcc, and cuBLAS with its

@@ -1,4 +1,4 @@
-"""llama.cpp's library of vision models, mtmd: a picture and an `mmproj` file → soft tokens.
+"""llama.cpp's library of vision models, mtmd: an image and an `mmproj` file → soft tokens.
 
 mtmd.h (github.com/ggml-org/llama.cpp, tools/mtmd) is the reference. Only pixels go into it: its own decoders of files
 are never called.
@@ -23,7 +23,7 @@ from . import bindings
 from .weights import MANY_PART_POSITIONS
 
 _log = logging.getLogger(__name__)
-_MAX_TOKENS = 1024  # of a picture, for models that take any size (M-RoPE): a CPU reads more in minutes
+_MAX_TOKENS = 1024  # of an image, for models that take any size (M-RoPE): a CPU reads more in minutes
 
 
 class VisionEncoder:
@@ -52,19 +52,19 @@ class VisionEncoder:
                 raise EngineUnavailable(f"{mmproj}: not for {model.name}: {bindings.last_errors()}")
             on_error.callback(mtmd.mtmd_free, self._context)
             if not mtmd.mtmd_support_vision(self._context):
-                raise EngineUnavailable(f"{mmproj}: it takes no pictures")
+                raise EngineUnavailable(f"{mmproj}: it takes no images")
             on_error.pop_all()
         self._path = mmproj
         self._dimensions = int(native.llama_model_n_embd_inp(self._model))
 
     def encode(self, pixels: bytes, width: int, height: int) -> tuple[NDArray[np.float32], tuple[SoftRun, ...]]:
-        """Return the vectors of a picture, [vectors, dimensions], and where they stand.
+        """Return the vectors of an image, [vectors, dimensions], and where they stand.
 
         Args:
             pixels: uint8 [height, width, 3], red, green and blue.
 
         Raises:
-            InvalidRequest: the model takes no picture of this shape.
+            InvalidRequest: the model takes no image of this shape.
             EngineUnavailable: mtmd cannot encode it.
         """
         vectors: list[NDArray[np.float32]] = []
@@ -84,9 +84,9 @@ class VisionEncoder:
         if tokens:
             runs.append(SoftRun(tokens=tokens))
         if any(token < 0 for run in runs for token in run.tokens):
-            raise EngineUnavailable(f"{self._path}: the model lacks tokens that stand around a picture of this kind")
+            raise EngineUnavailable(f"{self._path}: the model lacks tokens that stand around an image of this kind")
         if not vectors:
-            raise EngineUnavailable(f"{self._path}: mtmd makes nothing of a picture")
+            raise EngineUnavailable(f"{self._path}: mtmd makes nothing of an image")
         return np.concatenate(vectors), tuple(runs)
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ class VisionEncoder:
             part = mtmd.mtmd_input_part(text=None, bitmap=bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
-                _log.info("mtmd refused a picture of %d × %d pixels: %s", width, height, bindings.last_errors())
-                raise InvalidRequest(f"this model takes no picture of {width} × {height} pixels")
+                _log.info("mtmd refused an image of %d × %d pixels: %s", width, height, bindings.last_errors())
+                raise InvalidRequest(f"this model takes no image of {width} × {height} pixels")
             yield chunks
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
@@ -110,7 +110,7 @@ class VisionEncoder:
 
     def _vectors(self, chunk: int) -> NDArray[np.float32]:
         if code := mtmd.mtmd_encode_chunk(self._context, chunk):
-            raise EngineUnavailable(f"{self._path}: mtmd cannot encode the picture ({code}): {bindings.last_errors()}")
+            raise EngineUnavailable(f"{self._path}: mtmd cannot encode the image ({code}): {bindings.last_errors()}")
         count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(self._context), (count, self._dimensions))
         if not np.isfinite(found).all():

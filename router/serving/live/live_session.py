@@ -27,8 +27,8 @@ from ...realtime.response import (
     Effect,
     ResponseStream,
     StartResponse,
+    TranscribeAudio,
     TranscribePartial,
-    TranscribeSound,
 )
 from ...realtime.session import RealtimeSession
 from ...types import Chunk, Embeddings, RoutingHints
@@ -148,7 +148,7 @@ class RealtimeSocket:
 
 
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
-"""Sound and state → the probability of speech in each window, and the next state. Raises CausewayError."""
+"""Audio and state → the probability of speech in each window, and the next state. Raises CausewayError."""
 UNSENT_BYTES = 64 * 1024
 """Events that a session holds for a client that is behind, before what makes them waits."""
 
@@ -184,8 +184,8 @@ class SessionRequests(Protocol[Client]):
     async def answer(self, live: LiveSession[Client], start: StartResponse) -> None:
         """Answer a response as a request like any other. Raises CausewayError."""
 
-    async def transcribe(self, live: LiveSession[Client], sound: TranscribeSound) -> Transcript:
-        """Transcribe a sound, as a request of its own. Raises CausewayError."""
+    async def transcribe(self, live: LiveSession[Client], audio: TranscribeAudio) -> Transcript:
+        """Transcribe an audio clip, as a request of its own. Raises CausewayError."""
 
     async def transcribe_partial(self, live: LiveSession[Client], partial: TranscribePartial) -> str:
         """Return the transcript so far; "" if there is none, or if other requests would wait for it."""
@@ -285,7 +285,7 @@ class LiveSession(Generic[Client]):
             self.tasks.start_soon(self._run, effect, self._running)
         elif isinstance(effect, CancelResponse):
             self.stop()
-        elif isinstance(effect, TranscribeSound):
+        elif isinstance(effect, TranscribeAudio):
             scope = anyio.CancelScope()
             self._transcriptions.add(scope)
             self._understood.clear()
@@ -323,30 +323,30 @@ class LiveSession(Generic[Client]):
             self._pumping = False
         self._send()
 
-    # --- sound -------------------------------------------------------------------------------------------------------
+    # --- audio -------------------------------------------------------------------------------------------------------
 
-    async def _look_for_speech(self, sound: DetectSpeech) -> None:
-        """Do what follows from the turns that start and end in a sound. The client's next event waits for it."""
+    async def _look_for_speech(self, audio: DetectSpeech) -> None:
+        """Do what follows from the turns that start and end in an audio clip. The client's next event waits for it."""
         assert self.requests.detect is not None
         try:
-            probabilities, state = await self.requests.detect(sound.pcm, sound.state)
+            probabilities, state = await self.requests.detect(audio.pcm, audio.state)
         except CausewayError as error:
-            self.session.report(error)  # the sound is kept, and looked through with the next one
+            self.session.report(error)  # the audio is kept, and looked through with the next one
             return
-        for effect in self.session.detected(sound, probabilities, state):
+        for effect in self.session.detected(audio, probabilities, state):
             self._do(effect)
 
     async def understood(self) -> None:
-        """Wait for the transcripts of committed sounds: a response then uses them."""
+        """Wait for the transcripts of committed audio clips: a response then uses them."""
         await self._understood.wait()
 
-    async def _understand(self, sound: TranscribeSound, scope: anyio.CancelScope) -> None:
+    async def _understand(self, audio: TranscribeAudio, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 try:
-                    self.session.transcribed(sound, await self.requests.transcribe(self, sound))
+                    self.session.transcribed(audio, await self.requests.transcribe(self, audio))
                 except CausewayError as error:
-                    self.session.not_transcribed(sound, error)
+                    self.session.not_transcribed(audio, error)
         finally:
             self._transcriptions.discard(scope)
             if not self._transcriptions:
@@ -412,7 +412,7 @@ class SessionReply(Generic[Head]):
         response: the response.
         flush: sends the session's new events; waits while the client is far behind.
         describe: returns what `response.done` says of an answer, as the ``x-causeway-*`` headers do over HTTP.
-        speak: returns the sound of a text, 16-bit PCM at 24 kHz; None: the answer is text.
+        speak: returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
     response: ResponseStream
@@ -446,10 +446,10 @@ class SessionReply(Generic[Head]):
         await self.flush()
 
     async def _say(self, *, rest: bool = False) -> None:
-        """Send the sound of whole sentences, or of the rest of the message."""
+        """Send the audio of whole sentences, or of the rest of the message."""
         if self.speak is None or not (text := self.response.ready_to_speak(rest=rest)):
             return
-        sound = await self.speak(text)
-        for at in range(0, len(sound), _PIECE_BYTES):
-            self.response.audio(sound[at : at + _PIECE_BYTES])
+        audio = await self.speak(text)
+        for at in range(0, len(audio), _PIECE_BYTES):
+            self.response.audio(audio[at : at + _PIECE_BYTES])
             await self.flush()

@@ -183,7 +183,7 @@ async def run(folder: Path, count: int) -> None:
     # Bad bundles are known by their order: the second one is bad.
     bad = await asyncio.to_thread(bed.sign, "bad", STAGES)
     first = await asyncio.to_thread(bed.sign, "first", AT_ONCE)
-    behaviour = Behaviour(telemetry_s=TELEMETRY_S, bad_errors={bad: 0.05})
+    behaviour = Behaviour(telemetry_interval_s=TELEMETRY_S, bad_errors={bad: 0.05})
     connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=75.0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=60.0, sock_read=400.0)
     rows: list[list[object]] = []

@@ -49,7 +49,7 @@ class Behaviour(msgspec.Struct, frozen=True):
         trial_s: Until the device commits what it runs.
         poll_s: Longest poll; a device asks for a random time between half of it and all of it.
         reconnect_s: After a lost connection a device waits a random time up to this.
-        telemetry_s: Between two telemetry messages.
+        telemetry_interval_s: Between two telemetry messages.
         requests: Of a device, each second.
         errors: Share of requests that fail under any bundle.
         bad_errors: Share that fails in addition, by bundle.
@@ -59,7 +59,7 @@ class Behaviour(msgspec.Struct, frozen=True):
     trial_s: float = 3.0
     poll_s: float = 300.0
     reconnect_s: float = 60.0
-    telemetry_s: float = 5.0
+    telemetry_interval_s: float = 5.0
     requests: float = 5.0
     errors: float = 0.01
     bad_errors: Mapping[str, float] = {}
@@ -127,7 +127,7 @@ class SimulatedDevice:
             tasks.create_task(self._follow())
 
     async def _follow(self) -> None:
-        await asyncio.sleep(self._rng.uniform(0.0, self.behaviour.telemetry_s))
+        await asyncio.sleep(self._rng.uniform(0.0, self.behaviour.telemetry_interval_s))
         while True:
             try:
                 await self._step()
@@ -221,7 +221,7 @@ class SimulatedDevice:
     async def _count(self) -> None:
         """Send telemetry of drawn requests, from a random moment on."""
         began = time.time()
-        await asyncio.sleep(self._rng.uniform(0.1, self.behaviour.telemetry_s))
+        await asyncio.sleep(self._rng.uniform(0.1, self.behaviour.telemetry_interval_s))
         while True:
             running, ended = self.running, time.time()
             requests = _poisson(self._rng, self.behaviour.requests * (ended - began))
@@ -245,7 +245,7 @@ class SimulatedDevice:
                 began = ended
             except (aiohttp.ClientError, TimeoutError, OSError, Refused) as error:
                 self.failures.append(f"telemetry: {error}")
-            await asyncio.sleep(self.behaviour.telemetry_s)
+            await asyncio.sleep(self.behaviour.telemetry_interval_s)
 
     # --- HTTP --------------------------------------------------------------------------------------------------------
 

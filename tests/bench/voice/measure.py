@@ -1,4 +1,5 @@
-"""Speaks commands by espeak-ng, sends them to an edge daemon as sounds, and compares its calls with typed text's."""
+"""Speaks commands by espeak-ng, sends them to an edge daemon as audio clips, and compares its calls with typed
+text's."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.config.schema import Config, ServerConfig
 from causeway_server.models.catalog.artifact import find_artifact, find_signal
 from causeway_server.models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
-from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.bundle.settings import PartsConfig
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.parts.reading import spoken_form
 from causeway_server.router.types import RoutingHints
@@ -134,8 +135,8 @@ async def run(arguments: argparse.Namespace, watch: NetworkWatch) -> None:
     voices = arguments.voices.split(",")
     watch.start()
     with tempfile.TemporaryDirectory() as folder:
-        patient = ModalitiesConfig(audio_timeout_s=110.0, language="en")
-        app = build(Config(state_dir=folder, server=ServerConfig(port=0), modalities=patient), environ={})
+        patient = PartsConfig(audio_timeout_s=110.0, language="en")
+        app = build(Config(state_dir=folder, server=ServerConfig(port=0), parts=patient), environ={})
         if app.parts.encoders is None or "audio" not in app.parts.encoders.kinds:
             sys.exit("no speech: pip install 'causeway-router[voice]' and causeway-models pull speech")
         await app.start()

@@ -32,8 +32,8 @@ from causeway_server.cloud_pool.triton_server.server_process import (
     memory_prefix,
 )
 from causeway_server.cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
-from causeway_server.models.modalities.installed import ENCODERS
-from causeway_server.models.modalities.process.messages import PartLimits, WorkerSpec
+from causeway_server.models.parts.installed import ENCODERS
+from causeway_server.models.parts.process.messages import PartLimits, WorkerSpec
 from causeway_server.router.types import Modality
 from tests.ports import free_port
 from tests.stack import Process
@@ -120,7 +120,7 @@ def encoder_options(kind: Modality, journal: Path) -> EncoderOptions:
     """Of the product's encoder model around a tiny worker."""
     text = "please open|the door" if kind == "audio" else "TOTAL 42.00"
     options = {"text": text, "then": os.devnull, "until": str(gate(journal))}
-    spec = WorkerSpec("tests.models.modalities.workers:SizedEncoder", options=options)
+    spec = WorkerSpec("tests.models.parts.workers:SizedEncoder", options=options)
     python = journal.with_suffix(".python")  # finds the worker, which is a test's
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}:$PYTHONPATH" exec {sys.executable} "$@"\n')
     python.chmod(0o755)

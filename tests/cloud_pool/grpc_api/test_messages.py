@@ -102,7 +102,7 @@ def test_further_chunks_continue_the_last_message_or_the_prompt() -> None:
     assert body_of({"model": "m", "prompt": ""}, "Once")[1].prompts == ("Once",)
 
 
-def test_sounds_and_pictures_in_chunks_are_parts_of_the_last_message() -> None:
+def test_audio_clips_and_images_in_chunks_are_parts_of_the_last_message() -> None:
     chunks: list[str | dict[str, Any]] = [
         " th",
         "ere",

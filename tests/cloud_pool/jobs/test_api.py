@@ -364,8 +364,8 @@ async def test_a_job_with_a_part_that_no_tier_takes_is_refused_at_once(http: aio
 
 
 def test_a_job_may_have_parts_that_a_tier_reads_and_they_are_no_tokens() -> None:
-    pictures = Tier(TierConfig(name="pictures", can=("image",)), ChatFormat(""))
-    parser = SubmissionParser(JobsConfig(), {"big": TIER, "pictures": pictures})
+    images = Tier(TierConfig(name="images", can=("image",)), ChatFormat(""))
+    parser = SubmissionParser(JobsConfig(), {"big": TIER, "images": images})
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 40_000}}
     body = msgspec.json.encode(CHAT | {"max_tokens": 5, "messages": [{"role": "user", "content": [image]}]})
     request = parse_chat(body, RoutingHints())

@@ -1,6 +1,6 @@
 """Answers of the gateway's jobs that are revised: a real Redis, real workers, and encoders that wait for the test.
 
-The load: jobs whose sound or picture takes longer than its branch may, more of them than a worker keeps in memory.
+The load: jobs whose audio or image takes longer than its branch may, more of them than a worker keeps in memory.
 The faults: the worker drains or is lost between answer and revision, or after the revision and before its webhook; the
 part is never read; the job is cancelled or erased; the run fails.
 """
@@ -30,17 +30,17 @@ from causeway_server.cloud_pool.storage.record import JobRecord
 from causeway_server.cloud_pool.storage.stores import JobStores
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
-from causeway_server.models.modalities.graph.branch import PLAIN, ReadPart
-from causeway_server.models.modalities.graph.graph import EncoderGraph
-from causeway_server.models.modalities.process.messages import Found, SoundTerms
-from causeway_server.models.modalities.process.parent import Tell, WorkerTimeout
+from causeway_server.models.parts.graph.branch import PLAIN, ReadPart
+from causeway_server.models.parts.graph.graph import EncoderGraph
+from causeway_server.models.parts.process.messages import AudioTerms, Found
+from causeway_server.models.parts.process.parent import Tell, WorkerTimeout
 from causeway_server.router.errors import CloudFailed
 from causeway_server.router.jobs.job import MOST_LATE, JobState
 from causeway_server.router.parts.reading import fuse
 from causeway_server.router.serving.webhooks import WebhookSender
 from causeway_server.router.types import Chunk, Fact, Modality, TextPart, Usage
 from tests.cloud_pool.storage.redis_contents import contents
-from tests.edge_node.modalities.test_fusion import picture, sound, text
+from tests.edge_node.parts.test_fusion import audio, image, text
 
 from .billing import RUN_MICRO_USD, Books
 from .conftest import Clock, until
@@ -85,7 +85,7 @@ class _Branch:
         self._ready = ready
         self._words = words
 
-    async def run(self, part: bytes, deadline: float, terms: SoundTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
+    async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
         self._encoders.reading += 1
         try:
             async with asyncio.timeout_at(deadline):
@@ -132,7 +132,7 @@ class Bed:
             return response.status, await response.json()
 
     async def submit(self, *parts: dict[str, object], within_ms: int = WITHIN_MS, **fields: object) -> str:
-        content = [text("hello"), *(parts or (sound(),))]
+        content = [text("hello"), *(parts or (audio(),))]
         body = {"model": "large", "messages": [{"role": "user", "content": content}], "revise_within_ms": within_ms}
         status, found = await self.ask("POST", "/v1/jobs", body | fields)
         assert status == 202, found
@@ -201,7 +201,7 @@ def settings(config: JobsConfig, tmp_path: Path) -> JobsConfig:
 @pytest_asyncio.fixture
 async def bed(settings: JobsConfig, clock: Clock) -> AsyncIterator[Bed]:
     stores = JobStores.open(settings, clock)
-    encoders = (TierConfig("speech", can=("audio",)), TierConfig("pictures", can=("image",)))
+    encoders = (TierConfig("speech", can=("audio",)), TierConfig("images", can=("image",)))
     tiers = {"large": TIER} | {one.name: Tier(one, ChatFormat("")) for one in encoders}
     api = JobApi(settings, stores, SubmissionParser(settings, tiers), JobCallers(identify))
     async with serving(api.handler) as url, aiohttp.ClientSession(headers={"authorization": "Bearer acme"}) as http:
@@ -216,7 +216,7 @@ async def test_an_answer_is_revised_once_its_late_part_was_read(bed: Bed, clock:
         await bed.answered(job)
         found = await bed.view(job)
         assert (found["status"], found["revision"], found["late_parts"]) == ("succeeded", 0, ["audio"])
-        assert answer_of(found) == "hello\n[A sound that could not be read.]"
+        assert answer_of(found) == "hello\n[An audio clip that could not be read.]"
         assert await bed.has_body(job)
         follower = Follower(bed.url, job)
         following = asyncio.ensure_future(follower.read())
@@ -251,7 +251,7 @@ async def test_an_answer_is_revised_once_its_late_part_was_read(bed: Bed, clock:
 async def test_each_late_branch_revises_an_answer_once_and_each_run_is_billed(bed: Bed, settings: JobsConfig) -> None:
     books = Books(str(settings.redis))
     async with bed.worker(books=books):
-        job = await bed.submit(sound(), picture())
+        job = await bed.submit(audio(), image())
         await bed.answered(job)
         for revision, (kind, words) in enumerate((("image", SEEN), ("audio", HEARD)), 1):
             bed.encoders.go_on(kind)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sounds, pictures and files at the gateway, read by encoders in a real Triton; the model repeats its prompt."""
+"""Audio, images and files at the gateway, read by encoders in a real Triton; the model repeats its prompt."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.parts.request_parts import FORGETS, TenantMemory
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
-from causeway_server.models.modalities.graph.branch import PartMemory, ReadPart
-from causeway_server.models.modalities.installed import is_installed
-from causeway_server.models.modalities.process.messages import Found
+from causeway_server.models.parts.graph.branch import PartMemory, ReadPart
+from causeway_server.models.parts.installed import is_installed
+from causeway_server.models.parts.process.messages import Found
 from causeway_server.router.types import Fact
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.cloud_pool.jobs.redis_server import RedisServer
 from tests.e2e.sessions.gateway import ECHO
-from tests.edge_node.modalities.test_fusion import picture, sound, text
-from tests.models.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, png, tone, wav
-from tests.models.modalities.test_files import file
+from tests.edge_node.parts.test_fusion import audio, image, text
+from tests.models.parts.files import HOSTILE_CLIPS, HOSTILE_IMAGES, HOSTILE_TEXTS, png, tone, wav
+from tests.models.parts.test_files import file
 from tests.waiting import until
 
 from ..conftest import PATIENCE_S
@@ -44,7 +44,7 @@ from ..conftest import PATIENCE_S
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 PNG, WAV = png(8, 8), wav(tone(0.2))
-ALL = (text("What is this?"), picture(PNG), sound(WAV), file("Rent is due."))
+ALL = (text("What is this?"), image(PNG), audio(WAV), file("Rent is due."))
 EVERY_KIND = "audio=ok,file=ok,image=ok"
 
 
@@ -118,7 +118,7 @@ async def running(
         tiers += [
             TierConfig("speech", triton=address, can=("audio",), concurrency=2),
             TierConfig("speech-2", model="speech", triton=address, can=("audio",)),
-            TierConfig("pictures", triton=address, can=("image",), concurrency=2),
+            TierConfig("images", triton=address, can=("image",), concurrency=2),
             TierConfig("files", triton=address, can=("file",)),
         ]
     config = Config(
@@ -147,14 +147,14 @@ async def test_the_model_gets_what_encoders_found_whole_and_streamed(replica: Re
     async with running(tmp_path, replica) as gateway:
         answer = await gateway.ask(*ALL)
         assert (answer.status, answer.parts) == (200, (EVERY_KIND, None)), answer.body
-        assert answer.text.startswith("What is this?\n[A picture; text in it, with confidence 0.88:\nTOTAL 42.00\n]")
-        assert "[A sound; words in it, with confidence 0.88:\nplease open|the door\n]" in answer.text
+        assert answer.text.startswith("What is this?\n[An image; text in it, with confidence 0.88:\nTOTAL 42.00\n]")
+        assert "[An audio clip; words in it, with confidence 0.88:\nplease open|the door\n]" in answer.text
         assert answer.text.endswith("[A file; text in it:\nRent is due.\n]")
         streamed = await gateway.ask(*ALL, stream=True)
         assert (streamed.status, streamed.parts) == (200, (EVERY_KIND, None))
         assert b"TOTAL 42.00" in streamed.body
         assert streamed.body.endswith(b"data: [DONE]\n\n")
-        alone = await gateway.ask(sound(WAV))
+        alone = await gateway.ask(audio(WAV))
         assert (alone.text, alone.parts) == ("please open|the door", ("audio=ok", None))
         n = await gateway.ask(*ALL, n=2)
         assert [choice["message"]["content"] for choice in json.loads(n.body)["choices"]] == [answer.text] * 2
@@ -167,11 +167,11 @@ async def test_the_model_gets_what_encoders_found_whole_and_streamed(replica: Re
 
 async def test_a_part_is_read_once_and_a_private_one_is_never_remembered(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica) as gateway:
-        before = replica.gauge("requests", "pictures")
+        before = replica.gauge("requests", "images")
 
         async def read(**more: str) -> float:
-            assert (await gateway.ask(text("?"), picture(png(9, 9)), **more)).parts == ("image=ok", None)
-            return replica.gauge("requests", "pictures") - before
+            assert (await gateway.ask(text("?"), image(png(9, 9)), **more)).parts == ("image=ok", None)
+            return replica.gauge("requests", "images") - before
 
         assert [await read(tags="private"), await read(tags="private")] == [1, 2]
         assert [await read(), await read()] == [3, 3]
@@ -197,25 +197,25 @@ def test_what_is_remembered_belongs_to_a_tenant_and_is_forgotten() -> None:
 
 async def test_a_part_that_is_late_is_left_out_and_said(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica, PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=0.5)) as gateway:
-        answer = await gateway.ask(text("What?"), picture(png(5, 8)), sound(WAV))
+        answer = await gateway.ask(text("What?"), image(png(5, 8)), audio(WAV))
         assert (answer.status, answer.parts) == (200, ("audio=ok,image=timeout", "true"))
-        assert "[A picture that could not be read.]" in answer.text
+        assert "[An image that could not be read.]" in answer.text
         assert "please open" in answer.text
-        nothing = await gateway.ask(picture(png(5, 9)))
+        nothing = await gateway.ask(image(png(5, 9)))
         assert (nothing.status, "could be read in time" in nothing.message) == (503, True)
     assert [record["outcome"] for record in gateway.audit] == ["ok", "encoder_failed"]
 
 
 @pytest.mark.redis
-async def test_a_picture_that_is_late_revises_the_answer_of_a_job(replica: Replica, tmp_path: Path) -> None:
+async def test_an_image_that_is_late_revises_the_answer_of_a_job(replica: Replica, tmp_path: Path) -> None:
     """It is read once, by the worker that gave the first answer, and never kept where it is private."""
     redis = RedisServer(tmp_path)
     hasty = PartsConfig(image_timeout_s=0.5)
     jobs = JobsConfig(redis=redis.url, reclaim_interval_s=0.1)
-    before = replica.gauge("requests", "pictures")
+    before = replica.gauge("requests", "images")
     try:
         async with running(tmp_path, replica, hasty, jobs) as gateway:
-            body = {"model": "large", "messages": [{"role": "user", "content": [text("What?"), picture(png(5, 11))]}]}
+            body = {"model": "large", "messages": [{"role": "user", "content": [text("What?"), image(png(5, 11))]}]}
             headers = {"Authorization": "Bearer one", "x-causeway-tags": "private"}
             wish = {"revise_within_ms": 100_000}
             async with gateway.http.post("/v1/jobs", json=body | wish, headers=headers) as reply:
@@ -231,7 +231,7 @@ async def test_a_picture_that_is_late_revises_the_answer_of_a_job(replica: Repli
                 [json.loads(line.removeprefix("data: "))["text"] for line in lines if f'"event":"{name}"' in line]
                 for name in ("delta", "job.revised")
             )
-            assert "[A picture that could not be read.]" in "".join(deltas)
+            assert "[An image that could not be read.]" in "".join(deltas)
             assert ["TOTAL 42.00" in one for one in revised] == [True]
             async with gateway.http.get(f"/v1/jobs/{job}", headers=headers) as reply:
                 found = await reply.json()
@@ -240,23 +240,23 @@ async def test_a_picture_that_is_late_revises_the_answer_of_a_job(replica: Repli
     finally:
         redis.kill()
         replica.encode.unlink(missing_ok=True)
-    assert replica.gauge("requests", "pictures") - before == 1
+    assert replica.gauge("requests", "images") - before == 1
 
 
 async def test_an_encoder_that_dies_costs_its_part_and_the_next_one_is_read(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica) as gateway:
-        answer = await gateway.ask(*ALL[:1], picture(png(3, 8)))
+        answer = await gateway.ask(*ALL[:1], image(png(3, 8)))
         assert (answer.status, answer.parts) == (200, ("image=failed", "true"))
         assert (await gateway.ask(*ALL)).parts == (EVERY_KIND, None)
 
 
 async def test_a_killed_stub_costs_its_part_until_the_model_is_loaded_again(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica) as gateway:
-        replica.stub("pictures").kill()
+        replica.stub("images").kill()
         seen: set[str | None] = set()
         with anyio.fail_after(PATIENCE_S):
             while "image=ok" not in seen:
-                answer = await gateway.ask(text("?"), picture(png(10, 10)), tags="private")
+                answer = await gateway.ask(text("?"), image(png(10, 10)), tags="private")
                 assert answer.status in (
                     200,
                     503,
@@ -268,10 +268,10 @@ async def test_a_killed_stub_costs_its_part_until_the_model_is_loaded_again(repl
 
 async def test_the_work_of_a_client_that_leaves_ends(replica: Replica, tmp_path: Path) -> None:
     async with running(tmp_path, replica) as gateway:
-        asking = asyncio.ensure_future(gateway.ask(picture(png(5, 10)), text("?")))
-        await until(lambda: replica.gauge("running", "pictures") == 1)
+        asking = asyncio.ensure_future(gateway.ask(image(png(5, 10)), text("?")))
+        await until(lambda: replica.gauge("running", "images") == 1)
         asking.cancel()
-        await until(lambda: replica.gauge("running", "pictures") == 0)
+        await until(lambda: replica.gauge("running", "images") == 0)
         assert (await gateway.ask(*ALL)).parts == (EVERY_KIND, None)
 
 
@@ -279,11 +279,11 @@ async def test_hostile_files_are_refused_by_name_and_the_next_good_one_is_read(
     replica: Replica, tmp_path: Path
 ) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
-        ("image_url.url", picture(HOSTILE_PICTURES["declares 4 gigapixels"])),
-        ("image_url.url", picture(HOSTILE_PICTURES["a text that unpacks to 64 MB"])),
-        ("image_url.url", picture(HOSTILE_PICTURES["SVG"])),
-        ("input_audio.data", sound(HOSTILE_SOUNDS["a million empty chunks"])),
-        ("input_audio.data", sound(HOSTILE_SOUNDS["65,535 channels"])),
+        ("image_url.url", image(HOSTILE_IMAGES["declares 4 gigapixels"])),
+        ("image_url.url", image(HOSTILE_IMAGES["a text that unpacks to 64 MB"])),
+        ("image_url.url", image(HOSTILE_IMAGES["SVG"])),
+        ("input_audio.data", audio(HOSTILE_CLIPS["a million empty chunks"])),
+        ("input_audio.data", audio(HOSTILE_CLIPS["65,535 channels"])),
         ("file.file_data", file(HOSTILE_TEXTS["program"])),
         ("file.file_data", file(HOSTILE_TEXTS["too long"])),
         ("file.file_id", {"type": "file", "file": {"file_id": "file-1"}}),
@@ -293,13 +293,13 @@ async def test_hostile_files_are_refused_by_name_and_the_next_good_one_is_read(
         for place, part in cases:
             answer = await gateway.ask(text("?"), part)
             assert (answer.status, f"`messages[0].content[1].{place}`" in answer.message) == (400, True), answer.body
-        silence = await gateway.ask(sound(wav(np.zeros(3200))))
+        silence = await gateway.ask(audio(wav(np.zeros(3200))))
         assert (silence.status, "there is no speech in it" in silence.message) == (400, True)
         assert (await gateway.ask(*ALL)).parts == (EVERY_KIND, None)
 
 
 async def test_the_models_are_those_that_a_request_may_name_each_with_where(replica: Replica, tmp_path: Path) -> None:
-    """As OpenAI lists whisper-1; no request names what reads pictures or files."""
+    """As OpenAI lists whisper-1; no request names what reads images or files."""
     async with (
         running(tmp_path, replica) as gateway,
         AsyncOpenAI(base_url=gateway.app.url, api_key="one", max_retries=0) as client,
@@ -315,11 +315,11 @@ async def test_the_models_are_those_that_a_request_may_name_each_with_where(repl
         }
         assert (await client.models.retrieve("whisper-1")).to_dict() == listed["whisper-1"]
         with pytest.raises(NotFoundError, match="reads parts of requests"):
-            await client.models.retrieve("pictures")
+            await client.models.retrieve("images")
         with pytest.raises(NotFoundError, match="Known: large, speech, speech-2, whisper-1\\."):
             await client.models.retrieve("nothing")
-        with pytest.raises(BadRequestError, match="is for pictures, not for chats"):
-            await client.chat.completions.create(model="pictures", messages=[{"role": "user", "content": "hello"}])
+        with pytest.raises(BadRequestError, match="is for images, not for chats"):
+            await client.chat.completions.create(model="images", messages=[{"role": "user", "content": "hello"}])
 
 
 async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
         silence = await gateway.hear(wav(np.zeros(3200)), stream="true")
         assert (silence.status, b'"text":""' in silence.body) == (200, True)
         for data, fields, status, said in (
-            (HOSTILE_SOUNDS["rate 0"], {}, 400, "`file`: "),
-            (WAV, {"model": "large"}, 400, "for chats and completions, not for sounds"),
+            (HOSTILE_CLIPS["rate 0"], {}, 400, "`file`: "),
+            (WAV, {"model": "large"}, 400, "for chats and completions, not for audio clips"),
             (WAV, {"model": "absent"}, 404, "absent"),
             (WAV, {"language": "xx"}, 400, "`language`: 'xx' is not known here"),
             (WAV, {"sample": "1"}, 400, "`sample`"),
@@ -357,7 +357,7 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
             answer = await gateway.hear(data, **fields)
             assert (answer.status, said in answer.message) == (status, True), answer.body
         chat = await gateway.ask(text("?"), model="speech")
-        assert (chat.status, "for sounds, not for chats" in chat.message) == (400, True)
+        assert (chat.status, "for audio clips, not for chats" in chat.message) == (400, True)
     assert {record["route"] for record in gateway.audit} == {"transcription", "chat"}
 
 
@@ -377,14 +377,14 @@ async def test_uploaded_files_are_read_as_their_bytes_are(replica: Replica, tmp_
                     {"type": "input_audio", "input_audio": {"data": files["a.wav"], "format": "wav"}},
                     {"type": "file", "file": {"file_id": files["a.txt"]}},
                 )
-                before = replica.gauge("requests", "pictures")
+                before = replica.gauge("requests", "images")
                 answer = await gateway.ask(*named)
                 assert (answer.status, answer.parts) == (200, (EVERY_KIND, None)), answer.body
                 inline = await gateway.ask(
-                    text("What is this?"), picture(PNG), sound(WAV), file("Rent is due.", filename="a.txt")
+                    text("What is this?"), image(PNG), audio(WAV), file("Rent is due.", filename="a.txt")
                 )
                 assert inline.text == answer.text
-                assert replica.gauge("requests", "pictures") - before <= 1  # the second time it is known
+                assert replica.gauge("requests", "images") - before <= 1  # the second time it is known
                 content = [{"type": "input_text", "text": "?"}, {"type": "input_image", "file_id": files["a.png"]}]
                 items = [{"type": "message", "role": "user", "content": content}]
                 seen = await client.responses.create(model="large", input=items)  # type: ignore[arg-type]
@@ -427,7 +427,7 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks what files needs"),
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--model", "hearing=speech"), "causeway-router[voice]"),
-        (("--model", "nope"), "and the encoders speech, pictures, files."),
+        (("--model", "nope"), "and the encoders speech, images, files."),
         (("--model", "large=nope"), "no model named 'nope': there are the language models assistant, assistant-large"),
         (("--model", "assistant", "--model", "assistant=assistant-large"), "two models are served as 'assistant'"),
         (("--model", "edge-quality"), "no model named 'edge-quality'"),  # it computes a signal, and answers nothing
@@ -444,7 +444,7 @@ def test_a_model_that_is_not_here_is_named_with_how_to_get_it(
 
 def test_a_gateway_without_encoders_imports_none_of_this() -> None:
     of_parts = tuple(
-        f"causeway_server.{name}" for name in ("cloud_pool.parts.r", "cloud_pool.parts.e", "models.modalities.graph")
+        f"causeway_server.{name}" for name in ("cloud_pool.parts.r", "cloud_pool.parts.e", "models.parts.graph")
     )
     check = "import causeway_server.cloud_pool.app, sys; "
     check += f"sys.exit(any(name.startswith({of_parts}) for name in sys.modules))"

@@ -1,4 +1,4 @@
-"""Take the pictures of the pages that the READMEs show.
+"""Take the images of the pages that the READMEs show.
 
 python -m tests.e2e.console.screenshots                                 of stand-ins and scripted devices
 python -m tests.e2e.console.screenshots --demo URL --token-file FILE    of a `make demo-fleet` whose rollouts have ended
@@ -46,7 +46,7 @@ async def device_in_a_fleet(chromium: Browser, folder: Path) -> None:
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
-        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(poll_s=0.05)),
+        settings=AgentSettings(check_interval_s=0.2, retry_s=0.2, trial=TrialSettings(poll_s=0.05)),
     )
     async with running(folder / "device", policy=FACTORY, fleet=link) as device:
         publisher.release()

@@ -231,7 +231,7 @@ async def fleet_device(tmp_path: Path) -> AsyncIterator[tuple[Device, Publisher]
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
-        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(least_s=3600.0, poll_s=0.05)),
+        settings=AgentSettings(check_interval_s=0.2, retry_s=0.2, trial=TrialSettings(least_s=3600.0, poll_s=0.05)),
     )
     async with running(tmp_path / "device", policy=FACTORY, fleet=link) as device:
         yield device, publisher

@@ -15,7 +15,7 @@ from causeway_server.cloud_pool.app import App, build
 from causeway_server.cloud_pool.config import Config, GatewaySessionConfig
 from causeway_server.cloud_pool.http.config import GrpcConfig, ServerConfig
 from causeway_server.cloud_pool.tiers.config import PartsConfig, TierConfig
-from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.models.parts.process.messages import WorkerSpec
 from tests.cloud_pool.dispatch.replica import Replica
 
 from .peer import PATIENCE_S, Event, Peer
@@ -80,7 +80,8 @@ async def running(
     max_body_bytes: int = ServerConfig().max_body_bytes,
     origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Gateway]:
-    """`speech`: the address of an encoder of sounds; then there are all encoders, and the model repeats its prompt."""
+    """`speech`: the address of an encoder of audio clips; then there are all encoders, and the model repeats its
+    prompt."""
     (folder / "template.jinja").write_text(ECHO if speech else TEMPLATE)
     (folder / "tokens").write_text(tokens)
     (folder / "audit.jsonl").touch()
@@ -93,7 +94,7 @@ async def running(
     )
     encoders = (
         TierConfig("speech", triton=speech, can=("audio",)),
-        TierConfig("pictures", triton=replica.address, can=("image",)),
+        TierConfig("images", triton=replica.address, can=("image",)),
     )
     config = Config(
         server=ServerConfig(

@@ -88,7 +88,7 @@ async def test_a_conversation_goes_on(device: Device) -> None:
 
 
 async def test_an_agents_whole_configuration_leaves_what_the_device_has(device: Device) -> None:
-    """Its instructions are not lost for sound that this device does not take; the error says what is not there."""
+    """Its instructions are not lost for audio that this device does not take; the error says what is not there."""
     audio = {"input": {"turn_detection": {"type": "semantic_vad"}}, "output": {"voice": "alloy"}}
     async with peer(device) as client:
         await client.send("session.update", session={"instructions": "Be brief.", "audio": audio, "tracing": "auto"})

@@ -12,15 +12,15 @@ import openai
 import pytest
 from openai.types.realtime import RealtimeSessionCreateRequestParam
 
-from causeway_server.models.modalities.process.messages import WorkerSpec
+from causeway_server.models.parts.process.messages import WorkerSpec
 from causeway_server.router.bundle.settings import RealtimeConfig
 from tests.edge_node.device import Device, running
-from tests.edge_node.modalities.test_fusion import COMMAND, PATIENT
+from tests.edge_node.parts.test_fusion import COMMAND, PATIENT
 from tests.edge_node.scripted import EDGE_WORDS
-from tests.models.modalities.files import vowels
+from tests.models.parts.files import vowels
 
 from .peer import Event, Peer, done, text_of
-from .test_edge_sound import COMPLETED
+from .test_edge_audio import COMPLETED
 
 pytestmark = pytest.mark.slow
 VAD: Event = {"type": "server_vad", "silence_duration_ms": 200, "prefix_padding_ms": 100}
@@ -36,8 +36,8 @@ def pcm(*spoken: bool) -> str:
 
 @asynccontextmanager
 async def detecting(tmp_path: Path, **options: str) -> AsyncIterator[tuple[Device, Peer]]:
-    encoder = WorkerSpec("tests.models.modalities.workers:TinyEncoder", options={"text": COMMAND})
-    detector = WorkerSpec("tests.models.modalities.workers:LoudnessDetector", options=options)
+    encoder = WorkerSpec("tests.models.parts.workers:TinyEncoder", options={"text": COMMAND})
+    detector = WorkerSpec("tests.models.parts.workers:LoudnessDetector", options=options)
     realtime = RealtimeConfig(max_audio_s=5.0)
     async with running(
         tmp_path / "device", encoders={"audio": encoder}, speech_detector=detector, parts=PATIENT, realtime=realtime

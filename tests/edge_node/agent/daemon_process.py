@@ -26,7 +26,7 @@ def main() -> None:
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
-        settings=AgentSettings(check_s=0.5, retry_s=0.5, trial=TRIAL),
+        settings=AgentSettings(check_interval_s=0.5, retry_s=0.5, trial=TRIAL),
     )
     sys.exit(run(load_config(Path(sys.argv[2]), os.environ, {}), link))
 

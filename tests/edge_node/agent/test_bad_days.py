@@ -136,7 +136,7 @@ async def test_thirty_days_offline(publisher: Publisher, device: TestDevice, sou
     for _ in range(30):
         for _ in range(20):
             wait_s = await device.agent.advance()
-            assert wait_s <= 1.5 * device.settings.check_s
+            assert wait_s <= 1.5 * device.settings.check_interval_s
         device.time.pass_s(86400.0)
         device.start()
         assert (device.agent.state, device.agent.running) == (IDLE, first)

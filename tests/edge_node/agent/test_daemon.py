@@ -34,7 +34,7 @@ async def daemon(tmp_path: Path, publisher: Publisher, engine: ScriptedEngine) -
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
-        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
+        settings=AgentSettings(check_interval_s=0.2, retry_s=0.2, trial=TRIAL),
     )
     app = build(settings, make_engine=lambda _: engine, environ={}, fleet=link)
     await app.start()

@@ -33,7 +33,7 @@ from causeway_server.router.types import Target
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.models.llama_cpp.tiny_mmproj import LANGUAGE, MARKS, needs_mtmd, write_tiny_mmproj
-from tests.models.modalities.test_decoding import needs_pillow
+from tests.models.parts.test_decoding import needs_pillow
 from tests.ports import free_port
 
 from .fleet import FACTORY, POLICY, Publisher
@@ -273,16 +273,16 @@ async def test_a_bundle_brings_adapters(publisher: Publisher, daemon: DaemonProc
 @needs_mtmd
 @needs_pillow
 async def test_a_bundle_brings_a_vision_model(publisher: Publisher, daemon: DaemonProcess) -> None:
-    """Its golden prompt has a picture: a model that sees something else in it never answers a user."""
+    """Its golden prompt has an image: a model that sees something else in it never answers a user."""
     marks, architecture = MARKS["gemma3"], LANGUAGE["gemma3"]
     write_tiny_gguf(publisher.path / "model.gguf", architecture=architecture, marks=marks, window=512)
     write_tiny_mmproj(publisher.path / "mmproj.gguf", "gemma3")
-    (publisher.path / "white.png").write_bytes(white_picture())
+    (publisher.path / "white.png").write_bytes(white_image())
     right = await answer_of(publisher.path / "model.gguf", soft=white_tokens(publisher.path))
     policy = POLICY.format(number=1, model="m-small").replace("use: [small]", "fusion: early, use: [small]")
 
     def release(answer: str) -> str:
-        golden = json.dumps([{"prompt": PROMPT, "answer": answer, "picture": "white.png"}])
+        golden = json.dumps([{"prompt": PROMPT, "answer": answer, "image": "white.png"}])
         model = f"{{file: model.gguf, projector: {{file: mmproj.gguf}}, golden: {golden}}}"
         return publisher.release(policy=policy, extra=f"    models:\n      m-small: {model}\n")
 
@@ -292,13 +292,13 @@ async def test_a_bundle_brings_a_vision_model(publisher: Publisher, daemon: Daem
     assert daemon.ask()[1] == "kiosk-0"
     bundle = release(right)
     daemon.prove(bundle)
-    url = f"data:image/png;base64,{base64.b64encode(white_picture()).decode()}"
-    picture = {"type": "image_url", "image_url": {"url": url}}
-    answer, route = daemon.ask(24, content=[{"type": "text", "text": PROMPT}, picture])
+    url = f"data:image/png;base64,{base64.b64encode(white_image()).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    answer, route = daemon.ask(24, content=[{"type": "text", "text": PROMPT}, image])
     assert (right.startswith(answer[:20]), route) == (True, "kiosk-1")
 
 
-def white_picture() -> bytes:
+def white_image() -> bytes:
     from PIL import Image
 
     file = io.BytesIO()

@@ -23,13 +23,13 @@ from causeway_server.models.catalog.projector import find_projector
 from causeway_server.models.llama_cpp.protocol import adapter_files
 from causeway_server.models.publish.publish import publish_gguf
 from causeway_server.router.bundle.protocol import DeviceState
-from tests.edge_node.modalities.test_fusion import INVOICE, PATIENT, encoder
+from tests.edge_node.parts.test_fusion import INVOICE, PATIENT, encoder
 from tests.models.llama_cpp.tiny_adapter import write_tiny_adapter
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
 from tests.models.llama_cpp.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
-from tests.models.modalities.test_decoding import needs_pillow
-from tests.models.modalities.test_soft_tokens import solid
-from tests.models.modalities.tiny_projector import ENCODER, add_projector
+from tests.models.parts.test_decoding import needs_pillow
+from tests.models.parts.test_soft_tokens import solid
+from tests.models.parts.tiny_projector import ENCODER, add_projector
 
 from ..device import config
 from .fleet import FACTORY, Publisher, TestDevice, member
@@ -121,10 +121,10 @@ async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> 
     link = FleetLink(
         member=lambda: member(publisher.root),
         source=FolderSource(publisher.folder),
-        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
+        settings=AgentSettings(check_interval_s=0.2, retry_s=0.2, trial=TRIAL),
     )
     app = build(
-        msgspec.structs.replace(settings, engine=engine, modalities=PATIENT),
+        msgspec.structs.replace(settings, engine=engine, parts=PATIENT),
         environ={},
         fleet=link,
         encoders={"image": encoder(INVOICE)},
@@ -137,7 +137,7 @@ async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> 
 
 
 async def ask(app: App, *parts: dict[str, object]) -> tuple[int, str]:
-    """Return the status of an answer, and what became of its picture."""
+    """Return the status of an answer, and what became of its image."""
     content = [{"type": "text", "text": "hello"}, *parts]
     body = {"model": "auto", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 2}
     async with (
@@ -177,7 +177,7 @@ async def test_a_bundle_brings_a_projector_with_its_encoder(publisher: Publisher
     keys = write_panel_model(publisher.path)
     wrong = publisher.release(extra=MODEL.format(f"{keys}, tokens: 4"))
     await device.until(DeviceState.IDLE)
-    assert "192 values for a picture; the model takes 4 tokens of 64" in device.agent.row.quarantined[wrong]
+    assert "192 values for an image; the model takes 4 tokens of 64" in device.agent.row.quarantined[wrong]
     right = publisher.release(extra=MODEL.format(f"{keys}, tokens: 3"))
     await device.change()
     found = find_projector("m-small", [device.booted.store.load(right).models])

@@ -1,4 +1,4 @@
-"""`causeway-edge doctor` on what turns sound and pictures into text, and on voices."""
+"""`causeway-edge doctor` on what turns audio and images into text, and on voices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from causeway_server.edge_node.config.schema import Config, EngineConfig
 from causeway_server.models.catalog.artifact import Manifest, save_manifest
 from causeway_server.models.catalog.fit import Device
 from causeway_server.models.publish.add import add_voice
-from causeway_server.router.bundle.settings import ModalitiesConfig
-from tests.edge_node.modalities.test_audio_api import install_voices
-from tests.models.modalities.tiny_voice import write_voice
+from causeway_server.router.bundle.settings import PartsConfig
+from tests.edge_node.parts.test_audio_api import install_voices
+from tests.models.parts.tiny_voice import write_voice
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def add_speech(root: Path, content: bytes = b"weights") -> None:
 
 def test_a_device_without_the_extras_or_with_the_encoders_off_has_no_finding(config: Config) -> None:
     assert list(check_encoders(config, lambda _: False)) == []
-    assert list(check_encoders(Config(modalities=ModalitiesConfig(enabled=False)), lambda _: True)) == []
+    assert list(check_encoders(Config(parts=PartsConfig(enabled=False)), lambda _: True)) == []
 
 
 def test_a_missing_and_an_altered_model_are_named_with_what_to_do(config: Config, tmp_path: Path) -> None:
-    missing, pictures = check_encoders(config, lambda _: True)
-    assert (missing.level, pictures.level) == ("warn", "warn")
-    assert "causeway-models pull pictures" in pictures.advice
+    missing, images = check_encoders(config, lambda _: True)
+    assert (missing.level, images.level) == ("warn", "warn")
+    assert "causeway-models pull images" in images.advice
     assert "causeway-models pull speech" in missing.advice
     add_speech(tmp_path)
     assert next(check_encoders(config, lambda _: True)).level == "ok"

@@ -13,7 +13,7 @@ import openai
 
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
-from tests.models.modalities.test_files import ALL
+from tests.models.parts.test_files import ALL
 
 from ..device import Answer, Device, running
 

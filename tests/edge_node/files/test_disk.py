@@ -21,8 +21,8 @@ from causeway_server.edge_node.files.store import DeviceFileStore, StorageFull
 from causeway_server.router.parts.uploads import UploadTerms
 from causeway_server.router.types import RoutingHints
 from tests.edge_node.cli.test_serve import ready_line, serve
-from tests.edge_node.modalities.test_fusion import ask
-from tests.models.modalities.test_files import NOTE
+from tests.edge_node.parts.test_fusion import ask
+from tests.models.parts.test_files import NOTE
 from tests.waiting import until
 
 from .support import ACCEPTING, contents, filing, folder_of

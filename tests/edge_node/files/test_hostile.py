@@ -14,8 +14,8 @@ import pytest
 
 from causeway_server.edge_node.config.schema import ServerConfig
 from tests.edge_node.cli.test_serve import ready_line, serve
-from tests.edge_node.modalities.test_fusion import ask, prompt, texts
-from tests.models.modalities.test_files import NOTE
+from tests.edge_node.parts.test_fusion import ask, prompt, texts
+from tests.models.parts.test_files import NOTE
 from tests.waiting import until
 
 from .support import contents, filing, folder_of, form, post_form

@@ -13,8 +13,8 @@ from causeway_server.router.errors import UnsupportedFeature
 from causeway_server.router.types import RoutingHints
 from tests.edge_node.jobs.cloud import JobCloud
 from tests.edge_node.jobs.support import PROMPT, ended, readable
-from tests.edge_node.modalities.test_fusion import prompt, text, texts
-from tests.models.modalities.test_files import NOTE
+from tests.edge_node.parts.test_fusion import prompt, text, texts
+from tests.models.parts.test_files import NOTE
 
 from .support import filing, post
 from .test_parts import named

@@ -1,7 +1,7 @@
 """Uploaded files as parts: the official client uploads a file and names it, and the request is the one with the bytes.
 
-The load: files, pictures and sounds, named in chats, responses and jobs, several times and by several clients.
-The faults: the file is of another key, was deleted or expired, is no picture, or is too large with the others.
+The load: files, images and audio clips, named in chats, responses and jobs, several times and by several clients.
+The faults: the file is of another key, was deleted or expired, is no image, or is too large with the others.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pytest
 
 from causeway_sdk import AsyncCauseway, CausewayAPIError
 from causeway_server.edge_node.config.schema import DeviceFilesConfig, ServerConfig
-from tests.edge_node.modalities.test_fusion import (
+from tests.edge_node.parts.test_fusion import (
     COMMAND,
+    IMAGE,
     INVOICE,
-    PICTURE,
     SPEECH,
     ask,
-    picture,
+    audio,
+    image,
     prompt,
-    sound,
     text,
     texts,
 )
-from tests.models.modalities.test_decoding import needs_pillow
-from tests.models.modalities.test_files import NOTE, file
+from tests.models.parts.test_decoding import needs_pillow
+from tests.models.parts.test_files import NOTE, file
 from tests.router.decision.test_parts_constraint import KEPT
 
 from ..scripted import ScriptedEngine
@@ -68,7 +68,7 @@ async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Pat
         )
         assert (note.expires_at or 0) - note.created_at == 7 * 86400
         other = await client.files.create(
-            file=("a.png", PICTURE),
+            file=("a.png", IMAGE),
             purpose="vision",
             expires_after={"anchor": "created_at", "seconds": 3600},
         )
@@ -97,9 +97,9 @@ async def test_a_named_file_is_the_same_request_as_its_bytes(tmp_path: Path) -> 
     async with filing(tmp_path) as (device, client):
         cases: list[tuple[str, bytes, Any, dict[str, object]]] = [
             ("note.txt", NOTE.encode(), named, file(filename="note.txt")),
-            ("a.png", PICTURE, named, file(PICTURE, "image/png", filename="a.png")),
-            ("photo", PICTURE, seen, picture()),  # the bytes say that it is a PNG
-            ("a.wav", SPEECH, heard, sound()),
+            ("a.png", IMAGE, named, file(IMAGE, "image/png", filename="a.png")),
+            ("photo", IMAGE, seen, image()),  # the bytes say that it is a PNG
+            ("a.wav", SPEECH, heard, audio()),
         ]
         for name, data, part, inline in cases:
             uploaded = await client.files.create(file=(name, data), purpose="user_data")
@@ -111,16 +111,16 @@ async def test_a_named_file_is_the_same_request_as_its_bytes(tmp_path: Path) -> 
             records = [(await device.record(one)).parts[0] for one in (ours, theirs)]
             assert [one.sha256 for one in records] == [records[0].sha256] * 2
             assert records[0].part == records[1].part
-            assert records[1].cached is (part is not named or data is PICTURE)  # text is decoded each time
+            assert records[1].cached is (part is not named or data is IMAGE)  # text is decoded each time
             first = await ask(device, text("And now?"), part(uploaded.id), temperature=0)
             again = await ask(device, text("And now?"), inline, temperature=0)
             assert [one.headers["x-causeway-cache"] for one in (first, again)] == ["miss", "hit"]
 
 
-async def test_responses_name_files_and_pictures(tmp_path: Path) -> None:
+async def test_responses_name_files_and_images(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
-        image = await client.files.create(file=("a.png", PICTURE), purpose="vision")
+        image = await client.files.create(file=("a.png", IMAGE), purpose="vision")
         answer = await client.responses.create(
             model="auto",
             input=[
@@ -179,7 +179,7 @@ async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> No
         cases: list[tuple[list[dict[str, object]], int, str, str]] = [
             ([named("file-gone")], 404, "[0].file.file_id", "no file"),
             ([named("file-../../../etc/passwd")], 404, "[0].file.file_id", "no file"),
-            ([text("a"), seen(note.id)], 400, "[1].image_url.url", "no picture"),
+            ([text("a"), seen(note.id)], 400, "[1].image_url.url", "no image"),
             ([named(note.id, file_data="data:text/plain;base64,YQ==")], 400, "[0].file.file_id", "Send one of them"),
             ([named(large.id), named(large.id)], 413, "[1].file.file_id", "40000"),
             ([named("assistant-1")], 400, "[0].file.file_id", "not read here"),
@@ -246,7 +246,7 @@ async def test_files_expire_by_the_devices_own_time(tmp_path: Path) -> None:
         assert device.parts.files.stats.expired == 1
 
 
-async def test_a_sound_in_a_file_is_a_spoken_command(tmp_path: Path) -> None:
+async def test_an_audio_clip_in_a_file_is_a_spoken_command(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("a.wav", SPEECH), purpose="user_data")
         assert (await ask(device, heard(uploaded.id))).status == 200

@@ -9,7 +9,7 @@ import pytest
 
 from causeway_server.edge_node.config.schema import OutboxConfig
 from tests.edge_node.device import Answer, Device
-from tests.models.modalities.test_files import NOTE
+from tests.models.parts.test_files import NOTE
 
 from .support import contents, filing, folder_of, form, post, post_form
 

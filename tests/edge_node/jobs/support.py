@@ -19,7 +19,7 @@ from tests.waiting import until
 from ..device import Answer, Device
 from .cloud import JobCloud
 
-PROMPT = OutboxConfig(jitter_s=0.0, steady_per_s=1000.0)
+PROMPT = OutboxConfig(jitter_s=0.0, cloud_rate_per_s=1000.0)
 """Nothing is held back."""
 ENDED = {"succeeded", "failed", "dead", "cancelled", "expired"}
 

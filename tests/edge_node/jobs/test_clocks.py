@@ -268,7 +268,7 @@ def sent(gate: CloudGate, seconds: float, *, start: float = 100.0, reachable: bo
 
 
 def test_a_thousand_devices_do_not_storm_the_cloud_that_comes_back() -> None:
-    config = OutboxConfig(jitter_s=30.0, steady_per_s=1.0)
+    config = OutboxConfig(jitter_s=30.0, cloud_rate_per_s=1.0)
     first = Counter[int]()
     for seed in range(1000):
         gate = CloudGate(config, random.Random(seed))
@@ -279,7 +279,7 @@ def test_a_thousand_devices_do_not_storm_the_cloud_that_comes_back() -> None:
 
 
 def test_a_backlog_is_sent_at_three_times_the_steady_rate_at_most() -> None:
-    gate = CloudGate(OutboxConfig(jitter_s=0.0, steady_per_s=2.0), random.Random(1))
+    gate = CloudGate(OutboxConfig(jitter_s=0.0, cloud_rate_per_s=2.0), random.Random(1))
     times = sent(gate, 60.0)
     assert 5.5 < len(times) / 60.0 <= 6.1
     assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) >= 1.0 / 6.0

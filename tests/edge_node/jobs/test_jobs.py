@@ -20,7 +20,7 @@ from .cloud import JobCloud
 from .support import PROMPT, accepted, all_events, away, delta_of, ended, read_event, request, submit, text_of, view
 
 BOUND = POLICY.replace('"private" in request.tags', '"private" in request.tags || "cloud" in request.tags')
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": "urgent"}, "invalid_value"),
     ({"deadline_ms": 5, "not_before_ms": 10}, "invalid_value"),
@@ -34,7 +34,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"webhook": "http://example.com"}, "webhook_refused"),
     ({"window": "off_peak"}, "unsupported_feature"),
     ({"messages": 7}, "invalid_value"),
-    ({"messages": [{"role": "user", "content": [PICTURE]}]}, "unsupported_feature"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "unsupported_feature"),
 ]
 pytestmark = pytest.mark.slow
 

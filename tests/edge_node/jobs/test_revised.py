@@ -1,6 +1,6 @@
 """Answers that are revised: a job is answered without a part that is still being read, and anew when it has been.
 
-The load: pictures and sounds whose encoder takes longer than its branch may, answered by the device or by the cloud.
+The load: images and audio clips whose encoder takes longer than its branch may, answered by the device or by the cloud.
 The faults: the daemon ends between answer and revision, the part is never read, the job is cancelled, the policy is
 tightened meanwhile.
 """
@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from causeway_server.router.bundle.settings import ModalitiesConfig
+from causeway_server.router.bundle.settings import PartsConfig
 from causeway_server.router.jobs.job import MOST_LATE, RevisionOutcome
 from causeway_server.router.openai.upstream.decode import Event
 from causeway_server.router.types import Modality
-from tests.edge_node.modalities.test_fusion import COMMAND, INVOICE, encoder, picture, prompt, sound, text, texts
-from tests.models.modalities.test_decoding import needs_pillow
+from tests.edge_node.parts.test_fusion import COMMAND, INVOICE, audio, encoder, image, prompt, text, texts
+from tests.models.parts.test_decoding import needs_pillow
 
 from ..device import POLICY, Device, running
 from ..scripted import CLOUD_WORDS, EDGE_WORDS
@@ -31,10 +31,10 @@ from .support import PROMPT, all_events, delta_of, ended, request, submit, text_
 
 pytestmark = pytest.mark.slow
 JOBS = msgspec.structs.replace(PROMPT, accept_parts=True)
-HASTY = ModalitiesConfig(audio_timeout_s=0.2, image_timeout_s=0.2)
+HASTY = PartsConfig(audio_timeout_s=0.2, image_timeout_s=0.2)
 WITHIN_MS = 110_000
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
-UNREAD, READ = "[A sound that could not be read.]", COMMAND
+UNREAD, READ = "[An audio clip that could not be read.]", COMMAND
 
 
 class Late:
@@ -65,7 +65,7 @@ def late(tmp_path: Path) -> Late:
 
 async def answered(device: Device, *parts: dict[str, object], tags: str = "", within_ms: int = WITHIN_MS) -> str:
     """Submit a job, and wait for its first answer; its id."""
-    content = [text("hello"), *(parts or (sound(),))]
+    content = [text("hello"), *(parts or (audio(),))]
     body = {"model": "auto", "messages": [{"role": "user", "content": content}], "revise_within_ms": within_ms}
     answer = await request(device, "POST", "/v1/jobs", body, {"x-causeway-tags": tags} if tags else {})
     assert answer.status == 202, answer.body
@@ -181,7 +181,7 @@ async def test_a_daemon_that_ended_in_between_revises_after_its_restart_once(tmp
         assert device.engine.calls == []
 
 
-async def test_a_revision_is_one_more_job_in_the_cloud_which_sees_the_words_and_never_the_sound(
+async def test_a_revision_is_one_more_job_in_the_cloud_which_sees_the_words_and_never_the_audio(
     tmp_path: Path, late: Late
 ) -> None:
     cloud = JobCloud()
@@ -214,7 +214,7 @@ async def test_a_policy_that_was_tightened_meanwhile_keeps_the_revision_on_the_d
 async def test_each_late_branch_revises_an_answer_once(tmp_path: Path, late: Late) -> None:
     """The revision for the first part does not wait for the second."""
     async with late_device(tmp_path, late) as device:
-        job = await answered(device, picture(), sound())
+        job = await answered(device, image(), audio())
         assert (await view(device, job))["late_parts"] == ["audio", "image"]
         async with device.session.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1-end"}) as response:
             following = all_events(response)

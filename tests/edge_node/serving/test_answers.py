@@ -251,7 +251,7 @@ async def test_content_that_no_target_can_take_is_the_clients_mistake(device: De
     answer = await device.ask(model=model, messages=[{"role": "user", "content": [IMAGE]}])
     assert (answer.status, answer.code) == (400, "unsupported_feature")
     assert "supports images" in answer.message
-    assert "let the device read it (extra `pictures`, `fusion: late`)" in answer.message
+    assert "let the device read it (extra `images`, `fusion: late`)" in answer.message
     assert answer.json["error"]["param"] == "messages"
     assert (await device.record(answer)).outcome.status == "rejected"
 
@@ -462,7 +462,7 @@ async def test_a_record_names_the_costly_signals_that_were_not_computed(device: 
 
 async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
     """The engine counts the tokens although no rule names them; this model has no quality estimator: absent."""
-    async with running(tmp_path, decisions=DecisionsConfig(record="all")) as device:
+    async with running(tmp_path, decisions=DecisionsConfig(signals="all")) as device:
         for model in ("auto", "small"):
             record = await device.record(await device.ask(model=model))
             assert record.unrecorded == ()

@@ -14,7 +14,12 @@ from causeway_server.fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, writ
 pytestmark = pytest.mark.slow
 
 PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="60s", soak="1s")
-DEVICE = {"fleet.trial_s": "1s", "fleet.trial_requests": 2, "fleet.trial_max_s": "5s", "fleet.telemetry_s": "1s"}
+DEVICE = {
+    "fleet.trial_s": "1s",
+    "fleet.trial_requests": 2,
+    "fleet.trial_max_s": "5s",
+    "fleet.telemetry_interval_s": "1s",
+}
 
 
 @pytest.mark.parametrize("policy", ROLLOUTS)

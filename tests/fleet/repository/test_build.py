@@ -161,12 +161,12 @@ def add_projector(fleet: Path) -> None:
 
 def test_a_projector_is_a_part_of_its_model(fleet: Path) -> None:
     add_projector(fleet)
-    edit(fleet / "fleet.yaml", 'answer: "4"', 'answer: "4", picture: models/stove.png')
+    edit(fleet / "fleet.yaml", 'answer: "4"', 'answer: "4", image: models/stove.png')
     bundle = build(fleet)["kiosk"]
     (model,) = bundle.manifest.models
     assert model.projector is not None
     assert (model.projector.tokens, model.projector.model_sha256) == (7, model.blob.sha256)
-    assert [bundle.files[blob.sha256].name for blob in (*model.projector.blobs, *model.pictures)] == [
+    assert [bundle.files[blob.sha256].name for blob in (*model.projector.blobs, *model.images)] == [
         "eye.onnx",
         "encoder.onnx",
         "stove.png",

@@ -128,7 +128,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             "remove one of both",
         ),
         ("min_daemon:", "leaving: allow\n    min_daemon:", 15, "cohorts.kiosk.leaving", "report"),
-        ('answer: "4"', 'answer: "4", picture: a.png', 10, f"{MODEL}.golden[0].picture", "no `projector`"),
+        ('answer: "4"', 'answer: "4", image: a.png', 10, f"{MODEL}.golden[0].image", "no `projector`"),
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
         ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),

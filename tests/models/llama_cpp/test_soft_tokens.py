@@ -133,7 +133,7 @@ def test_a_preempted_sequence_decodes_its_soft_tokens_again(make_rig: MakeRig, w
     assert rig.answer(jobs[1]).text == alone
 
 
-def test_a_stored_system_prompt_ends_before_its_picture(make_rig: MakeRig, write: Writer, tmp_path: Path) -> None:
+def test_a_stored_system_prompt_ends_before_its_image(make_rig: MakeRig, write: Writer, tmp_path: Path) -> None:
     """Ids of soft tokens mean nothing to the next engine."""
     options = {"prompt_folder": str(tmp_path), "prompt_bytes": 64 * MB, "weights_sha256": "one"}
     soft, start = write.soft(WORDS), START * 4

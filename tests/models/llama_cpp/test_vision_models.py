@@ -1,4 +1,4 @@
-"""Pictures of vision models in the engine, beside what mtmd's own helper makes of them in a context of its own."""
+"""Images of vision models in the engine, beside what mtmd's own helper makes of them in a context of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from causeway_server.models.llama_cpp.protocol import Prompt, SoftRun, SoftTokens
-from causeway_server.models.modalities.process.messages import (
-    Picture,
+from causeway_server.models.parts.process.messages import (
+    ImagePixels,
     Projected,
-    ProjectPicture,
+    ProjectImage,
     Refusal,
     WorkerResult,
     WorkerSpec,
@@ -33,7 +33,7 @@ LONG = {"max_tokens": 24, "ignore_eos": True}
 
 
 class Vision:
-    """A tiny vision model: its files, and a picture as its encoder makes it."""
+    """A tiny vision model: its files, and an image as its encoder makes it."""
 
     def __init__(self, folder: Path, family: Family) -> None:
         from causeway_server.models.llama_cpp.native.mtmd import VisionEncoder
@@ -43,13 +43,13 @@ class Vision:
             architecture=LANGUAGE[family],
             marks=MARKS[family],
             window=512,
-            words=(*WORDS, "\n\n"),  # a token that SmolVLM writes before a picture
+            words=(*WORDS, "\n\n"),  # a token that SmolVLM writes before an image
         )
         self.mmproj = write_tiny_mmproj(folder / "mmproj.gguf", family)
         self.family = family
         self._encoder = VisionEncoder(self.mmproj, self.model, threads=1)
 
-    def picture(self, seed: int = 1) -> SoftTokens:
+    def image(self, seed: int = 1) -> SoftTokens:
         vectors, runs = self._encoder.encode(pixels(seed).tobytes(), WIDTH, HEIGHT)
         return SoftTokens(vectors.tobytes(), runs)
 
@@ -74,7 +74,7 @@ def prompt(*pieces: str | SoftTokens) -> Prompt:
 
 
 def said_by_mtmd(vision: Vision, pieces: list[str | int], tokens: int) -> str:
-    """What llama.cpp itself answers, greedily: text, and pictures by their seeds."""
+    """What llama.cpp itself answers, greedily: text, and images by their seeds."""
     import llama_cpp.llama_cpp as native
     from llama_cpp import mtmd_cpp as mtmd
 
@@ -122,10 +122,10 @@ def see(vision: Vision, make_rig: MakeRig) -> Callable[..., Rig]:
 
 
 def test_answers_are_those_of_llama_cpp(vision: Vision, see: Callable[..., Rig]) -> None:
-    """One picture, and two with text between and without; in one batch of text, and in small ones."""
-    one, other = vision.picture(1), vision.picture(2)
+    """One image, and two with text between and without; in one batch of text, and in small ones."""
+    one, other = vision.image(1), vision.image(2)
     rig, narrow = see(), see(batch_tokens=16)
-    pictures = {1: one, 2: other}
+    images = {1: one, 2: other}
     cases: list[list[str | int]] = [
         [BEFORE, 1, AFTER],
         [1, AFTER],
@@ -134,13 +134,13 @@ def test_answers_are_those_of_llama_cpp(vision: Vision, see: Callable[..., Rig])
     ]
     for pieces in cases:
         expected = said_by_mtmd(vision, pieces, 24)
-        seen = prompt(*(pictures[piece] if isinstance(piece, int) else piece for piece in pieces))
+        seen = prompt(*(images[piece] if isinstance(piece, int) else piece for piece in pieces))
         assert rig.run(seen, **LONG).text == expected
         assert narrow.run(seen, **LONG).text == expected
 
 
-def test_a_saved_prefix_ends_with_a_picture_or_before_it(vision: Vision, see: Callable[..., Rig]) -> None:
-    one, other = vision.picture(1), vision.picture(2)
+def test_a_saved_prefix_ends_with_an_image_or_before_it(vision: Vision, see: Callable[..., Rig]) -> None:
+    one, other = vision.image(1), vision.image(2)
     warm, cold = see(), see(prefix_cache_bytes=0)
     first = warm.run(prompt(BEFORE, one, AFTER), **LONG)
     again = warm.run(prompt(BEFORE, one, AFTER), **LONG)
@@ -155,11 +155,11 @@ def test_a_saved_prefix_ends_with_a_picture_or_before_it(vision: Vision, see: Ca
         assert answer.text == cold.run(prompt(*pieces), **LONG).text
 
 
-def test_pictures_of_several_prompts_beside_running_answers(vision: Vision, see: Callable[..., Rig]) -> None:
+def test_images_of_several_prompts_beside_running_answers(vision: Vision, see: Callable[..., Rig]) -> None:
     prompts = [
         prompt("hello world"),
-        prompt(BEFORE, vision.picture(1), AFTER),
-        prompt("hello", vision.picture(2), " seven", vision.picture(3), AFTER),
+        prompt(BEFORE, vision.image(1), AFTER),
+        prompt("hello", vision.image(2), " seven", vision.image(3), AFTER),
     ]
     one, together = see(), see(kv_tokens=384, context_tokens=256)
     alone = [one.run(each, **LONG).text for each in prompts]
@@ -168,14 +168,14 @@ def test_pictures_of_several_prompts_beside_running_answers(vision: Vision, see:
     assert together.engine.stats().kv_used == 0
 
 
-def test_a_picture_of_a_shape_that_the_model_cannot_take_is_the_client_s_error(vision: Vision) -> None:
+def test_an_image_of_a_shape_that_the_model_cannot_take_is_the_client_s_error(vision: Vision) -> None:
     """SmolVLM's tiles of a line have no height. The process goes on."""
-    from causeway_server.models.modalities.encoders.mmproj import VisionModel
+    from causeway_server.models.parts.encoders.mmproj import VisionModel
 
     worker = VisionModel(WorkerSpec("", options={"mmproj": str(vision.mmproj), "model": str(vision.model)}))
 
     def encode(width: int, height: int) -> WorkerResult:
-        job = ProjectPicture(Picture(bytes(3 * width * height), width, height))
+        job = ProjectImage(ImagePixels(bytes(3 * width * height), width, height))
         return worker.run(job, link=None)  # type: ignore[arg-type]
 
     for width, height in ((1, 2048), (2048, 1)):
@@ -189,7 +189,7 @@ def test_a_picture_of_a_shape_that_the_model_cannot_take_is_the_client_s_error(v
 
 def test_runs_that_are_not_of_this_model_are_refused(vision: Vision, see: Callable[..., Rig]) -> None:
     rig = see(batch_tokens=16)
-    good = vision.picture()
+    good = vision.image()
     run = good.runs[0]
     first = good.vectors[: 4 * 64 * run.vectors]
     for runs, words in (

@@ -30,7 +30,7 @@ MARKS = {
     "gemma3": ("<start_of_image>", "<end_of_image>"),
 }
 _WIDTH, _HIDDEN, _PATCH, _BLOCKS = 32, 64, 14, 2
-_SIDE = {"mlp": 56, "idefics3": 56, "qwen2vl_merger": 56, "gemma3": 112}  # of a picture or tile, in pixels
+_SIDE = {"mlp": 56, "idefics3": 56, "qwen2vl_merger": 56, "gemma3": 112}  # of an image or tile, in pixels
 
 
 def write_tiny_mmproj(path: Path, family: Family = "mlp", *, dimensions: int = 64, seed: int = 3) -> Path:

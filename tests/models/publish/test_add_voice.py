@@ -15,9 +15,9 @@ pytest.importorskip("onnxruntime")
 from causeway_server.models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
 from causeway_server.models.catalog.fit import Device
 from causeway_server.models.cli.commands import main
-from causeway_server.models.modalities.voices import LICENCE, SETTINGS, find_voice, list_voices
+from causeway_server.models.parts.voices import LICENCE, SETTINGS, find_voice, list_voices
 from causeway_server.models.publish.add import add_voice
-from tests.models.modalities.tiny_voice import IDS, settings, write_voice
+from tests.models.parts.tiny_voice import IDS, settings, write_voice
 
 pytestmark = pytest.mark.slow
 BIG = Device("big", 2**40)
@@ -125,7 +125,7 @@ def test_what_is_no_voice_is_refused_and_nothing_is_left(
 
 
 def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None:
-    from tests.models.modalities.tiny_projector import _write_encoder
+    from tests.models.parts.tiny_projector import _write_encoder
 
     encoder = _write_encoder(tmp_path / "encoder")
     json_of(encoder.path).write_bytes(msgspec.json.encode(settings()))

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 GIB = 2**30
 
 
-def test_a_sound_file_is_described() -> None:
+def test_an_audio_clip_file_is_described() -> None:
     assert check_gguf(SHIPPED, 2048).architecture == "llama"
 
 

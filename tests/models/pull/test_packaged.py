@@ -75,7 +75,7 @@ def test_files_of_which_the_model_cannot_be_made_leave_no_model(wheels: Path, tm
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("name", ["speech", "pictures"])
+@pytest.mark.parametrize("name", ["speech", "images"])
 def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit(name: str) -> None:
     model = packaged_models()[name]
     assert "MIT" in model.licence

@@ -171,7 +171,7 @@ def test_a_server_without_ranges_sends_everything_again(device: Device) -> None:
 
 
 def test_a_wrong_checksum_deletes_the_download_and_nothing_else(device: Device) -> None:
-    assert device.pull(f"hf:{REPOSITORY}:{SMALL}", "--yes", "--name", "sound")[0] == 0
+    assert device.pull(f"hf:{REPOSITORY}:{SMALL}", "--yes", "--name", "audio")[0] == 0
     before = device.files()
     device.hub.corrupt = True
     status, printed = device.pull(f"hf:{REPOSITORY}:{LARGE}", "--yes", "--name", "damaged")
@@ -179,7 +179,7 @@ def test_a_wrong_checksum_deletes_the_download_and_nothing_else(device: Device) 
     assert "sha256 is" in printed
     assert "the download was deleted, nothing else was changed" in printed
     assert device.files() == before
-    verify_artifact(load_artifact(device.models / "sound"))
+    verify_artifact(load_artifact(device.models / "audio"))
 
 
 def test_a_full_disk_is_said_and_the_part_is_kept(device: Device) -> None:
@@ -295,7 +295,7 @@ def test_a_vision_model_comes_with_its_mmproj_file_when_asked(tmp_path: Path) ->
     device = Device(tmp_path / "home", hub)
     try:
         status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "blind", "--yes")
-        assert (status, "with --mmproj it takes pictures" in printed) == (0, True), printed
+        assert (status, "with --mmproj it takes images" in printed) == (0, True), printed
         status, printed = device.pull(f"hf:{REPOSITORY}", "--name", "seeing", "--mmproj", answer="y\n")
         assert status == 0, printed
         assert "mmproj-tiny-f16.gguf, 0.2 MiB" in printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from causeway_server.models.catalog.artifact import find_signal, verify_artifact
-from causeway_server.models.modalities.encoders.words import WordModel
+from causeway_server.models.parts.encoders.words import WordModel
 from causeway_train.signals.spoken import count_words
 
 TEXTS = [

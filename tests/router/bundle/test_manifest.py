@@ -98,7 +98,7 @@ def test_an_adapter_that_cannot_be_is_refused(adapters: tuple[BundleAdapter, ...
 
 PROJECTOR = BundleProjector(blob_of(b"mmproj"), MANIFEST.models[0].blob.sha256)
 PANELS = BundleProjector(blob_of(b"ONNX"), MANIFEST.models[0].blob.sha256, blob_of(b"encoder"), 7)
-PICTURE = GoldenPrompt("what is it?", "a stove", blob_of(b"PNG"))
+IMAGE = GoldenPrompt("what is it?", "a stove", blob_of(b"PNG"))
 
 
 def with_projector(projector: BundleProjector | None, *golden: GoldenPrompt) -> BundleManifest:
@@ -106,21 +106,21 @@ def with_projector(projector: BundleProjector | None, *golden: GoldenPrompt) -> 
     return msgspec.structs.replace(MANIFEST, models=(model,))
 
 
-def test_a_projector_and_pictures_are_files_of_the_bundle() -> None:
+def test_a_projector_and_images_are_files_of_the_bundle() -> None:
     """A model without them is encoded as if there were no such fields: its bundles keep their ids."""
-    manifest = with_projector(PANELS, PICTURE, PICTURE)
+    manifest = with_projector(PANELS, IMAGE, IMAGE)
     assert PANELS.encoder is not None
-    assert manifest.blobs == (*MANIFEST.blobs, PANELS.blob, PANELS.encoder, PICTURE.picture)
+    assert manifest.blobs == (*MANIFEST.blobs, PANELS.blob, PANELS.encoder, IMAGE.image)
     assert read(encode_canonical(manifest)) == manifest
     assert read(encode_canonical(with_projector(PROJECTOR))).models[0].loaded[1:] == (PROJECTOR.blob,)
     assert b"projector" not in encode_canonical(MANIFEST)
-    assert b"picture" not in encode_canonical(MANIFEST)
+    assert b"image" not in encode_canonical(MANIFEST)
 
 
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        (with_projector(None, PICTURE), "assistant: a golden prompt has a picture, and the model has no projector"),
+        (with_projector(None, IMAGE), "assistant: a golden prompt has an image, and the model has no projector"),
         (
             with_projector(msgspec.structs.replace(PROJECTOR, model_sha256="a" * 64)),
             "assistant: its projector was made for the weights aaaaaaaaaaaa, and",

@@ -17,7 +17,13 @@ from causeway_server.router.config import leaves_of
 # paths, and the trial by which a device undoes a bundle.
 REFUSED = {
     *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
-    *("fleet.trial_s", "fleet.trial_requests", "fleet.trial_max_s", "fleet.telemetry_s", "fleet.check_s"),
+    *(
+        "fleet.trial_s",
+        "fleet.trial_requests",
+        "fleet.trial_max_s",
+        "fleet.telemetry_interval_s",
+        "fleet.check_interval_s",
+    ),
     "jobs.accept_parts",
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",
@@ -50,7 +56,7 @@ def test_each_key_of_the_daemon_is_allowed_or_refused_on_purpose() -> None:
 def test_a_fleet_sets_no_free_text() -> None:
     """No address, path or credential: a text that a fleet may set has a pattern, or is one of a few words."""
     texts = {key for key in SETTINGS if isinstance(inspect.type_info(SETTINGS[key]), inspect.StrType)}
-    assert texts == {"modalities.language", "modalities.voice"}
+    assert texts == {"parts.language", "parts.voice"}
 
 
 @pytest.mark.parametrize(

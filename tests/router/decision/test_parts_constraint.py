@@ -26,9 +26,9 @@ from causeway_server.router.types import (
     TextPart,
 )
 from tests.edge_node.device import POLICY, running
-from tests.edge_node.modalities.test_fusion import BOTH, INVOICE, ask, picture, sound, text
-from tests.models.modalities.files import png
-from tests.models.modalities.test_decoding import needs_pillow
+from tests.edge_node.parts.test_fusion import BOTH, INVOICE, ask, audio, image, text
+from tests.models.parts.files import png
+from tests.models.parts.test_decoding import needs_pillow
 
 KEPT = POLICY.replace("routes:", "  - name: parts-stay\n    keep: parts_on_device\nroutes:").replace(
     "tools, json, logprobs]\nconstraints", "tools, json, logprobs, image, audio, file]\nconstraints"
@@ -81,7 +81,7 @@ def test_one_that_cannot_be_evaluated_binds() -> None:
 @needs_pillow
 async def test_the_cloud_never_receives_a_part(tmp_path: Path) -> None:
     async with running(tmp_path, policy=KEPT, encoders=BOTH) as device:
-        answer = await ask(device, text("hello"), picture(png(64, 64)), sound(), tags="cloud")
+        answer = await ask(device, text("hello"), image(png(64, 64)), audio(), tags="cloud")
         assert answer.headers["x-causeway-target"] == "large"
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
         sent = str(device.cloud.bodies[-1])

@@ -19,8 +19,8 @@ from causeway_server.router.parts.uploads import (
     named_files,
     parse_upload_terms,
 )
+from causeway_server.router.realtime.audio import AudioBuffer
 from causeway_server.router.realtime.conversation import read_item
-from causeway_server.router.realtime.sound import SoundBuffer
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 FILES = {"file-1": Upload("file-1", "a.png", len(PNG)), "file-2": Upload("file-2", "b.txt", 5)}
@@ -140,4 +140,4 @@ def test_a_name_is_one_step_on_one_line(sent: str, kept: str) -> None:
 def test_live_sessions_are_told_to_send_the_bytes(kind: str) -> None:
     item: dict[str, object] = {"type": "message", "role": "user", "content": [{"type": kind, "file_id": "file-1"}]}
     with pytest.raises(UnsupportedFeature, match=r"item\.content\[0\]\.file_id.*live sessions"):
-        read_item(item, "item-1", SoundBuffer(1.0, "none"), "item")
+        read_item(item, "item-1", AudioBuffer(1.0, "none"), "item")

@@ -1,4 +1,4 @@
-"""What is told of a sound while somebody still speaks: only what two transcripts in a row agree on."""
+"""What is told of an audio clip while somebody still speaks: only what two transcripts in a row agree on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from causeway_server.router.realtime.spoken_input import StablePrefix
 
 from .test_session import Event, Talk, kinds
 
-LIMITS = SessionLimits(max_audio_s=10.0, detects_turns=True, partial_s=1.0)
+LIMITS = SessionLimits(max_audio_s=10.0, detects_turns=True, partial_interval_s=1.0)
 TELL: Event = {"transcription": {"model": "speech"}}
 SECOND = base64.b64encode(bytes(48_000)).decode()
 DELTA = "conversation.item.input_audio_transcription.delta"

@@ -8,7 +8,7 @@ import pytest
 
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.openai.audio import Transcript
-from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeAudio
 from causeway_server.router.types import Chunk, Prefer, RoutingHints
 
 from .test_session import HELLO, Event, Talk, error
@@ -120,15 +120,15 @@ def test_a_refused_turn_without_a_valid_restriction_marks_nothing(causeway: obje
     assert hints(answered(talk)) == (None, ())
 
 
-def test_a_transcript_keeps_the_tags_of_its_sound() -> None:
+def test_a_transcript_keeps_the_tags_of_its_audio() -> None:
     talk = Talk(limits=SessionLimits(max_audio_s=10.0))
     talk.send("session.update", session={"audio": {"input": {"transcription": {}}}})
     talk.send("input_audio_buffer.append", audio=SECOND)
     talk.send("input_audio_buffer.commit")
-    sound = talk.effect
-    assert isinstance(sound, TranscribeSound)
+    audio = talk.effect
+    assert isinstance(audio, TranscribeAudio)
     answered(talk, **PRIVATE)
-    talk.session.transcribed(sound, Transcript("secret", "en", 1.0))
+    talk.session.transcribed(audio, Transcript("secret", "en", 1.0))
     assert hints(answered(talk)) == (None, ("private",))
 
 

@@ -28,8 +28,8 @@ class Talk:
         self,
         hints: RoutingHints | None = None,
         limits: SessionLimits | None = None,
-        no_sound: str = "it takes none.",
-        hold_sound: Callable[[int], None] = lambda _: None,
+        no_audio: str = "it takes none.",
+        hold_audio: Callable[[int], None] = lambda _: None,
     ) -> None:
         numbers = itertools.count()
         self.session = RealtimeSession(
@@ -38,8 +38,8 @@ class Talk:
             hints or RoutingHints(),
             limits or SessionLimits(),
             lambda: f"id{next(numbers)}",
-            no_sound,
-            hold_sound,
+            no_audio,
+            hold_audio,
         )
         self.effect: Effect | None = None
         self.created = self.read()

@@ -1,4 +1,4 @@
-"""Turns that are detected in the sound of a session: time is counted in windows of 32 ms, and no clock is read."""
+"""Turns that are detected in the audio of a session: time is counted in windows of 32 ms, and no clock is read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from causeway_server.models.modalities.decoding.sound import decode_sound
-from causeway_server.models.modalities.process.messages import SPEECH_RATE, SPEECH_WINDOW
+from causeway_server.models.parts.decoding.audio import decode_audio
+from causeway_server.models.parts.process.messages import SPEECH_RATE, SPEECH_WINDOW
 from causeway_server.router.openai.audio import Transcript
 from causeway_server.router.realtime.response import (
     CancelResponse,
@@ -16,7 +16,7 @@ from causeway_server.router.realtime.response import (
     Effect,
     SessionLimits,
     StartResponse,
-    TranscribeSound,
+    TranscribeAudio,
 )
 from causeway_server.router.types import AudioPart, Chunk
 
@@ -39,7 +39,7 @@ def listening(**settings: object) -> Talk:
 
 
 def hear(talk: Talk, *probabilities: float) -> tuple[list[Event], list[Effect]]:
-    """Send a sound of as many windows; return the events, and what the caller has to do."""
+    """Send an audio clip of as many windows; return the events, and what the caller has to do."""
     pcm = bytes(2 * SPEECH_WINDOW * len(probabilities))
     assert talk.send("input_audio_buffer.append", audio=base64.b64encode(pcm).decode()) == []
     assert isinstance(talk.effect, DetectSpeech)
@@ -48,9 +48,9 @@ def hear(talk: Talk, *probabilities: float) -> tuple[list[Event], list[Effect]]:
     return talk.read(), effects
 
 
-def seconds(hear_sound: Effect) -> float:
-    assert isinstance(hear_sound, TranscribeSound)
-    return decode_sound(base64.b64decode(hear_sound.wav), 10.0).seconds
+def seconds(hear_audio: Effect) -> float:
+    assert isinstance(hear_audio, TranscribeAudio)
+    return decode_audio(base64.b64decode(hear_audio.wav), 10.0).seconds
 
 
 def test_a_turn_starts_after_two_windows_of_speech_ends_with_silence_and_is_answered() -> None:
@@ -108,7 +108,7 @@ def test_speech_cancels_the_answer_unless_the_client_says_otherwise() -> None:
         else:
             assert (kinds(events), effects) == ([STARTED], [])
             events, (heard,) = hear(talk, *[0.1] * TURN)  # it is an item, and told; the running answer goes on
-            assert isinstance(heard, TranscribeSound)
+            assert isinstance(heard, TranscribeAudio)
             assert kinds(events) == [STOPPED, *ITEM, "error"]
             assert events[-1]["error"]["code"] == "conversation_already_has_active_response"
 
@@ -125,12 +125,12 @@ def test_a_turn_may_be_left_to_the_client_to_answer() -> None:
     talk = listening(create_response=False)
     events, (heard,) = hear(talk, 0.9, 0.9, *[0.1] * TURN)
     assert kinds(events) == [STARTED, STOPPED, *ITEM]
-    assert isinstance(heard, TranscribeSound)
+    assert isinstance(heard, TranscribeAudio)
     talk.session.transcribed(heard, Transcript("lights on", "en", 1.0, ()))
     assert talk.read()[0]["item_id"] == events[0]["item_id"]
 
 
-def test_endless_speech_is_cut_into_turns_of_the_longest_sound_and_silence_is_not_kept() -> None:
+def test_endless_speech_is_cut_into_turns_of_the_longest_audio_and_silence_is_not_kept() -> None:
     talk = listening(create_response=False)
     for _ in range(40):
         assert hear(talk, *[0.1] * 20) == ([], [])  # 26 s of silence
@@ -154,7 +154,7 @@ def test_a_client_may_clear_or_commit_the_turn_that_goes_on() -> None:
     assert hear(talk, *[0.1] * TURN) == ([], [])
 
 
-def test_what_was_judged_of_a_sound_that_is_gone_is_dropped() -> None:
+def test_what_was_judged_of_an_audio_clip_that_is_gone_is_dropped() -> None:
     talk = listening()
     talk.send("input_audio_buffer.append", audio=base64.b64encode(bytes(2 * SPEECH_WINDOW * 3)).decode())
     judged = talk.effect
@@ -165,7 +165,7 @@ def test_what_was_judged_of_a_sound_that_is_gone_is_dropped() -> None:
     assert talk.read() == []
 
 
-def test_sound_in_any_pieces_gives_the_same_turns() -> None:
+def test_audio_in_any_pieces_gives_the_same_turns() -> None:
     """Pieces end within windows and within samples; what is no whole window waits for the next piece."""
     whole, pieces = listening(), listening()
     probabilities = [0.1] * 3 + [0.9] * 7 + [0.1] * 6

@@ -11,7 +11,7 @@ import anyio
 
 from causeway_server.router.openai.audio import Transcript
 from causeway_server.router.realtime.event_log import CloseCode
-from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeSound
+from causeway_server.router.realtime.response import SessionLimits, StartResponse, TranscribeAudio
 from causeway_server.router.realtime.session import RealtimeSession
 from causeway_server.router.serving.live.live_session import LiveSession, RealtimeSocket, SessionClient, SessionRequests
 from causeway_server.router.types import RoutingHints
@@ -48,7 +48,7 @@ def numbers(*sockets: StalledSocket) -> list[int]:
 
 
 class NoRequests(SessionRequests[SessionClient]):
-    """No response is started here, and no sound is sent."""
+    """No response is started here, and no audio is sent."""
 
     client = SessionClient("a", "a", RoutingHints())
     detect = None
@@ -56,7 +56,7 @@ class NoRequests(SessionRequests[SessionClient]):
     async def answer(self, live: LiveSession[SessionClient], start: StartResponse) -> None:
         raise AssertionError
 
-    async def transcribe(self, live: LiveSession[SessionClient], sound: TranscribeSound) -> Transcript:
+    async def transcribe(self, live: LiveSession[SessionClient], audio: TranscribeAudio) -> Transcript:
         raise AssertionError
 
 

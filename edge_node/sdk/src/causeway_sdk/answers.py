@@ -143,7 +143,7 @@ class Job:
         error: The message of a job that ended without an answer.
         code: The code of that error.
         attempts: Runs that were attempts, with the one that succeeded.
-        revision: How often the answer was replaced because a late sound or picture had been read.
+        revision: How often the answer was replaced because a late audio or image had been read.
         late_parts: Kinds of part (``image``, ``audio``, ``file``) that may still revise the answer.
         webhook: The URL that is told of its end; empty: none.
         webhook_status: ``pending``, ``delivered``, ``failed`` or ``disabled`` (the receiver answered 410); empty before

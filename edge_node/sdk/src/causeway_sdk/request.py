@@ -104,9 +104,9 @@ def build_chat_request(path: str, messages: Messages, options: RequestOptions, *
     return build_request(path, {"messages": turns}, options, stream=stream)
 
 
-def build_transcription_request(sound: bytes, language: str) -> Request:
+def build_transcription_request(audio: bytes, language: str) -> Request:
     fields = {"model": "auto", "response_format": "text", **({"language": language} if language else {})}
-    return Request("/v1/audio/transcriptions", fields, file=("sound", sound))
+    return Request("/v1/audio/transcriptions", fields, file=("audio", audio))
 
 
 def build_upload_request(content: bytes, filename: str, expires_after_s: int | None) -> Request:

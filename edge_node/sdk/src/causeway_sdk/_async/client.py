@@ -212,17 +212,17 @@ class AsyncCauseway:
         content = texts if isinstance(texts, str) else list(texts)
         return decode_embeddings(await self._fetch(build_request("/v1/embeddings", {"input": content}, options)))
 
-    async def transcribe(self, sound: bytes, *, language: str = "") -> str:
-        """Return the words of a sound (``POST /v1/audio/transcriptions``); nothing leaves the device.
+    async def transcribe(self, audio: bytes, *, language: str = "") -> str:
+        """Return the words of an audio clip (``POST /v1/audio/transcriptions``); nothing leaves the device.
 
         Args:
-            sound: The bytes of a WAV file, or of another kind that the device decodes.
+            audio: The bytes of a WAV file, or of another kind that the device decodes.
             language: ISO 639-1, such as ``en``; default: it is detected.
 
         Returns:
             The transcript; "" without speech.
         """
-        return (await self._fetch(build_transcription_request(sound, language))).text.rstrip("\n")
+        return (await self._fetch(build_transcription_request(audio, language))).text.rstrip("\n")
 
     async def upload(self, content: bytes, filename: str = "file", *, expires_after_s: int | None = None) -> str:
         """Upload a file that later requests name instead of sending it again (``POST /v1/files``).
@@ -230,7 +230,7 @@ class AsyncCauseway:
         The device keeps it on its disk, if its owner allows that (``files.accept``), until it expires or is deleted.
 
         Args:
-            content: The bytes of a text, a picture or a sound.
+            content: The bytes of a text, an image or an audio clip.
             filename: Its name, which models are shown; the ending tells what it is where the bytes do not.
             expires_after_s: Whole seconds until the device deletes it. Default: as long as it keeps any.
 
@@ -296,7 +296,7 @@ class AsyncCauseway:
             messages: A text, or OpenAI's list of messages.
             priority: ``interactive`` jobs go first, ``bulk`` jobs last.
             not_before_s: Seconds that the job shall wait at least.
-            revise_within_s: Seconds in which sounds and pictures that are read late may revise the answer; devices
+            revise_within_s: Seconds in which audio and images that are read late may revise the answer; devices
                 only. Default: none do.
             webhook: URL that is told, by a signed POST, when the job has ended or its answer was revised. The daemon's
                 configuration says where it may lead. Default: none.

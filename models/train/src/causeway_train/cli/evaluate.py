@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from causeway_server.models.calibrate.routing_curves import picture
+from causeway_server.models.calibrate.routing_curves import chart
 from causeway_server.models.catalog.artifact import Artifact, find_artifact
 from causeway_server.models.cli.options import folder, models_option, threads_option
 
@@ -135,7 +135,7 @@ def evaluate_routing(
         title = f"# Routing between {device} and {cloud}\n\n![curve](routing.svg)\n\n"
         (to / "routing.md").write_text(title + text, encoding="utf-8")
         (to / "routing.csv").write_text(points(mixes), encoding="utf-8")
-        (to / "routing.svg").write_text(picture(shown.curves, shown.traffic), encoding="utf-8")
+        (to / "routing.svg").write_text(chart(shown.curves, shown.traffic), encoding="utf-8")
 
 
 def _evaluated(

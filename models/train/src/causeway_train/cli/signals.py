@@ -275,7 +275,7 @@ def train_heard_words(data: Path, run: Path, to: Path) -> None:
         architecture="word trigrams, Witten-Bell",
         quantisation="JSON numbers",
         command="causeway-train train-heard-words",
-        note="Chooses among ten transcripts of a short English sound, with the probabilities that Whisper gives them. "
+        note="Chooses among ten transcripts of a short English clip, with the probabilities that Whisper gives them. "
         f"Counted from {len(rows)} texts; models/README.md has what it gains.",
         metrics={},
         data=tuple(one for one in ATTRIBUTIONS if one.name in ("HWU64", "SNIPS 2017")),

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.models.catalog.artifact import find_signal
-from causeway_server.models.modalities.decoding.sound import decode_sound
-from causeway_server.models.modalities.process.messages import Found, SoundTerms, Transcribe, WorkerSpec
+from causeway_server.models.parts.decoding.audio import decode_audio
+from causeway_server.models.parts.process.messages import AudioTerms, Found, Transcribe, WorkerSpec
 from causeway_server.router.parts.reading import spoken_form
 
 from ..function_calls.dataset import Row
@@ -65,8 +65,8 @@ def transcribe_rows(
     known = _read(file)
     missing = [(row, voices[at % len(voices)]) for at, row in enumerate(rows) if row.text not in known]
     if missing:
-        from causeway_server.models.modalities.encoders.speech import SpeechEncoder  # the extra `voice`
-        from causeway_server.models.modalities.process.child import Link
+        from causeway_server.models.parts.encoders.speech import SpeechEncoder  # the extra `voice`
+        from causeway_server.models.parts.process.child import Link
 
         words = str(find_signal("heard-words").path)
         encoder = SpeechEncoder(WorkerSpec("", options={"model": str(speech), "words": words}))
@@ -76,7 +76,7 @@ def transcribe_rows(
             for row, voice in missing:
                 command = [*espeak, "-v", voice, "--stdin", "--stdout"]
                 spoken = subprocess.run(command, input=row.text.encode(), capture_output=True, check=True)
-                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S), SoundTerms(_LANGUAGE)), link)
+                found = encoder.run(Transcribe(decode_audio(spoken.stdout, _MAX_S), AudioTerms(_LANGUAGE)), link)
                 assert isinstance(found, Found)
                 known[row.text] = TranscribedRow(row, voice, found.fact.text, found.fact.confidence)
                 lines.write(msgspec.json.encode(known[row.text]) + b"\n")

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from causeway_server.models.calibrate.fit import fit_logistic
-from causeway_server.models.modalities.encoders.words import END, START, WordCounts
+from causeway_server.models.parts.encoders.words import END, START, WordCounts
 from causeway_server.models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
 from causeway_server.router.parts.reading import spoken_form
 
@@ -58,7 +58,7 @@ def grade_heard(
 ) -> tuple[list[HeardAnswer], list[HeardAnswer]]:
     """Grade the answers to transcripts by what was said, and return those to fit on and those to measure on.
 
-    A sound in which no words were found gets no answer, and is left out.
+    An audio clip in which no words were found gets no answer, and is left out.
     """
     graded = grade([one.row for one in transcribed], answers, lambda _: True)
     confidence = {one.row.text: one.confidence for one in transcribed if one.heard}

@@ -1,0 +1,55 @@
+"""Audio as a request of its own: the paths of `/v1/audio/*`, and the audio clips of live sessions.
+
+Nothing of `audio`, which answers them, and of `speaker`, which speaks, is imported before the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from causeway_server.router.serving.request import Handler
+
+if TYPE_CHECKING:
+    from .audio import AudioApi, AudioService
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+SPEECH = "/v1/audio/speech"
+
+
+class AudioEntry:
+    """The way to the service of audio, which is constructed with the first audio.
+
+    Args:
+        make: constructs the service and its handlers.
+    """
+
+    def __init__(self, make: Callable[[], tuple[AudioService, AudioApi]]) -> None:
+        self._make = make
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Methods and handler of each path."""
+        return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
+
+    @property
+    def service(self) -> AudioService:
+        """The service, constructed with the first use."""
+        return self._made[0]
+
+    async def close(self) -> None:
+        """End the processes of the voices, if there was a first audio."""
+        if "_made" in self.__dict__:
+            await self.service.close()
+
+    async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._made[1].transcriptions(http)
+
+    async def _speech(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._made[1].speech(http)
+
+    @cached_property
+    def _made(self) -> tuple[AudioService, AudioApi]:
+        return self._make()

@@ -1,0 +1,468 @@
+"""Text → audio and the forms in which it leaves, by espeak-ng or by a Piper voice that an owner added.
+
+A Piper voice reads phonemes, which espeak-ng writes: the voice's process never sees the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import struct
+import wave
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from causeway_server.models.catalog.artifact import ArtifactError
+from causeway_server.models.parts.installed import PROGRAM, find_program, is_onnxruntime_installed
+from causeway_server.models.parts.process.messages import Refusal, Synthesize, Synthesized
+from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+from causeway_server.models.parts.voices import (
+    DEFAULT,
+    Voice,
+    find_voice,
+    list_voices,
+    phoneme_ids,
+    split_clauses,
+    split_sentences,
+    worker_spec,
+)
+from causeway_server.router.child_environment import minimal_environment
+from causeway_server.router.documents.reader import did_you_mean
+from causeway_server.router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
+
+PCM_HZ = 24_000
+"""Rate of OpenAI's `pcm`, which has no header to say so."""
+_WORDS_PER_MINUTE = 175  # of speed 1.0
+_SLOWEST, _FASTEST = 80, 450  # words per minute, of the program
+_MAX_BYTES = 64 * 1024 * 1024  # of one text: 25 minutes
+_LIST_S = 10.0
+_EXAMPLE = "`en-us`"
+_READ_BYTES = 1 << 16
+
+
+class SpokenText(msgspec.Struct, frozen=True):
+    """`samples`: int16 little endian, one channel, at `rate` Hz."""
+
+    samples: bytes
+    rate: int
+
+    def wav(self) -> bytes:
+        """Return it as a WAV file."""
+        file = io.BytesIO()
+        with wave.open(file, "wb") as writer:
+            writer.setnchannels(1)
+            writer.setsampwidth(2)
+            writer.setframerate(self.rate)
+            writer.writeframes(self.samples)
+        return file.getvalue()
+
+    def pcm(self, rate: int) -> bytes:
+        """Return the samples alone, at `rate` Hz."""
+        import numpy as np
+
+        from causeway_server.models.parts.decoding.audio import resample
+
+        samples = np.frombuffer(self.samples, "<i2").astype(np.float32)
+        return np.round(resample(samples, self.rate, rate)).astype("<i2").tobytes()
+
+
+class Espeak:
+    """espeak-ng, a program of the distribution: one process per text, bounded in time and bytes.
+
+    The text reaches it by stdin: a client's words are never arguments.
+
+    Args:
+        environ: where `PATH` says what is installed.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._voices: tuple[str, ...] = ()
+
+    async def speak(self, text: str, voice: str, speed: float, deadline: float, others: Sequence[str]) -> SpokenText:
+        """Return the audio of a text.
+
+        Args:
+            voice: a language that the program speaks, such as `en-gb`.
+            speed: 1.0 is the voice's own; bounded by what the program can do.
+            deadline: in the loop's time.
+            others: voices of this device that are not the program's, to name in an error.
+
+        Raises:
+            UnsupportedFeature: the program is not installed.
+            InvalidRequest: there is no such voice.
+            EncoderFailed: it was late, or failed.
+        """
+        program = self._program()
+        await self._check_voice(program, voice, others)
+        pace = min(max(round(_WORDS_PER_MINUTE * speed), _SLOWEST), _FASTEST)
+        command = (program, "--stdin", "--stdout", "-b", "1", "-v", voice, "-s", str(pace))
+        return _parse(await _run(command, text.encode(), deadline))
+
+    async def phonemes(self, text: str, voice: str, deadline: float) -> str:
+        """Return a clause in IPA.
+
+        Raises:
+            UnsupportedFeature: the program is not installed.
+            EncoderFailed: it does not know `voice`, was late, or failed.
+        """
+        command = (self._program(), "-q", "--ipa", "--stdin", "-b", "1", "-v", voice)
+        return (await _run(command, text.encode(), deadline)).decode(errors="replace")
+
+    def _program(self) -> str:
+        program = find_program(self._environ)
+        if program is None:
+            raise UnsupportedFeature(
+                f"this device has no {PROGRAM}, which speaks: install it, such as by `apt install {PROGRAM}`."
+            )
+        return program
+
+    async def _check_voice(self, program: str, voice: str, others: Sequence[str]) -> None:
+        """Raises InvalidRequest."""
+        if not self._voices:
+            listed = await _run((program, "--voices"), b"", asyncio.get_running_loop().time() + _LIST_S)
+            self._voices = _voices(listed)
+        if voice not in self._voices:
+            added = f", or one that was added: {', '.join(others)}" if others else ""
+            near = did_you_mean(voice[:64], (*others, *self._voices))
+            near = near or f". Send the code of a language, such as {_EXAMPLE}{added}"
+            advice = f"{near} (`{PROGRAM} --voices` lists all {len(self._voices)})."
+            raise InvalidRequest(f"`voice`: there is no {voice[:64]!r} here{advice}", param="voice")
+
+
+async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
+    """Return what the program writes. Raises EncoderFailed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=minimal_environment(os.environ),
+        )
+    except OSError as error:
+        raise EncoderFailed(f"{PROGRAM} cannot be started: {error.strerror}.", phase="connect") from error
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout_at(deadline):
+            with contextlib.suppress(ConnectionError):  # it ended early; its exit status says so
+                process.stdin.write(text)
+                await process.stdin.drain()
+            process.stdin.close()
+            written = bytearray()
+            while data := await process.stdout.read(_READ_BYTES):
+                written += data
+                if len(written) > _MAX_BYTES:
+                    raise EncoderFailed(f"{PROGRAM} made too much audio. Send a shorter text.")
+            status = await process.wait()
+    except TimeoutError:
+        raise EncoderFailed(f"{PROGRAM} took too long. Send a shorter text.") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+    if status != 0:
+        raise EncoderFailed(f"{PROGRAM} failed with status {status}.")
+    return bytes(written)
+
+
+def _voices(listed: bytes) -> tuple[str, ...]:
+    """The second column of the program's table: the languages, in its order."""
+    rows = [line.split() for line in listed.decode(errors="replace").splitlines()[1:]]
+    return tuple(dict.fromkeys(row[1] for row in rows if len(row) > 1))
+
+
+def _parse(written: bytes) -> SpokenText:
+    """A WAV file whose header was written before its length was known. Raises EncoderFailed."""
+    at = written.find(b"data")
+    if written[:4] != b"RIFF" or at < 36:
+        raise EncoderFailed(f"{PROGRAM} made no audio.")
+    channels, rate = struct.unpack_from("<HI", written, 22)
+    (bits,) = struct.unpack_from("<H", written, 34)
+    if (channels, bits) != (1, 16):
+        raise EncoderFailed(f"{PROGRAM} made {channels} channels of {bits} bits, not 1 of 16.")
+    samples = written[at + 8 :]
+    return SpokenText(samples[: len(samples) - len(samples) % 2], rate)
+
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.2  # between two sentences, as Piper's program makes it
+IDLE_S = 300.0
+"""Time after which the process of a voice that nothing asks for is ended."""
+LOADED = 2
+SEPARATOR = "+"
+"""Between a voice and one of its speakers, as between a model and an adapter."""
+
+
+class NothingToSpeak(InvalidRequest):
+    """A voice knows no audio of a text."""
+
+
+class Speaker:
+    """What this device speaks with.
+
+    Args:
+        environ: where `PATH` says what is installed.
+        voices: those that an owner added.
+        default: the voice of a request for `auto`.
+    """
+
+    def __init__(self, environ: Mapping[str, str], voices: Voices | None = None, default: str = "en-us") -> None:
+        self._espeak = Espeak(environ)
+        self._voices = voices or Voices(())
+        self._default = default
+
+    def model_of(self, voice: str) -> str:
+        """Return what speaks for `voice`: the name of an added voice, or the program's."""
+        try:
+            found = self._voices.find(self._named(voice))
+        except ArtifactError:  # said when it speaks
+            return self._named(voice).partition(SEPARATOR)[0]
+        return PROGRAM if found is None else found[0].name
+
+    async def speak(self, text: str, voice: str, speed: float, deadline: float) -> SpokenText:
+        """Return the audio of a text: the sentences of `sentences` together.
+
+        Raises:
+            As `sentences`.
+        """
+        async with contextlib.aclosing(self.sentences(text, voice, speed, deadline)) as sentences:
+            pieces = [piece async for piece in sentences]
+        return SpokenText(b"".join(piece.samples for piece in pieces), pieces[0].rate)
+
+    async def sentences(self, text: str, voice: str, speed: float, deadline: float) -> AsyncGenerator[SpokenText, None]:
+        """Yield the audio of each sentence as soon as it is made; espeak-ng's comes at once.
+
+        Args:
+            voice: ``VOICE`` or ``VOICE+SPEAKER`` of a voice that was added, else a language that espeak-ng speaks.
+            speed: 1.0 is the voice's own.
+            deadline: in the loop's time.
+
+        Raises:
+            UnsupportedFeature: a program or package that speaks is not installed.
+            InvalidRequest: there is no such voice or speaker, or nothing in the text can be spoken.
+            EncoderFailed: it was late, or failed.
+        """
+        voice = self._named(voice)
+        try:
+            found = self._voices.find(voice)
+        except ArtifactError as error:
+            log.error("the voice %s cannot be used: %s", voice, error)
+            raise EncoderFailed(f"the voice {voice!r} cannot be used: its files are damaged.") from None
+        if found is None:
+            yield await self._espeak.speak(text, voice, speed, deadline, self._voices.names())
+            return
+        async with contextlib.aclosing(self._added(found[0], _speaker_id(*found), text, speed, deadline)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def close(self) -> None:
+        """End the processes of the voices."""
+        await self._voices.close()
+
+    def _named(self, voice: str) -> str:
+        return self._default if voice == DEFAULT else voice
+
+    async def _added(
+        self, voice: Voice, speaker: int, text: str, speed: float, deadline: float
+    ) -> AsyncGenerator[SpokenText, None]:
+        """Yield the sentences by a voice that was added."""
+        if not is_onnxruntime_installed():
+            raise UnsupportedFeature(
+                "this device has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
+            )
+        made = 0
+        try:
+            async with self._voices.using(voice, deadline) as worker:
+                for sentence in split_sentences(text):
+                    samples = await self._sentence(voice, worker, speaker, sentence, speed, deadline)
+                    if not samples:
+                        continue
+                    rate = voice.settings.audio.sample_rate
+                    pause = bytes(2 * round(_PAUSE_S * rate)) if made else b""
+                    made += len(pause) + len(samples)
+                    if made > _MAX_BYTES:
+                        raise EncoderFailed(f"the voice {voice.name!r} made too much audio. Send a shorter text.")
+                    yield SpokenText(pause + samples, rate)
+        except (WorkerTimeout, TimeoutError):
+            raise EncoderFailed(f"the voice {voice.name!r} took too long. Send a shorter text.") from None
+        except WorkerFailed as error:
+            log.error("the voice %s failed: %s", voice.name, error)
+            raise EncoderFailed(f"the voice {voice.name!r} failed: {error}. Send the text again.") from None
+        except Refusal as refusal:
+            log.error("the voice %s cannot be used: %s", voice.name, refusal)
+            raise EncoderFailed(f"the voice {voice.name!r} cannot speak this, or is damaged; see the log.") from None
+        if not made:
+            raise NothingToSpeak(
+                f"`input`: the voice {voice.name!r} knows no audio of it. Send words of its language.", param="input"
+            )
+
+    async def _sentence(
+        self, voice: Voice, worker: WorkerProcess, speaker: int, sentence: str, speed: float, deadline: float
+    ) -> bytes:
+        """The samples of a sentence; none if the voice knows no audio of it. Raises as `WorkerProcess.run`."""
+        settings = voice.settings
+        spoken = [
+            (await self._espeak.phonemes(clause.words, settings.espeak.voice, deadline), clause.mark)
+            for clause in split_clauses(sentence)
+        ]
+        ids = phoneme_ids(spoken, settings)
+        if not ids:
+            return b""
+        scales = settings.inference  # the voice's own
+        job = Synthesize(ids, scales.noise_scale, scales.length_scale / speed, scales.noise_w, speaker)
+        result = await worker.run(job, deadline)
+        assert isinstance(result, Synthesized)
+        return result.samples
+
+
+def _speaker_id(voice: Voice, name: str) -> int:
+    """Raises InvalidRequest."""
+    speakers = voice.settings.speakers
+    if not name:
+        return 0
+    if name in speakers:
+        return speakers[name]
+    some = ", ".join(list(speakers)[:8])
+    near = did_you_mean(name, tuple(speakers)) or (f"; there are {some}" if some else ": it has one speaker")
+    raise InvalidRequest(f"`voice`: {voice.name!r} has no speaker {name!r}{near}.", param="voice")
+
+
+class _VoiceProcess:
+    """The process of one version of a voice. `uses`: texts that it speaks now."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.worker = worker
+        self.uses = 0
+        self.ends: asyncio.TimerHandle | None = None
+
+
+class Voices:
+    """The voices in `model_dirs` and the account's own folder, each with a process of its own.
+
+    A process is started with the first text, and ended when it is idle. At most `loaded` voices are in memory. A text
+    for another one waits until one of them has nothing to do, and takes its place.
+
+    Args:
+        memory_bytes: what the process of a voice may take.
+    """
+
+    def __init__(
+        self,
+        model_dirs: Sequence[Path],
+        *,
+        idle_s: float = IDLE_S,
+        loaded: int = LOADED,
+        memory_bytes: Callable[[Voice], int] = lambda voice: voice.memory_bytes,
+    ) -> None:
+        self._model_dirs = model_dirs
+        self._idle_s = idle_s
+        self._limit = loaded
+        self._memory_bytes = memory_bytes
+        self._loaded: dict[tuple[Path, str], _VoiceProcess] = {}  # the longest unused one first
+        self._changed = asyncio.Condition()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._former_starts = 0
+
+    @property
+    def starts(self) -> int:
+        """Processes started so far."""
+        return self._former_starts + sum(one.worker.starts for one in self._loaded.values())
+
+    @property
+    def running(self) -> int:
+        """Processes that are there."""
+        return sum(one.worker.pid is not None for one in self._loaded.values())
+
+    @property
+    def busy(self) -> int:
+        """Sentences that are spoken now."""
+        return sum(one.worker.busy for one in self._loaded.values())
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the voices that are here now."""
+        try:
+            return tuple(one.name for one in list_voices(self._model_dirs))
+        except ArtifactError as error:
+            log.warning("the voices cannot be listed: %s", error)
+            return ()
+
+    def find(self, name: str) -> tuple[Voice, str] | None:
+        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None if there is none.
+
+        Raises:
+            ArtifactError: its files are missing, malformed or altered.
+        """
+        base, _, speaker = name.partition(SEPARATOR)
+        voice = find_voice(base, self._model_dirs)
+        return None if voice is None else (voice, speaker)
+
+    @contextlib.asynccontextmanager
+    async def using(self, voice: Voice, deadline: float) -> AsyncIterator[WorkerProcess]:
+        """Hold the process of a voice; it starts with its first job.
+
+        Args:
+            deadline: to wait for a place, in the loop's time.
+
+        Raises:
+            TimeoutError: other voices spoke until then.
+        """
+        key = (voice.path, voice.sha256)
+        async with asyncio.timeout_at(deadline), self._changed:
+            await self._changed.wait_for(lambda: key in self._loaded or self._has_place())
+            one = self._loaded.pop(key, None) or await self._load(voice)
+            self._loaded[key] = one
+            one.uses += 1
+        if one.ends is not None:
+            one.ends.cancel()
+            one.ends = None
+        try:
+            yield one.worker
+        finally:
+            one.uses -= 1
+            if not one.uses:
+                one.ends = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle, key)
+            await asyncio.shield(self._tell())
+
+    async def close(self) -> None:
+        """End all processes."""
+        for one in self._loaded.values():
+            if one.ends is not None:
+                one.ends.cancel()
+            await one.worker.close()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _has_place(self) -> bool:
+        return len(self._loaded) < self._limit or any(not one.uses for one in self._loaded.values())
+
+    async def _load(self, voice: Voice) -> _VoiceProcess:
+        """Make room, and return the process of a voice, which is not started yet."""
+        if len(self._loaded) >= self._limit:
+            await self._remove(next(key for key, one in self._loaded.items() if not one.uses)).close()
+        spec = worker_spec(voice.path, voice.sha256, voice.settings, self._memory_bytes(voice))
+        return _VoiceProcess(WorkerProcess(spec))
+
+    def _remove(self, key: tuple[Path, str]) -> WorkerProcess:
+        one = self._loaded.pop(key)
+        if one.ends is not None:
+            one.ends.cancel()
+        self._former_starts += one.worker.starts
+        return one.worker
+
+    def _end_idle(self, key: tuple[Path, str]) -> None:
+        task = asyncio.get_running_loop().create_task(self._remove(key).close())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,1 +1,0 @@
-"""Bytes of unknown origin → samples and pixels. Runs in a child process, see `models.modalities.process`."""

@@ -1,1 +1,0 @@
-"""Samples and pixels → facts, by models that the owner installs: each is a worker of `models.modalities.process`."""

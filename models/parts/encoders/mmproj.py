@@ -1,0 +1,30 @@
+"""An image → soft tokens of a vision model, by the `mmproj` file that comes with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from causeway_server.router.errors import InvalidRequest
+
+from ...llama_cpp.native.mtmd import VisionEncoder
+from ...llama_cpp.native.resources import allowed_cores
+from ..process.child import Link
+from ..process.messages import Projected, ProjectImage, Refusal, WorkerJob, WorkerResult, WorkerSpec
+
+
+class VisionModel:
+    """`spec.options`: `mmproj` and `model` are GGUF files. The image's pixels are all that mtmd gets."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        mmproj, model = (Path(spec.options[name]) for name in ("mmproj", "model"))
+        self._encoder = VisionEncoder(mmproj, model, threads=max(1, int(allowed_cores())))
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        if not isinstance(job, ProjectImage):
+            raise Refusal("it is no image")
+        image = job.image
+        try:
+            vectors, runs = self._encoder.encode(image.pixels, image.width, image.height)
+        except InvalidRequest as error:
+            raise Refusal(error.message) from error
+        return Projected(vectors.astype("<f4").tobytes(), runs)

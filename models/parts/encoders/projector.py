@@ -1,0 +1,45 @@
+"""An image → soft tokens of a language model: an encoder and the projector that belongs to it, both in ONNX.
+
+    encoder     ``pixels`` uint8 [images, height, width, 3] → ``features`` float32 [images, …]
+    projector   ``features`` → ``embeddings`` float32 [images, tokens, embedding dimensions of the model]
+
+Images of several requests are not encoded in one run: on two cores that was no faster.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+from ..process.child import Link
+from ..process.messages import ImagePixels, Projected, ProjectImage, Refusal, WorkerJob, WorkerResult, WorkerSpec
+
+_THREADS = 2
+
+
+class ImageProjector:
+    """`spec.options`: `encoder` and `projector` are ONNX files."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _THREADS
+        self._encoder, self._projector = (
+            onnxruntime.InferenceSession(spec.options[name], options, providers=["CPUExecutionProvider"])
+            for name in ("encoder", "projector")
+        )
+        _, height, width, _ = self._encoder.get_inputs()[0].shape
+        self._size = (int(width), int(height))
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        if not isinstance(job, ProjectImage):
+            raise Refusal("it is no image")
+        return self.project(job.image)
+
+    def project(self, image: ImagePixels) -> Projected:
+        image = Image.frombytes("RGB", (image.width, image.height), image.pixels)
+        # The whole image, whatever its shape: nothing of it is cut off.
+        pixels = np.asarray(image.resize(self._size, Image.Resampling.BILINEAR), np.uint8)
+        (features,) = self._encoder.run(["features"], {"pixels": pixels[None]})
+        (vectors,) = self._projector.run(["embeddings"], {"features": features})
+        return Projected(vectors[0].astype("<f4").tobytes())

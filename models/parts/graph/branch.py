@@ -1,0 +1,260 @@
+"""What reads parts: one branch of the encoder graph for each kind, on this machine, or by the caller's own `Branch`.
+
+`LateReadings` go on after their request was answered without them, for an answer that may be revised. `SpeechDetection`
+serves live sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from causeway_server.router.errors import EncoderFailed
+from causeway_server.router.types import Modality
+
+from ..installed import DECODER
+from ..process.messages import (
+    AudioSamples,
+    AudioTerms,
+    Decode,
+    DetectSpeech,
+    Found,
+    ImagePixels,
+    ImageSize,
+    MeasureImage,
+    PartLimits,
+    Refusal,
+    SpeechProbabilities,
+    Transcribe,
+    WorkerSpec,
+)
+from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
+
+PLAIN = AudioTerms()
+"""Of an audio clip in a message, and of a request that asks for nothing else."""
+PartKey = tuple[Modality, str]
+"""The reader of a part, and the part's hash."""
+log = logging.getLogger(__name__)
+_START_S = 60.0  # of a child that loads its model first, on a machine that does much else
+_TIMEOUT_S = 10.0  # a window takes a millisecond
+
+
+class ReadPart(msgspec.Struct, frozen=True):
+    """What is known of a part. `seconds`: of an audio clip."""
+
+    found: Found
+    seconds: float = 0.0
+
+
+class Branch(Protocol):
+    """Reads one kind of part. `timeout_s`: for each part."""
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
+        """Return what was found.
+
+        Args:
+            deadline: the loop's time.
+            terms: of an audio clip.
+            tell: gets each segment as soon as it is understood; may not raise.
+
+        Raises:
+            Refusal, WorkerTimeout, WorkerFailed.
+        """
+        ...
+
+
+class LocalBranch:
+    """Decoder and encoder of one kind of part, each a child that starts with the first part."""
+
+    def __init__(
+        self,
+        kind: Modality,
+        encoder: WorkerSpec,
+        limits: PartLimits,
+        memory_bytes: int,
+        timeout_s: float,
+        language: str,
+        python: str = sys.executable,
+    ) -> None:
+        self._kind = kind
+        self._language = language
+        self.decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=memory_bytes), python=python)
+        self.encoder = WorkerProcess(encoder, python=python)
+        self.timeout_s = timeout_s
+
+    async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
+        """Raises Refusal, WorkerTimeout or WorkerFailed."""
+        decoded = await self.decoder.run(Decode(self._kind, part), deadline)
+        if isinstance(decoded, Found):  # text: nothing is left to encode
+            return ReadPart(decoded)
+        assert isinstance(decoded, AudioSamples | ImagePixels)
+        if isinstance(decoded, ImagePixels):
+            found, seconds = await self.encoder.run(decoded, deadline), 0.0
+        else:
+            terms = msgspec.structs.replace(terms, language=terms.language or self._language)
+            found = await self.encoder.run(Transcribe(decoded, terms, tell is not None), deadline, tell)
+            seconds = decoded.seconds
+        assert isinstance(found, Found)
+        return ReadPart(found, seconds)
+
+    @property
+    def starts(self) -> int:
+        """Children started so far."""
+        return self.decoder.starts + self.encoder.starts
+
+    @property
+    def running(self) -> int:
+        """Children that are there: one that was killed counts until the next part needs it."""
+        return sum(child.pid is not None for child in (self.decoder, self.encoder))
+
+    async def pixels(self, image: bytes, deadline: float) -> int:
+        """Width × height as the file declares them. Raises as `run`."""
+        size = await self.decoder.run(MeasureImage(image), deadline)
+        assert isinstance(size, ImageSize)
+        return size.width * size.height
+
+    async def seconds(self, audio: bytes, deadline: float) -> float:
+        """Length of the audio, decoded. Raises as `run`."""
+        decoded = await self.decoder.run(Decode(self._kind, audio), deadline)
+        assert isinstance(decoded, AudioSamples)
+        return decoded.seconds
+
+    async def close(self) -> None:
+        await self.decoder.close()
+        await self.encoder.close()
+
+
+class Memory(Protocol):
+    """Remembers what was found, for those that may know it."""
+
+    def find(self, reader: Modality, sha256: str) -> ReadPart | None: ...
+
+    def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None: ...
+
+
+class PartMemory:
+    """A memory of all parts of a process.
+
+    Args:
+        limit: parts; the one that was kept first is forgotten.
+        remembered_s: how long a part is remembered.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, limit: int, remembered_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._remembered_s = remembered_s
+        self._clock = clock
+        self._kept: OrderedDict[PartKey, tuple[float, ReadPart]] = OrderedDict()
+
+    def find(self, reader: Modality, sha256: str) -> ReadPart | None:
+        until, read = self._kept.get((reader, sha256), (0.0, None))
+        return read if self._clock() < until else None
+
+    def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None:
+        self._kept.pop((reader, sha256), None)
+        self._kept[reader, sha256] = self._clock() + self._remembered_s, read
+        if len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
+
+
+class LateReadings:
+    """The readings that may outlast their request. Equal parts are read once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[PartKey, asyncio.Task[ReadPart]] = {}
+        self._waiting: dict[PartKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def read(self, key: PartKey, run: Callable[[], Awaitable[ReadPart]], until: float) -> ReadPart:
+        """Return what `run` finds; after `until` it goes on without its caller. A caller that is cancelled ends it.
+
+        Raises:
+            WorkerTimeout: `until` passed, in the loop's time.
+            Refusal, WorkerFailed: as `run`.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            # It outlasts its caller: `close` ends it, and `run` has a deadline of its own.
+            task = self._tasks[key] = asyncio.ensure_future(run())
+            task.add_done_callback(lambda done: self._ended(key, done))
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise WorkerTimeout("it took too long") from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise WorkerFailed("its reading was ended") from None
+            if self._waiting[key] == 1:
+                task.cancel()
+            raise
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    def _ended(self, key: PartKey, task: asyncio.Task[ReadPart]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio logs nothing if no caller waits for it
+
+    async def close(self) -> None:
+        """End all readings."""
+        tasks: Sequence[asyncio.Task[ReadPart]] = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+class SpeechDetection:
+    """Serves all sessions; the child starts with the first audio.
+
+    Args:
+        spec: the detector.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._worker = WorkerProcess(spec)
+        self._timeout_s = _START_S
+
+    async def run(self, pcm: bytes, state: bytes) -> tuple[Sequence[float], bytes]:
+        """Return the probability of speech in each window, and the state for those that follow.
+
+        Args:
+            pcm, state: as `DetectSpeech`.
+
+        Raises:
+            EncoderFailed: it is not known in time.
+        """
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            found = await self._worker.run(DetectSpeech(pcm, state), deadline)
+        except (WorkerFailed, Refusal) as error:
+            self._timeout_s = _START_S  # the next one may begin in a new child
+            log.warning("speech was not looked for: %s", error)
+            raise EncoderFailed(f"turns cannot be detected now: {error}. Send on, or commit the audio.") from None
+        assert isinstance(found, SpeechProbabilities)
+        self._timeout_s = _TIMEOUT_S
+        return found.windows, found.state
+
+    async def close(self) -> None:
+        """End the child."""
+        await self._worker.close()

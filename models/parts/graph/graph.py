@@ -1,0 +1,398 @@
+"""Runs the encoders of one request: a branch per part, decoder then encoder, all branches at the same time.
+
+    part ── decoder ── encoder ── fact       each branch has its own deadline
+                                             cancelled with the request
+
+A part that is invalid is the client's error. A branch that is late or whose process dies leaves its fact out: the
+request goes on with what is there, and says so (`x-causeway-modalities`, and the record of the request). Facts are
+remembered by the hash of the part, in memory only. A part's bytes are nowhere but in the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from causeway_server.router.errors import InvalidRequest, UnsupportedFeature
+from causeway_server.router.jobs.job import LateTerms
+from causeway_server.router.openai.audio import (
+    GRANULARITIES,
+    Transcript,
+    TranscriptionRequest,
+    TranscriptSegment,
+    TranscriptWord,
+)
+from causeway_server.router.parts.reading import FoundPart, find_parts, has_parts
+from causeway_server.router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFor
+
+from ...llama_cpp.protocol import SoftTokens
+from ..process.messages import AudioTerms, Found, Refusal
+from ..process.parent import Tell, WorkerFailed, WorkerTimeout
+from .branch import PLAIN, Branch, LateReadings, Memory, ReadPart
+
+PartReading = tuple[Fact | SoftTokens | None, PartRecord]
+"""What was found of a part; None: nothing in time."""
+_WORST: tuple[PartStatus, ...] = ("failed", "timeout", "skipped", "ok")
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """What the encoders found in one request. A fact is None if its branch did not end in time."""
+
+    kinds: tuple[Modality, ...] = ()  # those that encoders were asked about
+    facts: Mapping[tuple[int, int], Fact | None] = {}  # by message and index of the part
+    records: tuple[PartRecord, ...] = ()
+
+    def says(self, kind: Modality) -> bool | None:
+        """Whether there are words in a part of this kind; None if a part that may have some was not read."""
+        if any(fact is not None and fact.text for fact in self._of(kind)):
+            return True
+        return None if None in self._of(kind) else False
+
+    @property
+    def language(self) -> str | None:
+        """The language of the first audio with speech in it."""
+        return next((fact.language for fact in self._of("audio") if fact is not None and fact.language), None)
+
+    def _of(self, kind: Modality) -> list[Fact | None]:
+        return [fact for fact, record in zip(self.facts.values(), self.records, strict=True) if record.modality == kind]
+
+    def joined(self, more: RequestFacts) -> RequestFacts:
+        """Return these facts and `more`, which are about other kinds of part of the same request."""
+        return RequestFacts((*self.kinds, *more.kinds), {**self.facts, **more.facts}, (*self.records, *more.records))
+
+
+class RequestSoftTokens(msgspec.Struct, frozen=True):
+    """The soft tokens of one request's parts for one model. They are None if the branch did not end in time.
+
+    `projector`: the digest of the one that made them, "" if there was none.
+    """
+
+    model: str
+    projector: str
+    tokens: Mapping[tuple[int, int], SoftTokens | None]  # by message and index of the part
+    records: tuple[PartRecord, ...]
+
+    @property
+    def markers(self) -> dict[tuple[int, int], str]:
+        """The mark of each part in the text; "" for a part without soft tokens."""
+        return {place: "" if soft is None else soft.text for place, soft in self.tokens.items()}
+
+    @property
+    def distinct(self) -> tuple[SoftTokens, ...]:
+        """The soft tokens that were made, equal ones once."""
+        return tuple({soft.marker: soft for soft in self.tokens.values() if soft is not None}.values())
+
+
+def summary(records: Sequence[PartRecord]) -> str:
+    """The state of each kind of these parts, ``audio=ok,image=timeout``: the worst of its parts."""
+    found: dict[Modality, set[PartStatus]] = {}
+    for record in records:
+        found.setdefault(record.modality, set()).add(record.status)
+    worst = {kind: next(status for status in _WORST if status in found[kind]) for kind in sorted(found)}
+    return ",".join(f"{kind}={status}" for kind, status in worst.items())
+
+
+def facts_of(kinds: Sequence[Modality], read: Sequence[tuple[FoundPart, PartReading]]) -> RequestFacts:
+    """Put together what was found of parts of these kinds."""
+    own = [(part, found, record) for part, (found, record) in read if not record.soft]
+    facts = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, SoftTokens)}
+    return RequestFacts(tuple(kinds), facts, tuple(record for *_, record in own))
+
+
+def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, PartReading]]) -> RequestSoftTokens:
+    """Put together the soft tokens among what was found."""
+    own = [(part, found, record) for part, (found, record) in read if record.soft]
+    tokens = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, Fact)}
+    return RequestSoftTokens(model, projector, tokens, tuple(record for *_, record in own))
+
+
+def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
+    """Return the transcript of an audio clip of this length. Whisper's time stamps may lie after its end; these do not.
+
+    Raises:
+        UnsupportedFeature: `words` are asked for, and the model that understood the audio gives no times of words.
+    """
+    timed = tuple(
+        TranscriptWord(word.text, min(word.start_s, seconds), min(word.end_s, seconds))
+        for segment in found.segments
+        for word in segment.words
+    )
+    if words and found.fact.text and not timed:
+        message = f"`{GRANULARITIES}`: the model of this tier or device gives no times of words. Send `segment`."
+        raise UnsupportedFeature(message, param=GRANULARITIES)
+    segments = tuple(
+        TranscriptSegment(
+            one.text,
+            min(one.start_s, seconds),
+            min(one.end_s, seconds),
+            math.log(max(one.confidence, 1e-9)),
+            one.no_speech,
+        )
+        for one in found.segments
+    )
+    return Transcript(found.fact.text, found.fact.language, seconds, segments, timed)
+
+
+log = logging.getLogger(__name__)
+
+_Outcome = PartReading | InvalidRequest
+
+
+class SoftEncoder(Protocol):
+    """Turns images into soft tokens of a model."""
+
+    def remembered(self, model: str, sha256: str) -> SoftTokens | None:
+        """Return the soft tokens of an equal image, if they are known."""
+        ...
+
+    async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
+        """Raises Refusal, WorkerTimeout or WorkerFailed. `deadline`: the loop's time."""
+        ...
+
+
+class EncoderGraph:
+    """The encoders that a request may use.
+
+    Args:
+        branches: by kind of part.
+        memory: of what was found of earlier parts.
+        max_parts: of one request.
+        clock: monotonic seconds.
+        projectors: for soft tokens; None: there are none.
+    """
+
+    def __init__(
+        self,
+        branches: Mapping[Modality, Branch],
+        memory: Memory,
+        *,
+        max_parts: int,
+        clock: Callable[[], float],
+        projectors: SoftEncoder | None = None,
+    ) -> None:
+        self.kinds: tuple[Modality, ...] = tuple(sorted(branches))
+        self.running = 0  # branches in progress
+        self._branches = branches
+        self._memory = memory
+        self._max_parts = max_parts
+        self._clock = clock
+        self._projectors = projectors
+        self._late = LateReadings()
+
+    def concerns(self, request: Request) -> bool:
+        """Whether the request has a part that an encoder reads."""
+        return request.kind == "chat" and has_parts(request, self.kinds)
+
+    async def facts(
+        self,
+        request: Request,
+        deadline: float,
+        kinds: Sequence[Modality] | None = None,
+        late: LateTerms | None = None,
+    ) -> RequestFacts:
+        """Run the branches of these kinds and return what they found in time.
+
+        Args:
+            deadline: monotonic seconds; each branch also has its own.
+            kinds: None: all that are read.
+            late: as in `read`.
+
+        Raises:
+            InvalidRequest: a part is invalid; the message names it.
+        """
+        kinds = self.kinds if kinds is None else kinds
+        return facts_of(kinds, await self.read(request, kinds, deadline, late=late))
+
+    async def late_facts(self, request: Request, by: float, kinds: Sequence[Modality]) -> RequestFacts:
+        """As `facts`, for parts that were late: they are read until `by`; a reading in progress is joined."""
+        parts = find_parts(request, kinds, self._max_parts)
+        late = LateTerms(by)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._branch(part, by, late=late, timeout_s=math.inf)) for part in parts]
+        return facts_of(kinds, _checked(parts, [task.result() for task in running]))
+
+    async def read(
+        self,
+        request: Request,
+        kinds: Sequence[Modality],
+        deadline: float,
+        wait_for: WaitFor = "all",
+        model: str = "",
+        projected: Sequence[Modality] = (),
+        late: LateTerms | None = None,
+    ) -> list[tuple[FoundPart, PartReading]]:
+        """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
+
+        Args:
+            late: how long parts are read on for `late_facts`; None: a late branch ends.
+
+        Raises:
+            InvalidRequest: a part is invalid; the message names it.
+        """
+        parts = find_parts(request, (*kinds, *projected), self._max_parts)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._branch(part, deadline, model if part.modality in projected else "", late))
+                for part in parts
+            ]
+            if wait_for == "first":
+                await _first_ready(parts, running)
+        pairs = zip(parts, running, strict=True)
+        outcomes = [
+            _skipped(part, soft=part.modality in projected) if task.cancelled() else task.result()
+            for part, task in pairs
+        ]
+        return _checked(parts, outcomes)
+
+    async def _branch(
+        self,
+        part: FoundPart,
+        deadline: float,
+        model: str = "",
+        late: LateTerms | None = None,
+        timeout_s: float | None = None,
+    ) -> _Outcome:
+        """Read a part, for soft tokens of `model` if it is given. `timeout_s` None: that of its branch.
+
+        Raises only CancelledError, so one branch does not end the others.
+        """
+        started = self._clock()
+        if not model and part.reader not in self._branches:
+            return invalid_part(part, "it is an image, and there is no encoder for images here. Send its text")
+        status: PartStatus = "ok"
+        found = self._known(part, model)
+        cached = found is not None
+        if found is None:
+            self.running += 1
+            try:
+                found = await self._encode(part, model, deadline, late, timeout_s)
+            except Refusal as refusal:
+                if not refusal.param:
+                    return invalid_part(part, refusal)
+                log.error("no %s can be read: the configured %s: %s", part.modality, refusal.param, refusal)
+                status = "failed"
+            except WorkerTimeout:
+                status = "timeout"
+            except WorkerFailed as failure:
+                log.warning("a part could not be read: %s (%s, sha256 %s)", failure, part.modality, part.sha256[:16])
+                status = "failed"
+            finally:
+                self.running -= 1
+        return found, PartRecord(
+            part=part.path,
+            modality=part.modality,
+            sha256=part.sha256,
+            size_bytes=len(part.data),
+            status=status,
+            cached=cached,
+            soft=bool(model),
+            duration_ms=round((self._clock() - started) * 1000.0, 3),
+            confidence=found.confidence if isinstance(found, Fact) else None,
+        )
+
+    def _known(self, part: FoundPart, model: str) -> Fact | SoftTokens | None:
+        if model:
+            return None if self._projectors is None else self._projectors.remembered(model, part.sha256)
+        read = self._memory.find(part.reader, part.sha256)
+        return None if read is None else read.found.fact
+
+    async def _encode(
+        self, part: FoundPart, model: str, deadline: float, late: LateTerms | None, timeout_s: float | None
+    ) -> Fact | SoftTokens:
+        """Raises Refusal, WorkerTimeout or WorkerFailed."""
+        if model:
+            if self._projectors is None:
+                raise WorkerFailed("there are no projectors")
+            return await self._projectors.run(model, part.data, part.sha256, deadline)
+        branch = self._branches[part.reader]
+        by = min(deadline, self._clock() + (branch.timeout_s if timeout_s is None else timeout_s))
+        if late is None:
+            return (await self._run(branch, part, by)).found.fact
+        if part.modality in late.absent:
+            raise WorkerTimeout("it is late")
+        key = (part.reader, part.sha256)
+        return (await self._late.read(key, lambda: self._run(branch, part, max(by, late.by)), by)).found.fact
+
+    async def _run(self, branch: Branch, part: FoundPart, by: float) -> ReadPart:
+        read = await branch.run(part.data, by)
+        if part.reader != "file":  # its text may be long, and decoding it again is cheap
+            self._memory.keep(part.reader, part.sha256, read)
+        return read
+
+    async def transcribe(
+        self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None, *, keep: bool = True
+    ) -> tuple[Found, float, bool]:
+        """Return the transcript of an audio clip, its length in seconds, and whether both were known already.
+
+        Args:
+            deadline: monotonic seconds; the branch also has its own.
+            tell: gets each segment as soon as it is understood; may not raise.
+            keep: remember it.
+
+        Raises:
+            Refusal: the audio is invalid, or the request's field `param`.
+            WorkerFailed: it was not read in time, its child died, or the configured language is unknown.
+        """
+        branch = self._branches["audio"]
+        terms = AudioTerms(request.language, request.prompt, request.temperature, request.words)
+        sha256 = hashlib.sha256(request.data).hexdigest()
+        if terms == PLAIN and (known := self._memory.find("audio", sha256)) is not None:
+            return known.found, known.seconds, True
+        deadline = min(deadline, self._clock() + branch.timeout_s)
+        self.running += 1
+        try:
+            read = await branch.run(request.data, deadline, terms, tell)
+        except Refusal as refusal:
+            if refusal.param and not request.language:
+                raise WorkerFailed(f"the configured {refusal.param}: {refusal}") from None
+            raise
+        finally:
+            self.running -= 1
+        if terms == PLAIN and keep:
+            self._memory.keep("audio", sha256, read)
+        return read.found, read.seconds, False
+
+    async def close(self) -> None:
+        """End readings that outlasted their request."""
+        await self._late.close()
+
+
+def invalid_part(part: FoundPart, refusal: Refusal | str) -> InvalidRequest:
+    """Return the client's error about a part."""
+    return InvalidRequest(f"`{part.path}`: {refusal}.", param=part.path)
+
+
+async def _first_ready(parts: Sequence[FoundPart], running: Sequence[asyncio.Task[_Outcome]]) -> None:
+    """Return when a branch has read all of its parts, and one of them with success; cancel the other branches."""
+    pending = set(running)
+    while pending:
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        outcomes: dict[Modality, list[_Outcome | None]] = {}
+        for part, task in zip(parts, running, strict=True):
+            outcomes.setdefault(part.modality, []).append(task.result() if task.done() else None)
+        whole = [ended for ended in outcomes.values() if None not in ended]
+        # A part was read, or is the client's error.
+        if any(isinstance(one, InvalidRequest) or (one and one[0] is not None) for ended in whole for one in ended):
+            break
+    for task in pending:
+        task.cancel()
+
+
+def _checked(parts: Sequence[FoundPart], outcomes: Sequence[_Outcome]) -> list[tuple[FoundPart, PartReading]]:
+    """Raises InvalidRequest if one of them is that."""
+    checked: list[tuple[FoundPart, PartReading]] = []
+    for part, outcome in zip(parts, outcomes, strict=True):
+        if isinstance(outcome, InvalidRequest):
+            raise outcome
+        checked.append((part, outcome))
+    return checked
+
+
+def _skipped(part: FoundPart, *, soft: bool) -> _Outcome:
+    return None, PartRecord(part.path, part.modality, part.sha256, len(part.data), "skipped", soft=soft)

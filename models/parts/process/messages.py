@@ -1,0 +1,222 @@
+"""Messages between the daemon and a worker child: msgpack, each behind its length (4 bytes, little endian).
+
+A worker takes one job at a time and answers each with one result. Samples and pixels travel as raw bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from causeway_server.router.types import Fact, Modality
+
+from ...llama_cpp.protocol import SoftRun
+
+MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest image
+SAMPLE_RATE = 16_000  # Hz, of every `Audio`
+SPEECH_RATE = 24_000  # Hz, of audio that is looked through for speech while it comes
+SPEECH_WINDOW = 768  # samples of it that get one probability: 32 ms
+
+
+class PartLimits(msgspec.Struct, frozen=True):
+    """The bounds of one decoded part."""
+
+    audio_s: float = 120.0
+    pixels: int = 24_000_000  # as the file declares them, before scaling
+    text_bytes: int = 256 * 1024  # of a file of text
+    side: int = 2048  # longest side of the pixels that leave the decoder; larger images are scaled down
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What a child runs: the class `worker` (``module:Class``), constructed with these `limits` and `options`."""
+
+    worker: str
+    limits: PartLimits = PartLimits()
+    options: dict[str, str] = {}
+    memory_bytes: int = 512 * 1024 * 1024  # private memory of the child (RLIMIT_DATA)
+
+
+# --- daemon → child --------------------------------------------------------------------------------------------------
+
+
+class Decode(msgspec.Struct, frozen=True, tag="decode"):
+    """Turn a part into a `Audio` or a `Image`; the text of a file is `Found` at once."""
+
+    kind: Modality  # of what reads it
+    data: bytes
+
+
+class MeasureImage(msgspec.Struct, frozen=True, tag="measure_image"):
+    """Read the size that the file declares; decode no pixel."""
+
+    data: bytes
+
+
+class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
+    """Compute the probability of speech in each window of an audio clip.
+
+    `pcm`: int16 little endian, one channel at `SPEECH_RATE`, whole windows of `SPEECH_WINDOW` samples. `state`: of the
+    `SpeechProbabilities` of the windows before; empty: these are the first.
+    """
+
+    pcm: bytes
+    state: bytes = b""
+
+
+class Synthesize(msgspec.Struct, frozen=True, tag="synthesize"):
+    """Speak a sentence.
+
+    `ids`: of its phonemes, as the voice numbers them. `noise`, `length`, `noise_w`: the scales of VITS; a `length` of 2
+    is half as fast. `speaker`: of a voice that has several.
+    """
+
+    ids: tuple[int, ...]
+    noise: float
+    length: float
+    noise_w: float
+    speaker: int = 0
+
+
+class CancelJob(msgspec.Struct, frozen=True, tag="cancel"):
+    """The result of the job in progress is not needed any more."""
+
+
+# --- both ways -------------------------------------------------------------------------------------------------------
+
+
+class AudioSamples(msgspec.Struct, frozen=True, tag="audio"):
+    """`samples`: float32 little endian in [-1, 1], one channel, `SAMPLE_RATE`."""
+
+    samples: bytes
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / 4 / SAMPLE_RATE
+
+
+class ImagePixels(msgspec.Struct, frozen=True, tag="image"):
+    """`pixels`: uint8 [height, width, 3], red, green and blue; upright, without metadata."""
+
+    pixels: bytes
+    width: int
+    height: int
+
+
+class AudioTerms(msgspec.Struct, frozen=True):
+    """How the words of an audio clip are found.
+
+    `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow. `words`:
+    find the time of each word.
+    """
+
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    words: bool = False
+
+
+class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
+    """Find the words of an audio clip. `tell`: send each `SegmentFound` as soon as it is."""
+
+    audio: AudioSamples
+    terms: AudioTerms = AudioTerms()
+    tell: bool = False
+
+
+class ImageSize(msgspec.Struct, frozen=True, tag="image_size"):
+    width: int
+    height: int
+
+
+class ProjectImage(msgspec.Struct, frozen=True, tag="project_image"):
+    """Turn an image into soft tokens."""
+
+    image: ImagePixels
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker is constructed, its model loaded. The first message of a child."""
+
+
+class Word(msgspec.Struct, frozen=True):
+    """A word of a transcript, without the space before it, and its time in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A part of a transcript, or a line of an image's text. Times are seconds; 0.0 in an image.
+
+    `words`: those of the text, where they are asked for and the model gives their times.
+    """
+
+    text: str
+    confidence: float
+    start_s: float = 0.0
+    end_s: float = 0.0
+    no_speech: float = 0.0  # probability that it is no speech
+    words: tuple[Word, ...] = ()
+
+
+# --- child → daemon --------------------------------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """What an encoder found in an audio clip or an image, or a decoder in a file of text."""
+
+    fact: Fact
+    segments: tuple[Segment, ...] = ()
+
+
+class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
+    """A part of the result that follows, which will not change."""
+
+    segment: Segment
+
+
+class SpeechProbabilities(msgspec.Struct, frozen=True, tag="speech_probabilities"):
+    """The probability of speech in each window. `state`: what the worker has to know for the next ones."""
+
+    windows: tuple[float, ...]
+    state: bytes
+
+
+class Projected(msgspec.Struct, frozen=True, tag="projected"):
+    """Soft tokens: float32 little endian, [tokens, embedding dimensions of the model], and how they stand."""
+
+    vectors: bytes
+    runs: tuple[SoftRun, ...] = ()
+
+
+class Synthesized(msgspec.Struct, frozen=True, tag="synthesized"):
+    """`samples`: int16 little endian, one channel, at the voice's rate."""
+
+    samples: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The part is invalid, or the field `param` that came with it.
+
+    `reason`: for the client, a clause that says what is wrong and what to send.
+    """
+
+    reason: str
+    param: str = ""  # "": the part itself
+
+
+WorkerJob = Decode | MeasureImage | Transcribe | DetectSpeech | ImagePixels | ProjectImage | Synthesize | CancelJob
+WorkerResult = AudioSamples | ImagePixels | ImageSize | Found | SpeechProbabilities | Projected | Synthesized | Refused
+ChildReply = WorkerResult | SegmentFound | WorkerReady
+
+
+class Refusal(Exception):
+    """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon.
+
+    Args:
+        param: the field that is wrong, if it is not the part itself.
+    """
+
+    def __init__(self, reason: str, param: str = "") -> None:
+        super().__init__(reason)
+        self.param = param

@@ -1,1 +1,0 @@
-"""Sound and pictures, measured: branches side by side (`side_by_side`), and questions about an invoice (`invoice`)."""

@@ -1,1 +1,0 @@
-"""Sound and pictures: decoders on hostile files, and the children that they run in."""

@@ -1,0 +1,1 @@
+"""Audio and images: decoders on hostile files, and the children that they run in."""
