@@ -22,10 +22,10 @@ from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ConfigError, JobStoreUnavailable
-from causeway_server.router.serving.gauges import GaugeCollector
 from causeway_server.router.serving.listener import Listener
 from causeway_server.router.serving.live.live_session import Detect
 from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.serving.metrics import GaugeCollector
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.trackers import FairShare
 

@@ -7,7 +7,7 @@ that everything is hashable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -15,6 +15,8 @@ import msgspec
 _Row = TypeVar("_Row")
 
 Kind = Literal["chat", "completion", "embedding"]
+OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
+"""The names of OpenTelemetry's GenAI conventions."""
 AudioKind = Literal["transcription", "speech"]
 """A request that no target answers: this device understands and makes audio itself."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]

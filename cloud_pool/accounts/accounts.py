@@ -11,7 +11,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from redis.exceptions import RedisError
 
-from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.metrics import Gauge
 
 from ..redis.connect import EvictionCheck
 from ..redis.keys import ensure_accounts_layout

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 
-from causeway_server.router.serving.gauges import Gauge, GaugeCollector
+from causeway_server.router.serving.metrics import Gauge, GaugeCollector
 
 from .dispatcher import Dispatcher
 from .endpoint_selection import Endpoint

@@ -22,11 +22,12 @@ from aiohttp import hdrs, web
 
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.metrics import CONTENT_TYPE
 from causeway_server.router.serving.request import Handler, allowed_methods, served_method
 from causeway_server.router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
-from ..observability.metrics import CONTENT_TYPE, Metrics
+from ..observability.metrics import Metrics
 from .info_routes import Readiness
 from .server import Server
 

@@ -25,7 +25,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import ClientReply
 from causeway_server.router.serving.responses import STOPPED
-from causeway_server.router.types import Chunk, Usage
+from causeway_server.router.types import Chunk, Kind, Usage
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
@@ -84,7 +84,7 @@ class RequestRunner(msgspec.Struct):
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
     ) -> None:
         """Answer an admitted request. Raises CausewayError: the client has no answer, or a part of it."""
-        measured = RequestMetrics(self.metrics, context.tier.name, arrived_at, self.clock)
+        measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
         billing, answer = self.caching_service.reply(context, measured.first_token)
         with self._settled(entry, context, measured, billing, reply):
             async with aclosing(answer) as pieces:
@@ -136,7 +136,7 @@ class RequestRunner(msgspec.Struct):
 
         Yields what gets each chunk before it is sent; an answer without tokens has none.
         """
-        measured = RequestMetrics(self.metrics, context.tier.name, arrived_at, self.clock)
+        measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
         billing = Billing(measured.first_token, "")
         with self._settled(entry, context, measured, billing):
             yield partial(measured.on_chunk, billing)
@@ -220,8 +220,10 @@ class RequestMetrics:
     Call `on_chunk` for each chunk, `stop` when the client has its answer or none, then `record`.
     """
 
-    def __init__(self, metrics: Metrics, tier: str, arrived_at: float, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, kind: Kind, tier: str, arrived_at: float, clock: Callable[[], float]) -> None:
         self.tier = tier  # the requested tier, until the answering one is known
+        self._kind = kind
+        self._requested = tier
         self._metrics = metrics
         self._arrived_at = arrived_at
         self._clock = clock
@@ -234,7 +236,6 @@ class RequestMetrics:
         """Record the time to first token; only the first call counts."""
         if self._first_token_at is None:
             self.tier, self._first_token_at = tier or self.tier, self._clock()
-            self._metrics.observe_first_token(self.tier, self._first_token_at - self._arrived_at)
 
     def on_chunk(self, billing: Billing, chunk: Chunk) -> None:
         if chunk.tokens:
@@ -256,7 +257,12 @@ class RequestMetrics:
     def record(self, outcome: str, billed: Usage) -> None:
         """Record the outcome, exactly once. `billed`: the tier's usage that is billed to this request."""
         ended_at = self._clock() if self._stopped_at is None else self._stopped_at
-        if self._first_token_at is not None and self._tokens > 1:
-            self._metrics.observe_later_tokens(self.tier, ended_at - self._first_token_at, self._tokens - 1)
-        seconds = ended_at - self._arrived_at
-        self._metrics.observe_end(self.tier, outcome, seconds, billed.prompt_tokens, billed.completion_tokens)
+        self._metrics.observe(
+            self._kind,
+            (self._requested, self.tier),
+            outcome,
+            billed,
+            ended_at - self._arrived_at,
+            ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived_at,
+            tokens=self._tokens,
+        )

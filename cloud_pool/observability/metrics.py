@@ -9,81 +9,75 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 import anyio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from causeway_server.router.serving.metrics import Counter, Histogram, ModelMetrics
+from causeway_server.router.types import Kind, Usage
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_TIER = ("tier",)
 INTERVAL_S = 0.02
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
+        counter, histogram = partial(Counter, registry), partial(Histogram, registry)
+        self._requests = counter(
             "causeway_gateway_requests",
             "Requests that reached a tier, by outcome: ok or an error's code.",
             ("tier", "outcome"),
-            registry=registry,
         )
-        self._rejected = Counter(
+        self._rejected = counter(
             "causeway_gateway_requests_rejected",
             "Requests refused before a tier was chosen (authentication, parsing, limits), by the error's code.",
             ("code",),
-            registry=registry,
         )
-        self._ttft = Histogram(
-            "causeway_gateway_ttft_seconds",
-            "Time from arrival to first token.",
-            _TIER,
-            buckets=_SECONDS,
-            registry=registry,
+        self._seconds = histogram(
+            "causeway_gateway_request_seconds", "Time from arrival to the end of the answer.", ("tier",), _SECONDS
         )
-        self._tpot = Histogram(
-            "causeway_gateway_tpot_seconds",
-            "Time per output token after the first, a request's mean.",
-            _TIER,
-            buckets=_TOKEN_SECONDS,
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "causeway_gateway_request_seconds",
-            "Time from arrival to the end of the answer.",
-            _TIER,
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._tokens = Counter(
-            "causeway_gateway_tokens", "Tokens by type: input or output.", ("tier", "type"), registry=registry
-        )
-        self._reloads = Counter(
+        self._tokens = counter("causeway_gateway_tokens", "Tokens by type: input or output.", ("tier", "type"))
+        self._reloads = counter(
             "causeway_gateway_model_reloads",
             "Models that this gateway loaded again after their process in Triton had died.",
             ("model",),
-            registry=registry,
         )
+        self._answers = ModelMetrics(registry)
 
     def count_rejected(self, code: str) -> None:
-        self._rejected.labels(code).inc()
+        self._rejected.add((code,))
 
     def count_reload(self, model: str) -> None:
-        self._reloads.labels(model).inc()
+        self._reloads.add((model,))
 
-    def observe_first_token(self, tier: str, seconds: float) -> None:
-        self._ttft.labels(tier).observe(seconds)
+    def observe(
+        self,
+        kind: Kind,
+        tiers: tuple[str, str],
+        outcome: str,
+        usage: Usage,
+        duration_s: float,
+        *,
+        ttft_s: float | None,
+        tokens: int,
+    ) -> None:
+        """Count one request that has ended.
 
-    def observe_later_tokens(self, tier: str, seconds: float, tokens: int) -> None:
-        """Record `tokens` after the first, which took `seconds` together."""
-        self._tpot.labels(tier).observe(seconds / tokens)
-
-    def observe_end(self, tier: str, outcome: str, seconds: float, prompt_tokens: int, completion_tokens: int) -> None:
-        self._requests.labels(tier, outcome).inc()
-        self._seconds.labels(tier).observe(seconds)
-        self._tokens.labels(tier, "input").inc(prompt_tokens)
-        self._tokens.labels(tier, "output").inc(completion_tokens)
+        Args:
+            tiers: The tier that the request names, and the one that answered.
+            outcome: `ok`, or an error's code.
+            duration_s: Seconds from its arrival.
+            ttft_s: The same until its first token; None if there was none.
+            tokens: Tokens that arrived.
+        """
+        self._requests.add((tiers[1], outcome))
+        self._seconds.observe((tiers[1],), duration_s)
+        self._tokens.add((tiers[1], "input"), usage.prompt_tokens)
+        self._tokens.add((tiers[1], "output"), usage.completion_tokens)
+        error = "" if outcome == "ok" else outcome
+        self._answers.observe(kind, tiers, usage, duration_s, error=error, ttft_s=ttft_s, tokens=tokens)
 
     def text(self) -> bytes:
         """Return the exposition format, for /metrics."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from causeway_server.router.serving.gauges import Gauge
 from causeway_server.router.serving.listener import ConnectionTable
 from causeway_server.router.serving.live.sessions import Sessions
+from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.types import CloudSignals
 
 from ..backends.cloud.backend import CloudBackend

@@ -22,12 +22,13 @@ from aiohttp import web
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
+from causeway_server.router.serving.metrics import CONTENT_TYPE
 from causeway_server.router.serving.request import Handler, read_choice
 from causeway_server.router.serving.responses import body_response, json_response
 from causeway_server.router.types import AUTO, Route
 
 from ..clock import Clock
-from ..observability.metrics import CONTENT_TYPE, Metrics
+from ..observability.metrics import Metrics
 from ..serving.requests import Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore

@@ -16,8 +16,8 @@ import msgspec
 
 from causeway_server.router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited, ResultTooLarge
 from causeway_server.router.jobs.submission import RANK
-from causeway_server.router.serving.gauges import Gauge
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.serving.request import PRIORITY, read_choice
 
 from ..config.schema import MqttConfig, MqttTopicConfig

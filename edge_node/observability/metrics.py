@@ -1,8 +1,6 @@
 """Prometheus metrics: `causeway_edge_*` for the daemon, OpenTelemetry's GenAI names for the models.
 
-The GenAI names follow semantic conventions 1.37 (status Development). The values of every label are bounded: targets
-come from the policy, error codes from the error tree. Counting costs one addition, because the values are plain
-numbers; prometheus_client only encodes them at a scrape.
+The values of every label are bounded: targets come from the policy, error codes from the error tree.
 """
 
 from __future__ import annotations
@@ -10,27 +8,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from math import inf
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from causeway_server.router.bundle.protocol import LATENCY_BOUNDS_S
-from causeway_server.router.serving.gauges import Gauge, GaugeCollector
-from causeway_server.router.types import AUTO, AttemptRecord, Kind, Outcome, Request, Target, Usage
+from causeway_server.router.serving.metrics import Counter, Gauge, GaugeCollector, Histogram, ModelMetrics
+from causeway_server.router.types import AUTO, AttemptRecord, Outcome, Request, Target, Usage
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, *LATENCY_BOUNDS_S, 16.0, 30.0, 60.0)
 _TRAFFIC_BUCKETS = [bisect_left(LATENCY_BOUNDS_S, bound) for bound in (*_REQUEST_SECONDS, inf)]
-_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-_OPERATIONS: dict[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
-_GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
-_GEN_AI_ERROR = (*_GEN_AI, "error_type")
 _REQUEST = ("route", "target", "status", "cache")
 _ATTEMPT = ("target", "state", "error")
 _TARGET = ("target",)
@@ -57,7 +45,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, histogram = partial(_Counter, self.registry), partial(_Histogram, self.registry)
+        counter, histogram = partial(Counter, self.registry), partial(Histogram, self.registry)
         self._requests = counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
         self._request_s = histogram(
             "causeway_edge_request_seconds", "Seconds from arrival to the last byte.", ("route",), _REQUEST_SECONDS
@@ -91,16 +79,7 @@ class Metrics:
         self._policy_loads = counter(
             "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
         )
-        self._ttft = histogram("gen_ai_server_time_to_first_token", "Seconds to the first token.", _GEN_AI, _SECONDS)
-        self._tpot = histogram(
-            "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _GEN_AI, _SECONDS
-        )
-        self._duration = histogram(
-            "gen_ai_server_request_duration", "Seconds of the attempt that answered.", _GEN_AI_ERROR, _SECONDS
-        )
-        self._usage = histogram(
-            "gen_ai_client_token_usage", "Tokens per request.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS
-        )
+        self._answers = ModelMetrics(self.registry)
         self._models: frozenset[str] = frozenset({AUTO})
 
     def watch(self, read_gauges: Callable[[], Iterable[Gauge]]) -> None:
@@ -182,77 +161,17 @@ class Metrics:
 
     def _record_model(self, request: Request, target: Target, attempt: AttemptRecord, usage: Usage) -> None:
         model = request.model if request.model in self._models else "other"
-        labels = (_OPERATIONS[request.kind], model, target.model)
         for kind, count in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
             self._tokens.add((target.name, kind), count)
-            self._usage.observe((*labels, kind), count)
-        duration_s = (attempt.duration_ms or 0.0) / 1000.0
-        self._duration.observe((*labels, attempt.error), duration_s)
-        if attempt.ttft_ms is not None:
-            ttft_s = attempt.ttft_ms / 1000.0
-            self._ttft.observe(labels, ttft_s)
-            if attempt.tokens > 1:
-                self._tpot.observe(labels, max(0.0, duration_s - ttft_s) / (attempt.tokens - 1))
-
-
-class _Counter(Collector):
-    """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
-
-    def __init__(self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
-        self._family = partial(CounterMetricFamily, name, help_text, labels=labels)
-        self._sums: dict[tuple[str, ...], float] = {}
-        registry.register(self)
-
-    def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
-        self._sums[labels] = self._sums.get(labels, 0.0) + amount
-
-    def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
-        return self._sums.items()
-
-    def describe(self) -> Iterable[Metric]:
-        return (self._family(),)
-
-    def collect(self) -> Iterable[Metric]:
-        family = self._family()
-        for labels, value in self._sums.items():
-            family.add_metric(labels, value)
-        return (family,)
-
-
-class _Histogram(Collector):
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        name: str,
-        help_text: str,
-        labels: tuple[str, ...],
-        bounds: tuple[float, ...],
-    ) -> None:
-        self._family = partial(HistogramMetricFamily, name, help_text, labels=labels)
-        self._bounds = bounds
-        self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
-        registry.register(self)
-
-    def observe(self, labels: tuple[str, ...], value: float) -> None:
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = [0] * (len(self._bounds) + 2)
-        series[bisect_left(self._bounds, value)] += 1
-        series[-1] += value
-
-    def values(self) -> Iterable[list[float]]:
-        """Return for each label values the count of each bucket, and the sum at the end."""
-        return self._series.values()
-
-    def describe(self) -> Iterable[Metric]:
-        return (self._family(),)
-
-    def collect(self) -> Iterable[Metric]:
-        family = self._family()
-        names = [*map(str, self._bounds), "+Inf"]
-        for labels, series in self._series.items():
-            family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])
-        return (family,)
+        self._answers.observe(
+            request.kind,
+            (model, target.model),
+            usage,
+            (attempt.duration_ms or 0.0) / 1000.0,
+            error=attempt.error,
+            ttft_s=None if attempt.ttft_ms is None else attempt.ttft_ms / 1000.0,
+            tokens=attempt.tokens,
+        )
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ from causeway_server.router.bundle.settings import PartsConfig
 from causeway_server.router.jobs.job import LateTerms
 from causeway_server.router.parts.reading import find_parts, fuse, has_parts
 from causeway_server.router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, IMAGES_TEXT, LANGUAGE
-from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock

@@ -33,8 +33,8 @@ from causeway_server.router.errors import BackendError, CausewayError
 from causeway_server.router.openai.cached_answer import CachedAnswer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import wants_tools
-from causeway_server.router.serving.gauges import Gauge
 from causeway_server.router.serving.logs import redacted
+from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
 from causeway_server.router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
 

@@ -21,7 +21,7 @@ from causeway_server.models.calibrate.shadow import ShadowAnswer
 from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.signals.encoder import SentenceEncoder
 from causeway_server.models.signals.pair import ModelIdentity, prompt_features
-from causeway_server.router.serving.gauges import Gauge
+from causeway_server.router.serving.metrics import Gauge
 from causeway_server.router.types import Confidence
 
 from .estimators import LearnedEstimators

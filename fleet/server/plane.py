@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from causeway_server.router.bundle.protocol import EnrolmentRequest
 from causeway_server.router.errors import CausewayError, Draining
-from causeway_server.router.serving.gauges import Gauge, GaugeCollector
+from causeway_server.router.serving.metrics import Gauge, GaugeCollector
 from causeway_server.router.serving.responses import json_response
 
 from ..controller.loop import Controller

@@ -7,7 +7,7 @@
     other ways         live            sessions over WebSocket
                        webhooks        notices of jobs, until their receivers take them
                        console         what the pages of device and fleet share
-    the process        logs, gauges    the log; numbers read at a scrape; otel: names of spans, and their export
+    the process        logs, metrics   the log; counters, histograms; otel: names of spans, and their export
                        process         questions at the terminal, the event loop, Python and the kernel
                        folders         folders and files of data
 

@@ -29,18 +29,17 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.re import parse_env_headers
 
 from ..config import TracingConfig
-from ..types import AttemptRecord, Kind, Outcome, Request, Usage
+from ..types import OPERATIONS, AttemptRecord, Kind, Outcome, Request, Usage
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, Value]
 
 PROVIDER = "causeway"
-_OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 
 
 def span_name(kind: Kind, model: str) -> str:
     """Return the name of a span, such as `chat assistant-large`."""
-    return f"{_OPERATIONS[kind]} {model}"
+    return f"{OPERATIONS[kind]} {model}"
 
 
 def request_attributes(request: Request) -> Attributes:
@@ -59,7 +58,7 @@ def request_attributes(request: Request) -> Attributes:
     attributes: Attributes = {
         f"gen_ai.request.{name}": value for name, value in parameters.items() if value is not None
     }
-    attributes["gen_ai.operation.name"] = _OPERATIONS[request.kind]
+    attributes["gen_ai.operation.name"] = OPERATIONS[request.kind]
     attributes["gen_ai.provider.name"] = PROVIDER
     attributes["gen_ai.request.model"] = request.model
     attributes["causeway.stream"] = request.stream

@@ -27,10 +27,13 @@ OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
 
 
 # Words that gave way to another one, in any kind of file; spelled backwards, too. A table of SQLite, a parameter of
-# Rich and a part of an MP4 file have such a name.
-_LOST_WORDS = "|".join(word[::-1] for word in ("xob", "sexob", "xoB", "sexoB"))
+# Rich and a part of an MP4 file have such a name; users say such words to their devices, and an older state has them.
+_BACKWARDS = "xob sexob xoB sexoB dnuos sdnuos dnuoS erutcip serutcip erutciP"
+_LOST_WORDS = "|".join(word[::-1] for word in _BACKWARDS.split())
 LOST = re.compile(rf"(?<![A-Za-z-])({_LOST_WORDS})(?![a-z-])|causeway_cl" + "oud_")
-NOT_LOST = re.compile(rf"(FROM|INTO|UPDATE|EXISTS) \w+|\b{'xob'[::-1]}=None|14496-12: a \w+")
+NOT_LOST = re.compile(
+    rf"(FROM|INTO|UPDATE|EXISTS) \w+|\b{'xob'[::-1]}=None|14496-12: a \w+|\w+ The Lost Patrol|English {'dnuos'[::-1]}"
+)
 
 
 def folders() -> list[Path]:
@@ -223,7 +226,7 @@ def test_no_word_of_the_old_vocabulary_is_left() -> None:
     assert hits == {}
 
 
-@pytest.mark.parametrize("suffix", [".py", ".md", ".js", ".html", ".yaml", ".lua", ".service"])
+@pytest.mark.parametrize("suffix", [".py", ".md", ".js", ".css", ".html", ".yaml", ".lua", ".service"])
 def test_no_lost_word_is_left(suffix: str) -> None:
     """The glossary has the word that stands instead: a device is a device."""
     hits = {}
@@ -234,9 +237,10 @@ def test_no_lost_word_is_left(suffix: str) -> None:
     assert paths
     for path in paths:
         parts = path.relative_to(ROOT).parts
-        if not {"__pycache__", "_sync", "train", "vendor"} & set(parts) and path.name not in (
+        if not {"__pycache__", "_sync", "vendor"} & set(parts) and path.name not in (
             "CHANGELOG.md",
             "RESULTS.md",
+            "open_ended_prompts.py",  # what users may say
         ):
             hits[str(path.relative_to(ROOT))] = LOST.findall(NOT_LOST.sub("", path.read_text(encoding="utf-8")))
     assert {name: found for name, found in hits.items() if found} == {}

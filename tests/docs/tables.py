@@ -138,12 +138,13 @@ def _command_rows(path: str, command: click.Command) -> Iterator[tuple[str, str,
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 _METRIC = re.compile(r"(?:causeway_(?:edge|gateway|jobs)|gen_ai_(?:server|client))_[a-z_]+")
+_MODEL_METRICS = ROOT / "router/serving/metrics.py"
 
 
 def _metrics(package: str) -> str:
     """Calls and tuples in the package that begin with a metric's name and its help text."""
     found = _shared_metrics(package)
-    for path in sorted((ROOT / package).rglob("*.py")):
+    for path in [*sorted((ROOT / package).rglob("*.py")), _MODEL_METRICS]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
             target.id: node.value.value
@@ -175,7 +176,7 @@ def _text(node: ast.expr, constants: Mapping[str, object]) -> str | None:
 def metric_names(package: str) -> set[str]:
     """Every metric's name that stands as a string in the package."""
     names = {*_shared_metrics(package)}
-    for path in (ROOT / package).rglob("*.py"):
+    for path in [*(ROOT / package).rglob("*.py"), _MODEL_METRICS]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):
                 names.add(node.value)

@@ -28,7 +28,7 @@ from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFu
 from ...realtime.event_log import CloseCode
 from ...realtime.session import RealtimeSession
 from ...trackers import FairShare
-from ..gauges import Gauge
+from ..metrics import Gauge
 from ..request import members, read_authorization
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 

@@ -50,7 +50,7 @@ def convert_bert(source: Path, target: Path, int8: bool) -> None:
     """Convert a BERT sentence encoder to one ONNX file.
 
     FOLDER holds model.safetensors, config.json and vocab.txt. FILE is the teacher for `train-encoder`;
-    `causeway-models add` takes it in for a box that can afford milliseconds per text.
+    `causeway-models add` takes it in for a device that can afford milliseconds per text.
     """
     from ..signals.bert_to_onnx import convert
 

@@ -1,4 +1,4 @@
-"""Rows as a box hears English: spoken by espeak-ng in several voices, transcribed by the box's own speech model.
+"""Rows as a device hears English: spoken by espeak-ng in several voices, transcribed by the device's own speech model.
 
 The speech is synthetic, and the hardest that there is. It needs espeak-ng, the extra `voice`, and
 `causeway-models pull speech`.

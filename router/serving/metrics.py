@@ -1,0 +1,171 @@
+"""Prometheus metrics of daemon, gateway and control plane: counters, histograms, and numbers that are read at a scrape.
+
+Counting costs one addition, because the values are plain numbers; prometheus_client only encodes them at a scrape. The
+models' histograms have OpenTelemetry's GenAI names (semantic conventions 1.37, status Development), so that one
+dashboard shows edge and gateway. The values of every label are bounded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import accumulate
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..types import OPERATIONS, Kind, Usage
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_MODEL = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
+
+
+class Gauge(msgspec.Struct, frozen=True):
+    """One number that is read at a scrape. `labels` is ``((name, value), …)``."""
+
+    name: str
+    help: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    is_counter: bool = False
+
+
+class GaugeCollector(Collector):
+    """Collects numbers that other components own.
+
+    Args:
+        read: returns them; called at each scrape.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for gauge in self._read():
+            names, values = [name for name, _ in gauge.labels], [value for _, value in gauge.labels]
+            family = families.get(gauge.name)
+            if family is None:
+                kind = CounterMetricFamily if gauge.is_counter else GaugeMetricFamily
+                family = families[gauge.name] = kind(gauge.name, gauge.help, labels=names)
+            family.add_metric(values, gauge.value)
+        return families.values()
+
+
+class Counter(Collector):
+    """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...]) -> None:
+        self._family = partial(CounterMetricFamily, name, help_text, labels=labels)
+        self._sums: dict[tuple[str, ...], float] = {}
+        registry.register(self)
+
+    def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
+        self._sums[labels] = self._sums.get(labels, 0.0) + amount
+
+    def items(self) -> Iterable[tuple[tuple[str, ...], float]]:
+        return self._sums.items()
+
+    def describe(self) -> Iterable[Metric]:
+        return (self._family(),)
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        for labels, value in self._sums.items():
+            family.add_metric(labels, value)
+        return (family,)
+
+
+class Histogram(Collector):
+    """Counts of values by bucket, by label values. Only the event loop's thread writes and scrapes."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        help_text: str,
+        labels: tuple[str, ...],
+        bounds: tuple[float, ...],
+    ) -> None:
+        self._family = partial(HistogramMetricFamily, name, help_text, labels=labels)
+        self._bounds = bounds
+        self._series: dict[tuple[str, ...], list[float]] = {}  # label values → bucket counts, then the sum
+        registry.register(self)
+
+    def observe(self, labels: tuple[str, ...], value: float) -> None:
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = [0] * (len(self._bounds) + 2)
+        series[bisect_left(self._bounds, value)] += 1
+        series[-1] += value
+
+    def values(self) -> Iterable[list[float]]:
+        """Return for each label values the count of each bucket, and the sum at the end."""
+        return self._series.values()
+
+    def describe(self) -> Iterable[Metric]:
+        return (self._family(),)
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        names = [*map(str, self._bounds), "+Inf"]
+        for labels, series in self._series.items():
+            family.add_metric(labels, list(zip(names, accumulate(series[:-1]), strict=True)), series[-1])
+        return (family,)
+
+
+class ModelMetrics:
+    """The time and the tokens of models' answers, under OpenTelemetry's GenAI names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        histogram = partial(Histogram, registry)
+        self._ttft = histogram("gen_ai_server_time_to_first_token", "Seconds to the first token.", _MODEL, _SECONDS)
+        self._tpot = histogram(
+            "gen_ai_server_time_per_output_token", "Seconds per token after the first.", _MODEL, _SECONDS
+        )
+        self._duration = histogram(
+            "gen_ai_server_request_duration",
+            "Seconds of a request at its model.",
+            (*_MODEL, "error_type"),
+            _SECONDS,
+        )
+        self._usage = histogram(
+            "gen_ai_client_token_usage", "Tokens per request.", (*_MODEL, "gen_ai_token_type"), _TOKENS
+        )
+
+    def observe(
+        self,
+        kind: Kind,
+        models: tuple[str, str],
+        usage: Usage,
+        duration_s: float,
+        *,
+        error: str = "",
+        ttft_s: float | None = None,
+        tokens: int = 0,
+    ) -> None:
+        """Count one request.
+
+        Args:
+            models: The model that the request names, and the one that answered; the caller bounds both.
+            error: The error's code; "" if there is an answer.
+            ttft_s: Seconds to the first token; None if there was none.
+            tokens: Tokens that arrived, for the time of each one after the first.
+        """
+        labels = (OPERATIONS[kind], *models)
+        self._usage.observe((*labels, "input"), usage.prompt_tokens)
+        self._usage.observe((*labels, "output"), usage.completion_tokens)
+        self._duration.observe((*labels, error), duration_s)
+        if ttft_s is not None:
+            self._ttft.observe(labels, ttft_s)
+            if tokens > 1:
+                self._tpot.observe(labels, max(0.0, duration_s - ttft_s) / (tokens - 1))
