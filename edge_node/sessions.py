@@ -147,8 +147,8 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
 
     async def transcribe(self, live: LiveSession[DeviceClient], audio: TranscribeAudio) -> Transcript:
         """Raises CausewayError."""
-        audio, hints = self._daemon.audio.entry.service, live.session.request_hints
-        return await audio.transcribe_live(new_decision_id(), hints, base64.b64decode(audio.wav))
+        service, hints = self._daemon.audio.entry.service, live.session.request_hints
+        return await service.transcribe_live(new_decision_id(), hints, base64.b64decode(audio.wav))
 
     async def transcribe_partial(self, live: LiveSession[DeviceClient], partial: TranscribePartial) -> str:
         return await self._daemon.audio.entry.service.transcribe_partial(live.session.request_hints, partial.wav)

@@ -171,9 +171,9 @@ Markers = Mapping[tuple[int, int], str]
 
 _NO_MARKERS: Markers = {}
 _WORDS: Mapping[Modality, tuple[str, str]] = {
-    "image": ("image", "text in it"),
-    "audio": ("audio", "words in it"),
-    "file": ("file", "text in it"),
+    "image": ("An image", "text in it"),
+    "audio": ("An audio clip", "words in it"),
+    "file": ("A file", "text in it"),
 }
 
 
@@ -242,14 +242,14 @@ def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:
     if isinstance(part, FilePart) and (name := file_name(part)):
         kind = f"{kind} named {name}"
     if fact is None:
-        return f"[A {kind} that could not be read.]"
+        return f"[{kind} that could not be read.]"
     if fact.labels:
         shown = ", ".join(f"{label.name} ({label.probability:.2f})" for label in fact.labels)
         kind = f"{kind} that may show {shown}"
     if not fact.text:
-        return f"[A {kind}, without {what}.]" if fact.labels else f"[A {kind} without {what}.]"
+        return f"[{kind}, without {what}.]" if fact.labels else f"[{kind} without {what}.]"
     sure = "" if modality == "file" and fact.confidence == 1.0 else f", with confidence {fact.confidence:.2f}"
-    return f"[A {kind}; {what}{sure}:\n{fact.text}\n]"
+    return f"[{kind}; {what}{sure}:\n{fact.text}\n]"
 
 
 _DOTTED = re.compile(r"\b(?:[^\W\d_]\.\s?){2,}")  # a.m., U.S.A., J. K.

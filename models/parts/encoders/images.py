@@ -36,8 +36,8 @@ class ImageClassifier:
 
     def __call__(self, image: ImagePixels) -> tuple[Label, ...]:
         """Return the most probable labels; () if none is probable."""
-        image = Image.frombytes("RGB", (image.width, image.height), image.pixels)
-        (probabilities,) = self._session.run(["probabilities"], {"pixels": _square(image, self._side)})
+        rgb = Image.frombytes("RGB", (image.width, image.height), image.pixels)
+        (probabilities,) = self._session.run(["probabilities"], {"pixels": _square(rgb, self._side)})
         best = np.argsort(probabilities)[::-1][:_AT_MOST]
         return tuple(Label(self._labels[at], round(float(p), 4)) for at in best if (p := probabilities[at]) >= _LEAST)
 

@@ -33,13 +33,13 @@ class ImageProjector:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ProjectImage):
-            raise Refusal("it is no image")
+            raise Refusal("it is not an image")
         return self.project(job.image)
 
     def project(self, image: ImagePixels) -> Projected:
-        image = Image.frombytes("RGB", (image.width, image.height), image.pixels)
+        rgb = Image.frombytes("RGB", (image.width, image.height), image.pixels)
         # The whole image, whatever its shape: nothing of it is cut off.
-        pixels = np.asarray(image.resize(self._size, Image.Resampling.BILINEAR), np.uint8)
+        pixels = np.asarray(rgb.resize(self._size, Image.Resampling.BILINEAR), np.uint8)
         (features,) = self._encoder.run(["features"], {"pixels": pixels[None]})
         (vectors,) = self._projector.run(["embeddings"], {"features": features})
         return Projected(vectors[0].astype("<f4").tobytes())

@@ -34,11 +34,11 @@ def invoice(number: int = 4711) -> bytes:
     return file.getvalue()
 
 
-def distorted(image: bytes) -> bytes:
+def distorted(data: bytes) -> bytes:
     """A JPEG file of the image turned by 4 degrees, blurred and coarsely compressed."""
     from PIL import Image, ImageFilter
 
     file = io.BytesIO()
-    image = Image.open(io.BytesIO(image)).rotate(4, fillcolor="grey", expand=True)
+    image = Image.open(io.BytesIO(data)).rotate(4, fillcolor="grey", expand=True)
     image.filter(ImageFilter.GaussianBlur(1)).save(file, "JPEG", quality=35)
     return file.getvalue()

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
-from causeway_server.models.calibrate.routing_curves import CurvePoint, RoutingCurve, image
+from causeway_server.models.calibrate.routing_curves import CurvePoint, RoutingCurve, chart
 from causeway_train.cli.commands import main
 from causeway_train.evaluate.routing_table import (
     RoutingSample,
@@ -78,7 +78,7 @@ def test_curves_become_a_table_a_csv_and_an_svg() -> None:
     assert "met" in text
     assert "missed" in text
     assert len(points(mixes).splitlines()) == 1 + 2 * 4 * 101
-    root = ET.fromstring(image(mixes[0].curves, mixes[0].traffic))
+    root = ET.fromstring(chart(mixes[0].curves, mixes[0].traffic))
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 4
 
 

@@ -94,13 +94,13 @@ async def test_hostile_audio_clips_are_refused_and_the_next_good_one_is_decoded(
 async def test_an_image_is_turned_scaled_and_loses_its_metadata(decoder: WorkerProcess) -> None:
     from PIL import Image
 
-    image = Image.new("RGB", (600, 300), "red")
-    image.paste("blue", (0, 0, 300, 300))  # the left half
+    photo = Image.new("RGB", (600, 300), "red")
+    photo.paste("blue", (0, 0, 300, 300))  # the left half
     exif = Image.Exif()
     exif[0x0112] = 6  # turn it clockwise
     exif[0x010E] = "secret"
     file = io.BytesIO()
-    image.save(file, "JPEG", exif=exif)
+    photo.save(file, "JPEG", exif=exif)
     pixels = await image(decoder, file.getvalue())
     assert pixels.shape == (256, 128, 3)
     assert pixels[10, 60, 2] > 200  # blue is above
