@@ -304,7 +304,7 @@ def unknown_key(key: str, where: str) -> ConfigError:
     names = sorted({leaf.removeprefix(section).split(".")[0] for leaf in leaves if leaf.startswith(section)})
     in_other_sections = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
     near = (
-        difflib.get_close_matches(name, names, n=1) or in_other_sections or difflib.get_close_matches(key, leaves, n=1)
+        in_other_sections or difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(key, leaves, n=1)
     )
     if near:
         hint = f"did you mean `{near[0] if near[0] in leaves else section + near[0]}`?"

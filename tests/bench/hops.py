@@ -37,9 +37,9 @@ from tests.tool import run_tool
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
-MAX_DAEMON_FILES = 26
-MAX_CHAT_FILES = {"edge": 28, "gateway": 46}
-MAX_JOB_FILES, MAX_WORKER_DEPTH = 87, 25
+MAX_DAEMON_FILES = 27
+MAX_CHAT_FILES = {"edge": 28, "gateway": 47}
+MAX_JOB_FILES, MAX_WORKER_DEPTH = 88, 25
 _CHILD = "causeway_server.models.llama_cpp.process.child"
 _ROLE = "CAUSEWAY_HOPS_PROCESS"
 _TIMEOUT_S = 60.0

@@ -145,7 +145,7 @@ REJECTED = [
     ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
     (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
     ("server: {keys: [{name: a, sha256: plain}]}", "server.keys[0].sha256", "must be 64 hexadecimal digits"),
-    ("modalities: {language: german}", "parts.language", "a code of ISO 639-1, such as en, not 'german'"),
+    ("parts: {language: german}", "parts.language", "a code of ISO 639-1, such as en, not 'german'"),
     ("server: 5", "edge.yaml:1", "server: must be a mapping"),
     ("- a\n- b", "edge.yaml:1", "must be a mapping"),
     ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "appears twice"),
