@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -56,11 +56,14 @@ class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
         self.body = body
 
 
-class ChunkRelay(Protocol):
+class TextRelay(Protocol):
     """Takes text of an answer as it arrives, without waking the task that iterates over the chunks."""
 
-    def take(self, chunk: Chunk) -> bool:
-        """Pass a chunk of text on. False: it was not, and comes from the iterator. Raises nothing."""
+    def take(self, texts: Sequence[bytes], index: int, /) -> bool:
+        """Pass on texts of choice `index`, each a token and a JSON string. Raises nothing.
+
+        False: they were not passed on, and come from the iterator.
+        """
         ...
 
 
@@ -81,7 +84,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     report_loosened: Callable[[HeldRequest], None] = lambda _: None  # likewise
     job: JobTerms | None = None  # the request is a job
     soft: tuple[SoftTokens, ...] = ()  # whose markers are in the request's text; for targets on the device
-    relay: ChunkRelay | None = None  # is offered chunks that are text alone
+    relay: TextRelay | None = None  # is offered events that are text alone
     is_shadow: bool = (
         False  # compared with an answer that the client has: its failure must not count against the target
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,7 +42,7 @@ from causeway_server.router.errors import (
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import COSTLY, modalities
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.reply import AnswerHead, Piece, Reply
+from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextReply, TextSink
 from causeway_server.router.types import (
     AttemptPlan,
     AttemptRecord,
@@ -362,7 +362,7 @@ class AttemptRunner:
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
-        relay = _Relay(attempt, reply)
+        relay = _Relay(attempt, reply, stream=generation.request.stream)
         call = BackendRequest(
             id=generation.id,
             request=with_temperature(request, target),
@@ -378,7 +378,7 @@ class AttemptRunner:
             report_loosened=generation.set_held,
             job=generation.job,
             soft=soft,
-            relay=relay if generation.request.stream else None,
+            relay=relay,
         )
         generation.upstream = generation.held = None
         try:
@@ -421,7 +421,8 @@ class AttemptRunner:
                             await _commit(generation, reply)
                         if (slow := _send(generation, piece, reply)) is not None:
                             await slow
-                        relay.is_open = slow is None
+                        else:
+                            relay.sent(piece.index)
                 await relay.settle()
                 ended = True
         except ClientGone:
@@ -454,29 +455,36 @@ class AttemptRunner:
 
 
 class _Relay:
-    """Passes text on to a client that reads, as it arrives (`ChunkRelay`): no task wakes for it.
+    """Passes text on to a streaming client, as it arrives (`TextRelay`): no task wakes for it, and nothing decodes it.
 
-    `is_open`: the last chunk that came from the iterator went to the client at once.
+    It takes text of a choice once a chunk of that has gone to the client at once, until the client is slow or gone.
     """
 
-    def __init__(self, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
+    def __init__(self, attempt: Attempt, reply: Reply[AnswerHead], *, stream: bool) -> None:
         self.reply = reply
-        self.is_open = False
         self._attempt = attempt
-        self._now = asyncio.get_running_loop().time
+        self._texts = reply if stream and isinstance(reply, TextReply) else None
+        self._sink: TextSink | None = None
+        self._index = 0
         self._slow: Awaitable[None] | None = None  # to be awaited before the next chunk
         self._gone: ClientGone | None = None
 
-    def take(self, chunk: Chunk) -> bool:
-        if not self.is_open or not self._attempt.committed:
+    def sent(self, index: int) -> None:
+        """Note that a chunk of this choice has gone to the client at once."""
+        if self._sink is None and self._texts is not None:
+            self._sink, self._index = self._texts.text_sink(index), index
+
+    def take(self, texts: Sequence[bytes], index: int) -> bool:
+        if self._sink is None or index != self._index:
             return False
         try:
-            self._slow = self.reply.send(chunk)
-        except ClientGone as gone:  # the task, which gets the chunk again, says so
-            self.is_open, self._gone = False, gone
+            self._slow = self._sink.send(texts)
+        except ClientGone as gone:  # the task, which gets the text again, says so
+            self._sink, self._gone = None, gone
             return False
-        self._attempt.receive(chunk, self._now())
-        self.is_open = self._slow is None
+        self._attempt.tokens += len(texts)
+        if self._slow is not None:
+            self._sink = None
         return True
 
     async def settle(self) -> None:
@@ -488,8 +496,8 @@ class _Relay:
             await slow
 
     def close(self) -> None:
-        """Take no more chunks."""
-        self.is_open = False
+        """Take no more text."""
+        self._sink = self._texts = None
         if isinstance(self._slow, Coroutine):
             self._slow.close()
 

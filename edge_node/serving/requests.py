@@ -33,7 +33,15 @@ from causeway_server.router.openai.cached_answer import CachedAnswer
 from causeway_server.router.policy.compiled import Limits
 from causeway_server.router.policy.signals import concerned
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
+from causeway_server.router.serving.reply import (
+    AnswerHead,
+    AnswerReader,
+    Piece,
+    ReplayingReply,
+    SharedAnswer,
+    TextReply,
+    TextSink,
+)
 from causeway_server.router.tool_calls.schema import with_own_ids
 from causeway_server.router.trackers import MAX_CLIENTS, network_of
 from causeway_server.router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
@@ -313,6 +321,9 @@ class RequestContext:
         if self.shared and isinstance(piece, Chunk):
             piece = with_own_ids(piece, self.id)
         return self.reply.send(piece)
+
+    def text_sink(self, index: int) -> TextSink | None:
+        return self.reply.text_sink(index) if isinstance(self.reply, TextReply) else None
 
     async def replay(
         self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None

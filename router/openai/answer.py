@@ -43,9 +43,10 @@ class AnswerEncoder:
         self._include_usage = request.include_usage
         self._head = event_head(self._format, *self._identity, self._model)
         self._offsets: dict[int, int] = {}  # choice → characters sent so far, in events with more than a text
-        self._around: dict[int, tuple[bytes, bytes]] = {}  # choice → its event around a text that is alone
+        self.around: dict[int, tuple[bytes, bytes]] = {}
+        """Choice that has begun → its event around a text that is alone; what is sent so is added to `tokens`."""
         self._unfinished: set[int] = set()
-        self._tokens = 0
+        self.tokens = 0  # streamed so far
         self._usage: Usage | None = None
 
     def whole(self, choices: Sequence[Chunk], usage: Usage) -> bytes:
@@ -59,9 +60,9 @@ class AnswerEncoder:
 
     def chunk(self, chunk: Chunk) -> bytes:
         """Encode the event for one chunk; empty if it has nothing for the client (only usage, half a character)."""
-        self._tokens += chunk.tokens
-        if chunk.index in self._around and is_text_alone(chunk):  # nearly every token
-            before, after = self._around[chunk.index]
+        self.tokens += chunk.tokens
+        if chunk.index in self.around and is_text_alone(chunk):  # nearly every token
+            before, after = self.around[chunk.index]
             return before + _encode(chunk.text) + after
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -72,11 +73,11 @@ class AnswerEncoder:
         self._offsets[index] = offset + len(chunk.text)
         if chunk.finish_reason is not None:
             self._unfinished.discard(index)
-            self._around.pop(index, None)
+            self.around.pop(index, None)
         elif index not in self._unfinished:
             self._unfinished.add(index)
             if (around := self._format.around(index)) is not None:
-                self._around[index] = (self._head + around[0], around[1] + self._tail)
+                self.around[index] = (self._head + around[0], around[1] + self._tail)
         event = self._head + self._format.delta(chunk, offset) + self._tail
         return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
 
@@ -93,7 +94,7 @@ class AnswerEncoder:
         if not self._include_usage:
             return DONE
         # Without a reported usage, our own count of the streamed tokens is used.
-        usage = self._usage or Usage(completion_tokens=self._tokens)
+        usage = self._usage or Usage(completion_tokens=self.tokens)
         return self._head + b'],"usage":' + usage_json(usage) + b"}\n\n" + DONE
 
 

@@ -7,8 +7,8 @@ that every subscriber has read are dropped, and the producer waits for the slowe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -48,6 +48,23 @@ class Reply(Protocol[Head]):
     async def commit(self, head: Head, /) -> None: ...
 
     def send(self, piece: Piece, /) -> Awaitable[None] | None: ...
+
+
+class TextSink(Protocol):
+    """Takes texts of one choice, in the place of the chunks that have nothing else."""
+
+    def send(self, texts: Sequence[bytes], /) -> Awaitable[None] | None:
+        """Take texts as `Reply.send` takes pieces. Each is a token and a JSON string."""
+        ...
+
+
+@runtime_checkable
+class TextReply(Protocol):
+    """A reply that may take text without its being decoded."""
+
+    def text_sink(self, index: int, /) -> TextSink | None:
+        """Return what takes the texts of a choice that has begun, until another chunk of it; None: `send` does."""
+        ...
 
 
 class ClientReply(Reply[Head], Protocol[Head]):

@@ -28,7 +28,7 @@ from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import ResponseEcho
 from ..types import Embeddings, Request
-from .reply import AnswerHead, Piece
+from .reply import AnswerHead, Piece, TextSink
 
 SERVER = "causeway"
 JSON = "application/json"
@@ -118,6 +118,11 @@ class HttpReplyWriter(Generic[Head]):
             data, self._opening = self._opening + data, b""
         self._stream.send(data, last=piece.finish_reason is not None)
         return self._stream.drain() if self._stream.client_behind else None
+
+    def text_sink(self, index: int) -> TextSink | None:
+        if self._stream is None or self._opening or not isinstance(self._encoder, AnswerEncoder):
+            return None
+        return EventTexts(self._stream, self._encoder, index) if index in self._encoder.around else None
 
     @property
     def finished(self) -> bool:
@@ -372,6 +377,21 @@ class EventStream(_Prebuilt):
             return events
         self._begun = True
         return self._head("Transfer-Encoding: chunked\r\n" if self._chunked else "") + events
+
+
+class EventTexts:
+    """Puts the events of a choice around texts that are encoded already (`TextSink`)."""
+
+    def __init__(self, stream: EventStream, encoder: AnswerEncoder, index: int) -> None:
+        self._stream = stream
+        self._encoder = encoder
+        self._before, self._after = encoder.around[index]
+        self._between = self._after + self._before
+
+    def send(self, texts: Sequence[bytes]) -> Awaitable[None] | None:
+        self._encoder.tokens += len(texts)
+        self._stream.send(self._before + self._between.join(texts) + self._after)
+        return self._stream.drain() if self._stream.client_behind else None
 
 
 def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> web.Response:

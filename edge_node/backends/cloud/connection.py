@@ -375,13 +375,14 @@ class StreamReader:
         return ()
 
     def arrived(self) -> bool:
-        """Offer an event of text alone to the relay (`BodyListener`)."""
+        """Offer events that are text alone to the relay (`BodyListener`)."""
         if self._relay is None or self._phase != "stream" or self._document is not None or not self._parser.idle:
             return False
         data = self._response.peek()
-        if self._size_bytes + len(data) > MAX_ANSWER_BYTES or (text := self._decoder.feed_text(data)) is None:
+        if self._size_bytes + len(data) > MAX_ANSWER_BYTES:
             return False
-        if not self._relay.take(text):
+        texts, index = self._decoder.feed_texts(data)
+        if not texts or not self._relay.take(texts, index):
             return False
         self._size_bytes += len(data)
         self._response.take()

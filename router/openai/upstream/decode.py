@@ -167,6 +167,16 @@ class EventTemplate:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
+    def texts(self, events: bytes) -> list[bytes]:
+        """Return the texts of whole events as JSON strings, none empty; [] if anything else is in `events`."""
+        if not events.startswith(self._before) or not events.endswith(self._after):
+            return []
+        texts = events[self._text].split(self._after + self._before)
+        try:
+            return texts if all(map(_decode, texts)) else []
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return []
+
     def framed(self) -> EventTemplate:
         """The same of the event as it is sent. (No JSON string holds the end of an event: newlines are escaped.)"""
         return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
@@ -299,6 +309,15 @@ class StreamDecoder:
             return None
         text = self._framed.text(data)
         return self._text(text, self._framed.index) if text else None
+
+    def feed_texts(self, data: bytes) -> tuple[list[bytes], int]:
+        """Return the texts of whole events that are text alone, as JSON strings, and the index of their choice.
+
+        If `data` is anything else, or the choice may have ended, there are none, and it is to be fed in another way.
+        """
+        if self._framed is None or self.done or self._ends:
+            return [], 0
+        return self._framed.texts(data), self._framed.index
 
     def _text(self, text: str, index: int) -> Chunk:
         self._seen.add(index)

@@ -95,8 +95,10 @@ class HttpResponse:
             self._connection.bound(until)
 
     def peek(self) -> bytes:
-        """Return the bytes that `take` would return, if they are one piece as the server sent it; else b""."""
-        return self._pieces[0] if len(self._pieces) == 1 and self._inflater is None else b""
+        """Return the bytes that `take` would return; b"" where the body is compressed."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces and self._inflater is None else b""
 
     def take(self) -> bytes:
         """Return the bytes that have arrived and were not taken; b"" if there are none. Raises MalformedError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -36,18 +37,19 @@ class Upstream:
 
 
 class Seen:
-    """The chunks in their order, and by which way each came. Takes `takes` chunks of text (`ChunkRelay`)."""
+    """The texts in their order, and by which way each came. Takes `takes` events (`TextRelay`)."""
 
     def __init__(self, takes: int) -> None:
         self.chunks: list[Chunk] = []
         self.ways = ""
         self._takes = takes
 
-    def take(self, chunk: Chunk) -> bool:
+    def take(self, texts: Sequence[bytes], index: int) -> bool:
         if self._takes == 0:
             return False
         self._takes -= 1
-        self.add(chunk, "r")
+        for text in texts:
+            self.add(Chunk(msgspec.json.decode(text), index, 1), "r")
         return True
 
     def add(self, chunk: Chunk, way: str) -> None:
@@ -109,7 +111,7 @@ async def test_what_is_more_than_text_comes_from_the_iterator() -> None:
     calls = event("c", tool_calls=[call_piece])
     await read(seen, [event("a"), event("b"), calls, event("d"), event("e") + event("f"), event("g"), *END])
     assert seen.text == "abcdefg"
-    assert seen.ways == "iriri" + "iri"
+    assert seen.ways == "irirrrri"
     assert [delta.id for chunk in seen.chunks for delta in chunk.tool_calls] == ["c"]
 
 

@@ -96,6 +96,11 @@ def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
         assert decoder.feed_text(framed) in (None, *alone)
         assert decoder.feed_text(framed + framed) is None
         assert decoder.feed_text(framed[:-1]) is None
+        for times in (1, 3):
+            found, index = decoder.feed_texts(framed * times)
+            assert [json.loads(literal) for literal in found] in ([], [text] * times)
+            assert index == 0
+        assert decoder.feed_texts(framed[:-1])[0] == decoder.feed_texts(framed + framed[:-1])[0] == []
         assert decoder.feed(data) == alone
 
 
@@ -114,7 +119,9 @@ def test_events_that_differ_in_their_text_alone_decode_as_each_would_by_itself(
 def test_an_event_that_differs_in_more_than_its_text_is_decoded(data: bytes) -> None:
     decoder = StreamDecoder()
     decoder.feed(event(piece({"content": "a"})))
-    assert decoder.feed_text(b"data: " + data + b"\n\n") is None
+    framed, text = b"data: " + data + b"\n\n", b"data: " + event(piece({"content": "a"})) + b"\n\n"
+    assert decoder.feed_text(framed) is None
+    assert decoder.feed_texts(framed)[0] == decoder.feed_texts(text + framed + text)[0] == []
     assert decoder.feed(data) == StreamDecoder().feed(data)
 
 
@@ -126,6 +133,17 @@ def test_text_alone_is_read_as_it_is_sent_once_one_such_event_was_decoded() -> N
     assert decoder.feed_text(wire) == Chunk("b", tokens=1)
     with pytest.raises(StreamBroken):
         decoder.finish()
+
+
+@pytest.mark.parametrize(
+    "literal", [b'"\xff"', b'"\\ud800"', b'"\\x"', b'"a\nb"', b'"a\x00b"', b'"a""b"', b'""', b"1", b"null"]
+)
+def test_a_text_that_is_not_json_is_not_passed_on(literal: bytes) -> None:
+    decoder = StreamDecoder()
+    good = b"data: " + event(piece({"content": "a"})) + b"\n\n"
+    decoder.feed(event(piece({"content": "a"})))
+    assert decoder.feed_texts(good + good) == ([b'"a"', b'"a"'], 0)
+    assert decoder.feed_texts(good + good.replace(b'"a"', literal))[0] == []
 
 
 def test_text_after_the_end_of_a_choice_reopens_it() -> None:
