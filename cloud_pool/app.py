@@ -702,7 +702,7 @@ def build_grpc(
 def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
     """Return the listener of the operators' address; the caller starts and closes it."""
     few = msgspec.structs.replace(config.operator_server, max_connections=MAX_CONNECTIONS)
-    return gateway_listener(few, routes.handle, config.operator_web_origins, "operator.port")
+    return gateway_listener(few, routes.handle, config.operator_web_origins, "operator.port", plain=())
 
 
 async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
+from causeway_server.router.serving.http.plain_request import HttpExchange
 from causeway_server.router.serving.responses import body_response
 
 from ..dispatch.pool import Pool
@@ -97,10 +98,10 @@ class InfoRoutes(msgspec.Struct):
     def _listed(self, name: str, tier: Tier) -> ModelObject:
         return ModelObject(name, "causeway", self.created, causeway=ModelUse(tier.paths))
 
-    async def healthz(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def healthz(self, http: HttpExchange) -> web.StreamResponse:
         return body_response(b'{"status":"ok"}')
 
-    async def readyz(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def readyz(self, http: HttpExchange) -> web.StreamResponse:
         """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
 
         Anyone may ask, so it names no tier and no endpoint; `operator` does.

@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from causeway_server.router.errors import BodyTooLarge, Draining
 from causeway_server.router.openai.audio import check_form
 from causeway_server.router.openai.request_body import check_header_names, check_media_type
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.serving.http.plain_request import HttpExchange, PlainRequest
 from causeway_server.router.serving.request import (
     DEADLINE,
     PRIORITY,
@@ -82,7 +83,7 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
 
 
 async def read_body(
-    http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
+    http: HttpExchange, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
 ) -> bytes:
     """Read the whole body, which its headers must say is plain JSON, or a multipart form.
 
@@ -107,6 +108,7 @@ async def read_body(
 
     body = arrived_body(http, max_bytes)
     if body is None:
+        assert not isinstance(http, PlainRequest)  # its body is here
         return await receive_body(http, max_bytes, timeout_s, hold)
     hold(len(body))
     return body
@@ -136,7 +138,7 @@ class RequestAdmission(msgspec.Struct):
     inline_files: InlineFiles | None = None  # puts uploaded files in place of their ids; None: there are no files here
     draining: bool = False
 
-    def principal(self, http: web.BaseRequest) -> Principal:
+    def principal(self, http: HttpExchange) -> Principal:
         """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
         principal = self.authenticator.identify(http)
         self.bodies.enter(http, principal.caller)
@@ -154,7 +156,7 @@ class RequestAdmission(msgspec.Struct):
         """Return the size of the largest body that the caller may send."""
         return self.ledger.limits(principal).body_bytes(self.config.max_body_bytes)
 
-    def caller(self, authorization: str, entry: LedgerEntry, http: web.BaseRequest | None = None) -> Principal:
+    def caller(self, authorization: str, entry: LedgerEntry, http: HttpExchange | None = None) -> Principal:
         """Authenticate the caller of a request that generates.
 
         Args:
@@ -174,7 +176,7 @@ class RequestAdmission(msgspec.Struct):
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         return principal
 
-    async def read(self, http: web.BaseRequest, principal: Principal, *, form: bool = False) -> bytes:
+    async def read(self, http: HttpExchange, principal: Principal, *, form: bool = False) -> bytes:
         """Return the whole body: JSON, or a multipart form. Raises as `read_body`."""
         max_bytes, timeout_s = self.max_body_bytes(principal), self.config.read_timeout_s
         return await read_body(http, max_bytes, timeout_s, self.bodies, principal.caller, form=form)
@@ -190,7 +192,7 @@ class RequestAdmission(msgspec.Struct):
         hold = partial(self.bodies.hold, request, principal.caller)
         return await self.inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
 
-    async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
+    async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
         principal = self.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)

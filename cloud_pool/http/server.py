@@ -6,9 +6,9 @@ import asyncio
 import logging
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 from aiohttp import hdrs, web
@@ -20,10 +20,17 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
+from causeway_server.router.serving.http.plain_request import PLAIN, HttpExchange, PlainRequest
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
-from causeway_server.router.serving.request import Handler, allowed_methods, read_request_id, served_method
+from causeway_server.router.serving.request import (
+    ExchangeHandler,
+    Handler,
+    allowed_methods,
+    read_request_id,
+    served_method,
+)
 from causeway_server.router.serving.responses import (
     EVENTS,
     STREAMED,
@@ -109,16 +116,16 @@ class Server(msgspec.Struct):
         if self.on_drain is not None:
             self.on_drain()
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: HttpExchange) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
-            if self.jobs is not None and "Prefer" in http.headers:
+            if self.jobs is not None and not isinstance(http, PlainRequest) and "Prefer" in http.headers:
                 response = await self.jobs.respond_async(http)
                 if response is not None:
                     return _with_id(response, request_id)
-            return _with_id(await self._handler(http)(http), request_id)
+            return _with_id(await self._answer(http), request_id)
         except CausewayError as error:
             return error_response(error, {"x-request-id": request_id})
         except Exception as error:
@@ -126,6 +133,12 @@ class Server(msgspec.Struct):
             return error_response(CausewayError("The gateway failed."), {"x-request-id": request_id})
         finally:
             self.bodies.release(http)
+
+    def _answer(self, http: HttpExchange) -> Awaitable[web.StreamResponse]:
+        """Raises NotFound or MethodNotAllowed."""
+        if isinstance(http, PlainRequest):
+            return cast("ExchangeHandler", self.routes[http.path][1])(http)  # its method and path are of `PLAIN`
+        return self._handler(http)(http)
 
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
@@ -180,16 +193,16 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     heartbeat_s: float = 0.0  # the longest silence of a stream; 0: no limit
     wall_clock: Callable[[], float] = time.time  # unix, s
 
-    async def chat(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def chat(self, http: HttpExchange) -> web.StreamResponse:
         return await self._generate(http, partial(parse_chat, resumes=True), "chat")
 
-    async def completion(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def completion(self, http: HttpExchange) -> web.StreamResponse:
         return await self._generate(http, partial(parse_completion, resumes=True), "completion")
 
-    async def embedding(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def embedding(self, http: HttpExchange) -> web.StreamResponse:
         return await self._generate(http, parse_embedding, "embedding")
 
-    async def response(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def response(self, http: HttpExchange) -> web.StreamResponse:
         echoes: list[ResponseEcho] = []
 
         def parse(body: bytes, hints: RoutingHints) -> Request:
@@ -200,7 +213,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
         return await self._generate(http, parse, "response", echoes)
 
     async def _generate(
-        self, http: web.BaseRequest, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
+        self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
     ) -> web.StreamResponse:
         """Answer a request. `echoes`: of one that is answered as a response, filled by `parse`."""
         arrived_at = self.runner.clock()
@@ -234,17 +247,24 @@ def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
     return header_lines({**form, "x-request-id": request_id, **dict(head.headers)})
 
 
-def gateway_listener(config: ServerConfig, handle: Handler, origins: WebOrigins, key: str = "server.port") -> Listener:
+def gateway_listener(
+    config: ServerConfig,
+    handle: Handler,
+    origins: WebOrigins,
+    key: str = "server.port",
+    plain: Collection[tuple[str, str]] = PLAIN,
+) -> Listener:
     """Return the listener of one address; the caller starts and closes it.
 
     Args:
         handle: handles each request.
         origins: which web pages may send requests.
         key: the configuration key of the address, for errors.
+        plain: method and path of the requests of which `handle` takes a plain one.
     """
     connections = ConnectionTable("tcp", allowed_connections(config.max_connections), time.monotonic)
     address = Address(connections, origins, key, config.host, config.port)
-    return Listener(handle, (address,), config.read_timeout_s)
+    return Listener(handle, (address,), config.read_timeout_s, plain)
 
 
 def allowed_connections(most: int) -> int:

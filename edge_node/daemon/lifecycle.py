@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from causeway_server.router.serving.listener import Address, ConnectionTable, Listener, raise_file_limit
+from causeway_server.router.serving.http.addresses import raise_file_limit
+from causeway_server.router.serving.http.plain_request import PLAIN
+from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.process import tune_garbage_collector
 from causeway_server.router.web_origins import WebOrigins, listener_hosts
@@ -78,6 +80,7 @@ class App:
             self.api.handle,
             _addresses(self.config.server, *self.parts.connections),
             self.config.server.read_timeout_s,
+            PLAIN,
         )
         self._stop = asyncio.Event()
         self.failed = False

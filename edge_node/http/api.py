@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 
 import msgspec
 from aiohttp import hdrs, web
@@ -46,11 +46,13 @@ from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
 from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from causeway_server.router.parts.uploads import FILE_MARK
+from causeway_server.router.serving.http.plain_request import HttpExchange, PlainRequest
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.request import (
     DEADLINE,
     OURS,
     TAGS,
+    ExchangeHandler,
     Handler,
     allowed_methods,
     arrived_body,
@@ -174,11 +176,11 @@ class RequestReader:
         # By kind, SHA-256 of the body, and hints: no body stays beside its parsed request.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
-    def caller(self, request: web.BaseRequest) -> Caller:
+    def caller(self, request: HttpExchange) -> Caller:
         """Raises AuthenticationFailed, or InvalidRequest for two keys."""
         return self.identify(read_authorization(request), request)
 
-    def identify(self, authorization: str | None, request: web.BaseRequest) -> Caller:
+    def identify(self, authorization: str | None, request: HttpExchange) -> Caller:
         """The client that sends this value of `Authorization`: every one, where there are no keys.
 
         Every key is compared, each in constant time. Raises AuthenticationFailed.
@@ -194,7 +196,7 @@ class RequestReader:
             raise AuthenticationFailed("this API key is unknown")
         return matches[0]
 
-    async def request(self, request: web.BaseRequest, kind: Endpoint | None) -> ParsedRequest:
+    async def request(self, request: HttpExchange, kind: Endpoint | None) -> ParsedRequest:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
         headers = request.headers
         hints = routing_hints(headers, self.caller(request))
@@ -219,11 +221,12 @@ class RequestReader:
                 self._remembered.popitem(last=False)
         return parsed
 
-    async def body(self, request: web.BaseRequest) -> bytes:
+    async def body(self, request: HttpExchange) -> bytes:
         """The complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
         body = arrived_body(request, self._max_body_bytes)
         if body is not None:
             return body
+        assert not isinstance(request, PlainRequest)  # its body is here
         caller = network_of(self.caller(request).name)
         if not self._arriving.hold(id(request), caller):
             raise self._crowded(self._arriving, caller, "requests")
@@ -340,7 +343,7 @@ class Api:
         self._paths = {path: found for path, found in paths.items() if "{" not in path}
         self._patterns = [(_pattern(path), found) for path, found in paths.items() if "{" in path]
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: HttpExchange) -> web.StreamResponse:
         """Answer one request. Raises CancelledError only, when the client disconnects."""
         try:
             return await self._handler(http)(http)
@@ -354,7 +357,7 @@ class Api:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
             return _refusal(http, CausewayError("internal error"))
 
-    def _handler(self, http: web.BaseRequest) -> Handler:
+    def _handler(self, http: HttpExchange) -> ExchangeHandler:
         """Raises NotFound or MethodNotAllowed."""
         found = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if found is None:
@@ -365,7 +368,7 @@ class Api:
         if http.method != methods and served_method(http.method, http.headers) not in methods.split(", "):
             allowed = allowed_methods(methods)
             raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
-        return handler
+        return cast("ExchangeHandler", handler)  # a plain request has a path of `PLAIN`
 
     def _advice(self, path: str) -> str:
         """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
@@ -376,9 +379,9 @@ class Api:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, kind: Endpoint, http: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, kind: Endpoint, http: HttpExchange) -> web.StreamResponse:
         arrived = self.records.clock.monotonic()
-        if "Prefer" in http.headers:
+        if not isinstance(http, PlainRequest) and "Prefer" in http.headers:
             response = await self.as_job(http)
             if response is not None:
                 return response
@@ -410,7 +413,7 @@ class Api:
             headers["x-causeway-policy"] = policy_label(self.policies.active)
             return await reply.fail(error, headers)
 
-    async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _explain(self, http: HttpExchange) -> web.StreamResponse:
         parsed = await self.reader.request(http, None)
         return json_response(await self.service.explain(parsed.request))
 
@@ -419,7 +422,7 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(path.replace(_ID, "[^/]+").replace(_ANY_ID, ".*"))
 
 
-def _refusal(http: web.BaseRequest, error: CausewayError) -> web.Response:
+def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s", http.path, error.status, error.code, request_id)

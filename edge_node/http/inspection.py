@@ -22,6 +22,7 @@ from aiohttp import web
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
+from causeway_server.router.serving.http.plain_request import HttpExchange
 from causeway_server.router.serving.metrics import CONTENT_TYPE
 from causeway_server.router.serving.request import Handler, read_choice
 from causeway_server.router.serving.responses import body_response, json_response
@@ -122,12 +123,12 @@ class Inspection:
 
     # --- health ------------------------------------------------------------------------------------------------------
 
-    async def _health(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _health(self, http: HttpExchange) -> web.StreamResponse:
         """Alive while routing works; whether a target can answer is reported by `/readyz`."""
         self.service.self_check()
         return json_response({"status": "ok", "uptime_s": self.readiness().uptime_s})
 
-    async def _ready(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _ready(self, http: HttpExchange) -> web.StreamResponse:
         readiness = self.readiness()
         return json_response(readiness, status=200 if readiness.ready else 503)
 

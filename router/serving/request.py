@@ -30,6 +30,7 @@ from ..openai.audio import check_form
 from ..openai.wire import MAX_TAGS, TAG
 from ..parts.uploads import clean_filename
 from ..types import folded_tags
+from .http.plain_request import HttpExchange, PlainRequest
 
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"
@@ -52,6 +53,12 @@ class Handler(Protocol):
     """Answers one request."""
 
     def __call__(self, http: web.BaseRequest, /) -> Awaitable[web.StreamResponse]: ...
+
+
+class ExchangeHandler(Protocol):
+    """Answers one request, which may be a plain one."""
+
+    def __call__(self, http: HttpExchange, /) -> Awaitable[web.StreamResponse]: ...
 
 
 def plain_path(path: str) -> str:
@@ -101,7 +108,7 @@ def one_value(name: str, values: Sequence[str]) -> str:
     return values[0] if values else ""
 
 
-def read_authorization(http: web.BaseRequest) -> str:
+def read_authorization(http: HttpExchange) -> str:
     """Return the header `Authorization`; "" if there is none. Raises InvalidRequest: there are two that differ."""
     values = http.headers.getall(hdrs.AUTHORIZATION, ())
     return one_value("authorization", values) if values else ""
@@ -169,8 +176,12 @@ def send_continue(http: web.BaseRequest) -> None:
         http.transport.write(_CONTINUE)
 
 
-def arrived_body(http: web.BaseRequest, max_bytes: int) -> bytes | None:
+def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
     """Return the body if all of it is here; None: it still arrives. Raises InvalidRequest or BodyTooLarge."""
+    if isinstance(http, PlainRequest):
+        if len(http.body) > max_bytes:
+            raise _too_large(max_bytes)
+        return http.body
     if not http.content.is_eof():
         if (http.content_length or 0) > max_bytes:
             raise _too_large(max_bytes)

@@ -28,6 +28,7 @@ from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import ResponseEcho
 from ..types import Embeddings, Request
+from .http.plain_request import NO_HEADERS, HttpExchange, PlainRequest
 from .reply import AnswerHead, Piece, TextSink
 
 SERVER = "causeway"
@@ -74,7 +75,7 @@ class HttpReplyWriter(Generic[Head]):
     """
 
     request: Request
-    http: web.BaseRequest
+    http: HttpExchange
     lines: HeadLines[Head]
     _: KW_ONLY
     id: str
@@ -216,8 +217,10 @@ class HttpReplyWriter(Generic[Head]):
 class _Prebuilt(web.StreamResponse):
     """A response that is written here; aiohttp ends it where that was not done. `lines`: as `header_lines`."""
 
-    def __init__(self, http: web.BaseRequest, lines: str) -> None:
-        super().__init__()
+    status_line = "200 OK"
+    prepared = True  # nothing may change its head
+
+    def __init__(self, http: HttpExchange, lines: str) -> None:
         self.ended = False
         self._http = http
         self._protocol = http.protocol
@@ -284,10 +287,9 @@ class _Prebuilt(web.StreamResponse):
         elif http.version.minor == 0:
             connection = "Connection: keep-alive\r\n"
         date = _date(int(time.time()))
-        head = f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}{body}Date: {date}\r\nServer: {SERVER}\r\n"
-        cors = ""
-        if hdrs.ORIGIN in http.headers:
-            cors = "".join(f"{name}: {value}\r\n" for name, value in http.get(CORS, {}).items())
+        status = f"HTTP/1.{http.version.minor} {self.status_line}\r\n"
+        head = f"{status}{self._lines}{body}Date: {date}\r\nServer: {SERVER}\r\n"
+        cors = header_lines(cors_headers(http)) if hdrs.ORIGIN in http.headers else ""
         written = f"{head}{cors}{connection}\r\n".encode()
         http.writer.output_size += len(written)
         return written
@@ -296,7 +298,7 @@ class _Prebuilt(web.StreamResponse):
 class PrebuiltResponse(_Prebuilt):
     """Head and body in one write."""
 
-    def __init__(self, http: web.BaseRequest, lines: str, body: bytes) -> None:
+    def __init__(self, http: HttpExchange, lines: str, body: bytes) -> None:
         super().__init__(http, lines)
         self._bytes = body
 
@@ -306,6 +308,20 @@ class PrebuiltResponse(_Prebuilt):
         self._write(self._head(f"Content-Length: {len(self._bytes)}\r\n") + self._bytes)
 
 
+class WholeResponse(PrebuiltResponse):
+    """A response of aiohttp's, such as an error, written here."""
+
+    def __init__(self, http: PlainRequest, response: web.Response, body: bytes) -> None:
+        cors = {} if hdrs.ORIGIN in http.headers else http.cors  # `_head` has them of a page
+        super().__init__(http, header_lines({**response.headers, **cors}), body)
+        self.status_line = f"{response.status} {response.reason}"
+        self._kept = response.keep_alive is not False
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._kept
+
+
 class EventStream(_Prebuilt):
     """Server-sent events. The head leaves with the first of them; events that come together leave together.
 
@@ -313,7 +329,7 @@ class EventStream(_Prebuilt):
     Of a client that speaks HTTP/1.0 the end is the end of the connection, as it knows no chunks.
     """
 
-    def __init__(self, http: web.BaseRequest, lines: str) -> None:
+    def __init__(self, http: HttpExchange, lines: str) -> None:
         super().__init__(http, lines)
         self._loop = asyncio.get_running_loop()
         self._chunked = http.version.minor > 0
@@ -394,6 +410,21 @@ class EventTexts:
         return self._stream.drain() if self._stream.client_behind else None
 
 
+async def answer_plain(http: PlainRequest, response: web.StreamResponse) -> bool:
+    """Write what is left of the answer to a plain request. Raises ConnectionError when the client has left.
+
+    Returns:
+        Whether the connection is kept.
+    """
+    if isinstance(response, _Prebuilt):
+        await response.write_eof()
+    else:
+        assert isinstance(response, web.Response)
+        assert isinstance(response.body, bytes)
+        await WholeResponse(http, response, response.body).write_eof()
+    return response.keep_alive is not False
+
+
 def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> web.Response:
     """Return OpenAI's error object with the error's own status and headers."""
     return body_response(encode_error(error), error.status, {**error_headers(error), **headers})
@@ -441,6 +472,11 @@ def _lines_without_id(head: AnswerHead, media_type: str) -> str:
     }
     headers |= {name: value for name, value in more.items() if value}
     return header_lines(headers | STREAMED if media_type is EVENTS else headers)
+
+
+def cors_headers(http: HttpExchange) -> Mapping[str, str]:
+    """Return the headers that the answer to a request gets, so that a page of an allowed origin may read it."""
+    return http.cors if isinstance(http, PlainRequest) else http.get(CORS, NO_HEADERS)
 
 
 @lru_cache(maxsize=1)

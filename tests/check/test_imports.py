@@ -74,6 +74,7 @@ BROUGHT_BY = {
     "grpc_reflection": "grpcio-reflection",
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
+    "multidict": "aiohttp",
     "nats": "nats-py",
     "paho": "paho-mqtt",
     "llama_cpp": "llama-cpp-python",

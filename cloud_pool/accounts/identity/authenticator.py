@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
+from causeway_server.router.serving.http.plain_request import HttpExchange
 from causeway_server.router.serving.request import read_authorization
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
@@ -75,7 +75,7 @@ class Authenticator(msgspec.Struct, frozen=True):
         static.grants.require_region(self.region)
         return Principal(DEFAULT_TENANT, static.device, self.static_scopes, static.grants)
 
-    def identify(self, http: web.BaseRequest) -> Principal:
+    def identify(self, http: HttpExchange) -> Principal:
         """Return the caller of a request. Raises as `principal`, and InvalidRequest for two credentials."""
         return self.principal(read_authorization(http))
 

@@ -1,0 +1,78 @@
+"""Where a listener can be bound: TCP and Unix sockets, with errors that name the configuration key."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ...errors import ConfigError
+
+BACKLOG = 4096
+
+
+async def bind_tcp(
+    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str
+) -> asyncio.Server:
+    """Listen on TCP. Raises ConfigError, which names `key`, if the address cannot be bound."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(new_connection, host, port, backlog=BACKLOG, reuse_address=True)
+    except OSError as error:
+        raise bind_failure(address_of(host, port), error, where=key) from error
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files, which connections count against, to the most that the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of an address; one of IPv6 has brackets in it."""
+    return f"http://{address_of(host, port)}"
+
+
+def address_of(host: str, port: int) -> str:
+    """Return host:port; a host of IPv6 gets brackets, where it has none."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def bind_unix_socket(path: Path, key: str) -> socket.socket:
+    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError, which names `key`."""
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
+            path.unlink()
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # whatever the umask: the socket's own rights say who may connect
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(path))
+            path.chmod(0o660)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise bind_failure(str(path), error, where=key) from error
+    return listening
+
+
+def bind_failure(address: str, error: OSError, *, where: str) -> ConfigError:
+    """The error for an address that cannot be bound. `where`: the configuration key."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        reason = "another program listens there: stop it, or choose another address"
+    return ConfigError(f"cannot listen on {address}: {reason}", where=where)
+
+
+def _accepts_connections(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0

@@ -1,0 +1,137 @@
+"""What the listener takes of aiohttp's HTTP server, and what it uses beyond its documented interface.
+
+tests/router/serving/test_aiohttp_internals.py names each part of the latter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from aiohttp import hdrs, web
+from aiohttp.web_protocol import RequestHandler
+
+from ...errors import CausewayError, InvalidRequest
+from ..logs import redacted
+from ..request import plain_path
+from ..responses import CORS, SERVER, error_response
+from .plain_request import MAX_HEADERS, HttpExchange
+
+log = logging.getLogger(__name__)
+
+_LINGER_S = 2.0  # to read the rest of a refused request's body
+
+
+class Plain(Protocol):
+    """The connection as the listener knows it."""
+
+    def release(self) -> None:
+        """Give its place away: the connection is lost."""
+        ...
+
+
+class AiohttpConnection(RequestHandler):
+    """A connection whose requests aiohttp reads. `plain`: what it was before, which keeps its place."""
+
+    def __init__(self, server: web.Server, plain: Plain, read_timeout_s: float) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # off: `self.access_log` is Optional
+            auto_decompress=False,
+            keepalive_timeout=read_timeout_s,
+            lingering_time=_LINGER_S,
+            max_headers=MAX_HEADERS,
+        )
+        self.plain = plain
+
+    def take_over(self, transport: asyncio.Transport, received: bytes, close_at: float) -> None:
+        """Begin with what the connection has received.
+
+        Args:
+            received: The bytes of requests that were not answered.
+            close_at: When the connection is closed if its next head is not here (time of the loop).
+        """
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        self._close_at(close_at)
+        self.data_received(received)
+
+    def _close_at(self, close_at: float) -> None:
+        """`RequestHandler._keepalive_handle`: its timer would begin now, and grant a slow head twice the time."""
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+        self._next_keepalive_close_time = close_at
+        self._keepalive_handle = self._loop.call_at(close_at, self._process_keepalive)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.plain.release()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
+        if has_response_begun(request):
+            raise ConnectionError("the response has begun: all that is left is to close the connection")
+        if status >= 500:
+            log.error("a request failed in the HTTP server: %s", "" if exc is None else redacted(exc))
+            error = CausewayError("The server failed.")
+        else:
+            reason = (message or "").strip().partition("\n")[0][:200]
+            error = InvalidRequest(f"This is not valid HTTP: {reason}")
+        response = error_response(error)
+        response.force_close()
+        return response
+
+
+def is_between_requests(connection: RequestHandler) -> bool:
+    """Whether the connection waits for the head of a request, the first one or the next.
+
+    `RequestHandler._waiter`: the only place that tells an idle connection from one whose request has just arrived or
+    whose response is still being written; closing either of these would lose an answer.
+    """
+    waiter = connection._waiter  # noqa: SLF001
+    return waiter is not None and not waiter.done()
+
+
+class HttpRequest(web.BaseRequest):
+    """A request whose response names no versions of software in its header `Server`, and has the headers of CORS.
+
+    `BaseRequest._prepare_hook`: the one place that sees the head of every response, also of a WebSocket and of
+    aiohttp's own errors; aiohttp's web application overrides it for its signal `on_response_prepare`.
+    """
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers[hdrs.SERVER] = SERVER
+        response.headers.update(self.get(CORS, {}))
+
+
+def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
+    """Build a request with a plain path: what `web.Server` takes as `request_factory`."""
+    target = message.path
+    if "//" in target or "?" in target or target[-1:] == "/":  # of few requests
+        message = with_plain_path(message)
+    return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def with_plain_path(message: Any) -> Any:
+    """Return a request's message, a named tuple whose `url` is where `BaseRequest.path` comes from, with a plain path.
+
+    `raw_path` stays as it was sent.
+    """
+    url = message.url
+    if (path := plain_path(url.raw_path)) == url.raw_path:
+        return message
+    return message._replace(url=url.with_path(path, encoded=True, keep_query=True))
+
+
+def has_response_begun(request: HttpExchange) -> bool:
+    """Return whether bytes of the response were written. `output_size`: undocumented attribute of the stream writer,
+    which aiohttp's own `handle_error` reads for the same purpose; the responses that are written here count in it."""
+    return bool(request.writer.output_size)

@@ -1,0 +1,181 @@
+"""A plain request: its head, bytes → method, path, headers and the length of the body; and what a handler sees of it.
+
+Nearly every request is plain: a whole body of known length, no upgrade, a connection that stays open. It has those
+attributes of `aiohttp.web.BaseRequest` that handlers of plain requests read, so that both have one handler.
+
+Heads are read by a grammar that is smaller than HTTP's. A head that it does not match is not refused: aiohttp reads it,
+and decides. So whatever is read here must mean the same to aiohttp, and to every proxy in front:
+
+1. one of the request lines that were asked for, byte by byte, of HTTP/1.1
+2. header lines of a token, a colon and printable ASCII, each name once, `Host` among them; no more, longer ones than
+   aiohttp takes
+3. no header that changes where the body ends, or what the connection is: the body has a `Content-Length` of digits, or
+   there is none after GET
+
+A client sends nearly the same head with each request of a connection. `PlainHead.match` finds out by two comparisons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from aiohttp import HttpVersion, HttpVersion11, web
+from multidict import CIMultiDict
+
+PLAIN: Final = (
+    *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "embeddings", "responses")),
+    *(("GET", path) for path in ("/healthz", "/health", "/readyz")),
+)
+"""Method and path of the requests that edge and gateway answer without aiohttp."""
+NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class PlainTransport(Protocol):
+    """The connection of a plain request."""
+
+    transport: asyncio.Transport | None
+    """None: it is closed."""
+    writing_paused: bool
+    """Whether the client reads more slowly than is written."""
+
+    async def drain(self) -> None:
+        """Wait until the client has read. Raises ConnectionError when it has left."""
+        ...
+
+
+class PlainRequest:
+    """One plain request over HTTP/1.1. Its body has arrived, and its connection is kept.
+
+    Attributes:
+        headers: Each name once; all but `Content-Length`.
+        body: All of it.
+        remote: The address of the client; None over a Unix socket.
+        cors: The headers that the answer gets, so that a page of an allowed origin may read it.
+        output_size: The bytes of the answer that were written.
+    """
+
+    __slots__ = ("body", "cors", "headers", "method", "output_size", "path", "protocol", "remote")
+    version: Final[HttpVersion] = HttpVersion11
+    keep_alive: Final = True
+
+    def __init__(
+        self,
+        protocol: PlainTransport,
+        method: str,
+        path: str,
+        headers: CIMultiDict[str],
+        body: bytes,
+        remote: str | None,
+    ) -> None:
+        self.protocol = protocol
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.remote = remote
+        self.cors = NO_HEADERS
+        self.output_size = 0
+
+    @property
+    def raw_path(self) -> str:
+        return self.path
+
+    @property
+    def content_length(self) -> int:
+        return len(self.body)
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self.protocol.transport
+
+    @property
+    def writer(self) -> PlainRequest:
+        """What counts and drains the bytes of the answer: `output_size` and `drain`."""
+        return self
+
+    async def drain(self) -> None:
+        """Wait until the client has read. Raises ConnectionError when it has left."""
+        await self.protocol.drain()
+
+
+HttpExchange = web.BaseRequest | PlainRequest
+
+
+# --- heads ---------------------------------------------------------------------------------------------------------
+
+MAX_HEADERS: Final = 64
+_MAX_BYTES: Final = 8190  # of the whole head; aiohttp takes as many of each line
+_MAX_DIGITS: Final = 9  # of Content-Length
+_LINE: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
+_OTHER: Final = frozenset(
+    {
+        *("transfer-encoding", "expect", "upgrade", "proxy-connection", "http2-settings", "sec-websocket-key1"),
+        "prefer",  # of a request that may become a job
+    }
+)
+"""Headers of requests that are not plain. (3)"""
+
+
+class PlainHead:
+    """A head that was read. `method` and `path` are of its request line, `headers` all but `Content-Length`."""
+
+    __slots__ = ("_after", "_before", "headers", "method", "path")
+
+    def __init__(self, method: str, path: str, headers: CIMultiDict[str], before: bytes, after: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self._before = before  # the digits of Content-Length
+        self._after = after
+
+    def match(self, data: bytes) -> tuple[int, int] | None:
+        """Return where the body begins and ends if `data` begins with this head, of a body of any length."""
+        before, after = self._before, self._after
+        if not data.startswith(before):
+            return None
+        begin = len(before)
+        if not after:  # it has no body
+            return begin, begin
+        end = data.find(b"\r\n", begin, begin + _MAX_DIGITS + 2)
+        if end <= begin or not data.startswith(after, end):
+            return None
+        digits = data[begin:end]
+        if not digits.isdigit():  # of bytes: ASCII digits alone
+            return None
+        body = end + len(after)
+        return body, body + int(digits)
+
+
+def read_head(data: bytes, lines: Mapping[bytes, tuple[str, str]]) -> PlainHead | None:
+    """Return the head that `data` begins with; None: it is incomplete, or aiohttp shall read it.
+
+    Args:
+        data: The bytes of a connection.
+        lines: The method and the path of each request line, with its CRLF. (1)
+    """
+    end, start = data.find(b"\r\n\r\n", 0, _MAX_BYTES), data.find(b"\r\n") + 2
+    known = lines.get(data[:start])
+    if known is None or end < start:
+        return None
+    method, path = known
+    found = [_LINE.fullmatch(line) for line in data[start:end].decode("latin-1").split("\r\n")]
+    fields = [(line[1], line[2].strip(" \t")) for line in found if line is not None]
+    names = {name.lower() for name, _ in fields}
+    if not len(found) == len(fields) == len(names) <= MAX_HEADERS:
+        return None
+    if "host" not in names or not names.isdisjoint(_OTHER):
+        return None
+    headers = CIMultiDict(fields)
+    if headers.get("Connection", "keep-alive").lower() != "keep-alive":
+        return None
+    if method == "GET":
+        return None if "content-length" in names else PlainHead(method, path, headers, data[: end + 4], b"")
+    length = _LENGTH.search(data, start - 2, end + 2)
+    if length is None:
+        return None
+    del headers["Content-Length"]
+    return PlainHead(method, path, headers, data[: length.start(1)], data[length.end(1) : end + 4])
