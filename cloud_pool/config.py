@@ -1,9 +1,9 @@
 """The gateway's configuration: frozen structs, and the file and command-line flags that are read into them.
 
-Each section is in the room that it configures; the comment of each field is its meaning in the reference table of
-cloud_pool/README.md. Flags override the file. Unknown keys, wrong types and impossible combinations are refused with
-file, line and key. A relative path in the file is relative to the file. Without a file there is one tier,
-`assistant-large`, on a Triton at its usual port on this machine.
+Each section is in the room that it configures. Flags override the file. Durations may be written `500ms`, `30s` or
+`7d`, sizes `64MiB`. Unknown keys, wrong types and impossible combinations are refused with file, line and key. A
+relative path in the file is relative to the file. Without a file there is one tier, `assistant-large`, on a Triton at
+its usual port on this machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, SessionConfig, TracingConfig
+from causeway_server.router.config import Positive, SessionConfig, TracingConfig, doc
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
+from causeway_server.router.numbers import without_unit
 from causeway_server.router.web_origins import WebOrigins, is_loopback, listener_hosts
 
 from .accounts.identity.config import IdentityConfig
@@ -38,8 +39,13 @@ from .tiers.config import DEFAULT_TRITON, PartsConfig, TierConfig
 class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
     """Live sessions over WebSocket."""
 
-    # live sessions of this gateway, of one tenant at most half; beyond: 429, unless one that was cut gives way
-    max_sessions: Positive = 1024
+    max_sessions: Annotated[
+        Positive,
+        doc(
+            "Maximum live sessions of this gateway; one tenant may hold half. A further one gets 429 unless a "
+            "disconnected session can make room."
+        ),
+    ] = 1024
 
 
 OPERATOR_PORT_OFFSET = 100
@@ -49,18 +55,33 @@ OPERATOR_PORT_OFFSET = 100
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     operator: OperatorConfig = OperatorConfig()
-    tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
-    # key of Triton's model control, the --key-file of `causeway-cloud triton`; empty: the account's own,
-    # ~/.local/state/causeway-triton/key
-    triton_key_file: str = ""
+    tiers: Annotated[
+        tuple[TierConfig, ...],
+        Meta(min_length=1),
+        doc("Tiers that clients may ask, each a model in Triton under a name."),
+    ] = (TierConfig(),)
+    triton_key_file: Annotated[
+        str,
+        doc(
+            "Key for Triton's model control, the `--key-file` of `causeway-cloud triton`. Empty: the account's own, "
+            "`~/.local/state/causeway-triton/key`."
+        ),
+    ] = ""
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
-    # folder of the operators' token, which is made at start; empty: `$STATE_DIRECTORY`, else
-    # `~/.local/state/causeway-cloud`
-    state_dir: str = ""
-    model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship
-    # that all gateways and workers share: a URL, or the keys below; empty: none
-    redis: RedisAddress = ""
+    state_dir: Annotated[
+        str,
+        doc(
+            "Folder of the operators' token, which is created at start. Empty: `$STATE_DIRECTORY`, or else "
+            "`~/.local/state/causeway-cloud`."
+        ),
+    ] = ""
+    model_dirs: Annotated[
+        tuple[str, ...], doc("Folders searched for artifacts before the account's own and the ones that ship.")
+    ] = ()
+    redis: Annotated[
+        RedisAddress, doc("Redis that all gateways and workers share: a URL, or the keys below. Empty: none.")
+    ] = ""
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
@@ -70,10 +91,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: PartsConfig = PartsConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
-    audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none
-    # level: debug, info, warning or error; none of them logs prompts or answers
-    log: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"  # `text`, or `json`: one object per line, with the request's id
+    audit_file: Annotated[
+        str, doc("File of audit records, one per request and without content. `-`: stdout. Empty: none.")
+    ] = ""
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"], doc("Log level. Prompts and answers are never logged.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        doc("Format of log lines: `text`, or `json` with one object per line and the request's id."),
+    ] = "text"
 
     @property
     def web_origins(self) -> WebOrigins:
@@ -178,7 +205,7 @@ def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> o
         pairs = zip(tree.keys, tree.values, strict=True)
         found = {}
         for key, value in pairs:
-            found[key.text] = _absolute(key.text, _plain(value, positions, folder), folder)
+            found[key.text] = _absolute(key.text, without_unit(key.text, _plain(value, positions, folder)), folder)
             positions[key.location.path] = str(key.location)
         return found
     if isinstance(tree, strict_yaml.Sequence):

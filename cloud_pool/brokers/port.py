@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
+from causeway_server.router.config import doc
 from causeway_server.router.errors import CausewayError, ConfigError
 
 BrokerKind = Literal["nats", "kafka"]
@@ -36,12 +37,14 @@ _EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `streams.login`: how to log in at the brokers of both topics."""
 
-    username: str = ""  # needs `password_file`
-    password_file: str = ""  # without `username`, a token (NATS)
-    sasl: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"  # how Kafka asks for them
-    ca_file: str = ""  # PEM certificates of the authorities that are trusted; empty: the system's
-    cert_file: str = ""  # PEM certificate of this client, if the brokers ask for one
-    key_file: str = ""  # private key of `cert_file`
+    username: Annotated[str, doc("User name. Needs `streams.login.password_file`.")] = ""
+    password_file: Annotated[str, doc("File with the password; without `streams.login.username`, a token (NATS).")] = ""
+    sasl: Annotated[Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"], doc("SASL mechanism of Kafka.")] = (
+        "SCRAM-SHA-512"
+    )
+    ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
+    cert_file: Annotated[str, doc("PEM file of the client certificate, for brokers that require one.")] = ""
+    key_file: Annotated[str, doc("PEM file with the private key of `streams.login.cert_file`.")] = ""
 
     def check(self) -> None:
         """Raises ConfigError."""

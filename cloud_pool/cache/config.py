@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Count, Pause, Positive, Seconds
+from causeway_server.router.config import Count, Pause, Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.openai.wire import Tag
 
@@ -17,24 +17,40 @@ _BACKGROUND_TIMEOUT_S = 0.5
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    enabled: bool = False  # share answers between the gateways; needs a Redis
-    redis: RedisAddress = ""  # as `redis` above, for a cache with a Redis of its own; empty: `redis`
-    ttl_s: Seconds = 300.0  # how long an answer is fresh
-    stale_if_error_s: Pause = 3600.0  # how much longer an expired answer may be used instead of an error
-    include_seeded: bool = False  # also cache sampled answers whose request has a seed
-    include_tools: bool = False  # also cache answers to requests that offer tools
-    private_tags: tuple[Tag, ...] = ("private",)  # requests with one of these `x-causeway-tags` bypass the cache
-    version: str = ""  # part of each key: a new value starts an empty cache, for instance with new weights
-    secret_file: str = ""  # shared by the gateways; without it prompts can be guessed from keys, and entries forged
-    key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"  # prefix of all Redis keys
-    max_entry_bytes: Positive = 262_144  # a larger answer is not stored
-    compress_above_bytes: Count = 1024  # larger entries are compressed
-    max_buffer_bytes: Positive = 1 << 20  # of a shared answer in progress; a longer one accepts no new followers
-    # a leader that does not renew its lease for this long counts as dead
-    lease_s: Annotated[float, Meta(gt=0, le=30)] = 3.0
-    max_followed: Positive = 64  # answers of other gateways that a gateway follows at once
-    redis_timeout_s: Seconds = 0.05  # for one call; then the request goes on without the cache
-    redis_retry_after_s: Seconds = 1.0  # pause after a Redis failure
+    enabled: Annotated[bool, doc("Share answers between the gateways. Needs a Redis.")] = False
+    redis: Annotated[RedisAddress, doc("Redis of the cache, in the forms of `redis`. Empty: `redis`.")] = ""
+    ttl_s: Annotated[Seconds, doc("Time for which an answer is fresh.")] = 300.0
+    stale_if_error_s: Annotated[
+        Pause, doc("Additional time for which an expired answer may be used instead of an error.")
+    ] = 3600.0
+    include_seeded: Annotated[bool, doc("Also cache sampled answers whose request has a seed.")] = False
+    include_tools: Annotated[bool, doc("Also cache answers to requests that offer tools.")] = False
+    private_tags: Annotated[tuple[Tag, ...], doc("Tags (`x-causeway-tags`) of requests that bypass the cache.")] = (
+        "private",
+    )
+    version: Annotated[
+        str, doc("Part of each key. A new value starts an empty cache, for example with new weights.")
+    ] = ""
+    secret_file: Annotated[
+        str,
+        doc("File with the gateways' shared secret. Without it, prompts can be guessed from keys, and entries forged."),
+    ] = ""
+    key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z"), doc("Prefix of all Redis keys.")] = "causeway:cache"
+    max_entry_bytes: Annotated[Positive, doc("Maximum size of an answer that is stored.")] = 262_144
+    compress_above_bytes: Annotated[Count, doc("Size above which entries are compressed.")] = 1024
+    max_buffer_bytes: Annotated[
+        Positive, doc("Maximum buffer of a shared answer in progress; a longer one accepts no new followers.")
+    ] = 1 << 20
+    lease_s: Annotated[
+        float, Meta(gt=0, le=30), doc("Lease of a leader; one that does not renew it in time counts as dead.")
+    ] = 3.0
+    max_followed: Annotated[
+        Positive, doc("Maximum number of other gateways' answers that one gateway follows at once.")
+    ] = 64
+    redis_timeout_s: Annotated[
+        Seconds, doc("Maximum time of a Redis call; the request then continues without the cache.")
+    ] = 0.05
+    redis_retry_after_s: Annotated[Seconds, doc("Pause after a Redis failure.")] = 1.0
 
     def for_background(self) -> CacheConfig:
         """Return the configuration for work without a waiting client, such as jobs.

@@ -1,4 +1,4 @@
-"""`causeway-cloud`: gateway (serve), triton, doctor, worker, stream, dlq, jobs, keys, usage, erase, plan, openapi."""
+"""`causeway-cloud`: serve, triton, doctor, worker, stream, dlq, jobs, keys, usage, erase, plan, config, openapi."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import click
 import msgspec
 
+from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.serving.process import run_fast
 
+from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped
 from .triton import triton
 
@@ -52,6 +54,17 @@ def serve(process: ConfiguredProcess) -> None:
     from ..app import run  # on demand: gRPC and aiohttp take half a second to import
 
     until_stopped(lambda stop: run(process.config, stop, process.reread), run_fast)
+
+
+@main.command("config")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of the file, for editors, instead.")
+def list_config_keys(*, schema: bool) -> None:
+    """List every key of the configuration file with its default and its meaning."""
+    if schema:
+        click.echo(schema_of(Config, "Causeway gateway"), nl=False)
+        return
+    for name, key in keys_of(Config).items():
+        click.echo(f"{name:42} {default_text(name, key):22} {key.description}")
 
 
 @main.command()

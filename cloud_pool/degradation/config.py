@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Pause, Positive, Seconds
+from causeway_server.router.config import Pause, Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError
 
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -26,25 +26,42 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the next step goes half the way to the share that was too much.
     """
 
-    stable_for_s: Pause = 1.0  # how long a tier must be stable before its share increases
-    step_interval_s: Seconds = 0.2  # between two steps
-    decrease_factor: Annotated[float, Meta(gt=0, lt=1)] = 0.7  # multiplies the share at each step under stress
-    increase_step: Share = 0.25  # added to the share at each stable step
-    min_share: Share = 0.05  # lower bound for a tier that responds
-    busy_step_interval_s: Seconds = 3.0  # how often a stable but busy tier undoes one `decrease_factor`
-    max_backoff_s: Seconds = 60.0  # both pauses double after each relapse, up to this
+    stable_for_s: Annotated[Pause, doc("Time for which a tier must be stable before its share increases.")] = 1.0
+    step_interval_s: Annotated[Seconds, doc("Interval between two steps.")] = 0.2
+    decrease_factor: Annotated[
+        float, Meta(gt=0, lt=1), doc("Factor that multiplies the share at each step under stress.")
+    ] = 0.7
+    increase_step: Annotated[Share, doc("Amount added to the share at each stable step.")] = 0.25
+    min_share: Annotated[Share, doc("Minimum share of a tier that responds.")] = 0.05
+    busy_step_interval_s: Annotated[
+        Seconds, doc("Interval at which a stable but busy tier undoes one `decrease_factor`.")
+    ] = 3.0
+    max_backoff_s: Annotated[
+        Seconds, doc("Maximum of `stable_for_s` and `busy_step_interval_s`, which double after each relapse.")
+    ] = 60.0
 
 
 class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tiers: tuple[str, ...] = ()  # best first; a request starts at the tier that it names
+    tiers: Annotated[
+        tuple[str, ...], doc("Tiers in the order of fallback, best first. A request starts at the tier that it names.")
+    ] = ()
     share_ramp: ShareRamp = ShareRamp()
-    # Times a tier's ttft_objective_s without a token, after which the next tier is tried.
-    first_token_timeout_factor: Annotated[float, Meta(ge=1)] = 3.0
-    critical_tenants: tuple[str, ...] = ()  # all their requests are critical, whatever their header or token says
-    continue_key_file: str = ""  # Fernet keys, one a line: the first signs, all verify; "": no answer is truncated
-    continue_ttl_s: Seconds = 600.0  # validity of a continue token
-    truncate_to_tokens: Positive = 128  # length of a truncated answer
-    warm_up_after_idle_s: Pause = 60.0  # a tier that was idle for so long answers a tiny request; 0: never
+    first_token_timeout_factor: Annotated[
+        float,
+        Meta(ge=1),
+        doc("Multiple of a tier's `ttft_objective_s` without a first token after which the next tier is tried."),
+    ] = 3.0
+    critical_tenants: Annotated[
+        tuple[str, ...], doc("Tenants whose requests are all critical, whatever their header or token says.")
+    ] = ()
+    continue_key_file: Annotated[
+        str, doc("File with Fernet keys, one per line: the first signs, all verify. Empty: no answer is truncated.")
+    ] = ""
+    continue_ttl_s: Annotated[Seconds, doc("Validity of a continue token.")] = 600.0
+    truncate_to_tokens: Annotated[Positive, doc("Length of a truncated answer, in tokens.")] = 128
+    warm_up_after_idle_s: Annotated[
+        Pause, doc("Idle time after which a tier gets a tiny request to keep it warm. 0: never.")
+    ] = 60.0
 
     def check(self, tiers: Collection[str]) -> None:
         """Raises ConfigError."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, Seconds
+from causeway_server.router.config import Positive, Seconds, doc
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 LoadBalancing = Literal["least_loaded", "prefix_affinity"]
@@ -17,29 +17,54 @@ _MAX_PROBE_PAUSE_S = 2.0
 class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds the attempts beyond the first of each request."""
 
-    share: Share = 0.2  # share of the requests of the last 10 s
-    min_retries_per_s: Annotated[float, Meta(ge=0)] = 0.5  # where that is more, so that a quiet gateway can retry
+    share: Annotated[Share, doc("Retries allowed as a share of the requests of the last 10 s.")] = 0.2
+    min_retries_per_s: Annotated[
+        float,
+        Meta(ge=0),
+        doc("Retries per second that are always allowed, so that a gateway with little traffic can retry."),
+    ] = 0.5
 
 
 class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How endpoints are selected, ejected and readmitted."""
 
-    # Failures in a row that eject an endpoint; one that refuses connections is ejected at once.
-    consecutive_failures: Positive = 3
-    silent_before_probe_s: Seconds = 1.0  # an endpoint with open calls that sends nothing for so long is probed
-    probe_timeout_s: Seconds = 1.5  # Triton needs 1 s to report that a stub process died
-    # An endpoint that answers nothing hangs after so long, beyond the expected reading of the prompts that wait there:
-    # then also a tier's only endpoint is ejected, and all calls of the endpoint are ended.
-    hung_after_s: Seconds = 10.0
-    prefill_tokens_per_s: Seconds = 50.0  # slowest reading of prompts that is expected of a tier's only endpoint
-    base_ejection_s: Seconds = 0.5  # the first time; doubles with each relapse
-    max_ejection_s: Seconds = 30.0  # longest ejection
-    # share of the pool that suspicion may eject, a probe without an answer too; a refused or failed probe is proof
-    max_ejected_share: Share = 0.5
-    slowness_decay_s: Seconds = 30.0  # without new samples an endpoint's measured slowness decays by two thirds
-    zone_spill_requests: Positive = 16  # load at which endpoints in other zones help
-    load_factor: Annotated[float, Meta(gt=1)] = 1.25  # with prefix_affinity: the highest load, times the mean load
-    dns_refresh_s: Seconds = 5.0  # interval at which DNS names are resolved again
+    consecutive_failures: Annotated[
+        Positive,
+        doc("Number of consecutive failures that eject an endpoint; one that refuses connections is ejected at once."),
+    ] = 3
+    silent_before_probe_s: Annotated[
+        Seconds, doc("Time without data, while calls are open, after which an endpoint is probed.")
+    ] = 1.0
+    probe_timeout_s: Annotated[
+        Seconds, doc("Maximum time of a probe. Triton needs 1 s to report that a stub process died.")
+    ] = 1.5
+    hung_after_s: Annotated[
+        Seconds,
+        doc(
+            "Time without data after which an endpoint counts as hung, in addition to the expected prefill time of "
+            "its waiting prompts. All its calls end, and even a tier's only endpoint is ejected."
+        ),
+    ] = 10.0
+    prefill_tokens_per_s: Annotated[Seconds, doc("Slowest expected prefill speed of a tier's only endpoint.")] = 50.0
+    base_ejection_s: Annotated[Seconds, doc("Duration of the first ejection; it doubles with each relapse.")] = 0.5
+    max_ejection_s: Annotated[Seconds, doc("Maximum duration of an ejection.")] = 30.0
+    max_ejected_share: Annotated[
+        Share,
+        doc(
+            "Maximum share of the endpoints ejected on suspicion, such as an unanswered probe. A refused or failed "
+            "probe always ejects."
+        ),
+    ] = 0.5
+    slowness_decay_s: Annotated[
+        Seconds, doc("Time constant with which an endpoint's measured slowness decays without new samples.")
+    ] = 30.0
+    zone_spill_requests: Annotated[
+        Positive, doc("Number of outstanding requests per endpoint above which endpoints in other zones are used too.")
+    ] = 16
+    load_factor: Annotated[
+        float, Meta(gt=1), doc("Maximum load of an endpoint relative to the mean, with `prefix_affinity`.")
+    ] = 1.25
+    dns_refresh_s: Annotated[Seconds, doc("Interval at which DNS names are resolved again.")] = 5.0
 
 
 def ejection_s(times: int, settings: LoadBalancingConfig) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Pause, Positive, Seconds
+from causeway_server.router.config import Pause, Positive, Seconds, doc
 from causeway_server.router.web_origins import HostName, Origin
 
 MAX_PORT = 65535
@@ -15,46 +15,92 @@ Port = Annotated[int, Meta(ge=0, le=MAX_PORT)]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"  # address to listen on; any other than loopback needs tokens: `token_file` or `identity`
-    port: Port = 8090  # TCP port; 0: any free port, which the ready line names
-    token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
-    # further names, without a port, that `Host` may have while no token is needed; others get 421. Loopback names and
-    # `host` are always taken; where tokens are needed, any name is
-    hosts: tuple[HostName, ...] = ()
-    # web pages of other origins that may use the gateway, as `https://app.example`; `null` and `file://` are embedded
-    # web views, and `null` is any sandboxed page, too
-    origins: tuple[Origin, ...] = ()
-    max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
-    # bodies, and audio clips of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 429
-    max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
-    # open connections, fewer where the kernel allows the process few files; idle ones make room, and one tenant's
-    # requests have half of them at most
-    max_connections: Positive = 4096
-    read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
-    drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
-    default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
-    # longest silence of a stream: a comment ends it, and a stream without an answer by then begins with status 200 and
-    # without the headers of its tier; 0: no limit
-    heartbeat_s: Pause = 0.0
-    readiness_cache_s: Pause = 5.0  # how long the result of /readyz, a real inference, is cached
-    zone: str = ""  # zone of this gateway: endpoints of the same zone are preferred; empty: no preference
+    host: Annotated[
+        str, doc("Address to listen on. Any other than loopback needs tokens: `server.token_file` or `identity`.")
+    ] = "127.0.0.1"
+    port: Annotated[Port, doc("TCP port. 0: any free port, which the ready line names.")] = 8090
+    token_file: Annotated[
+        str, doc("File with lines of `<device> <token or sha256:hex> [grants]`. Empty: no static tokens.")
+    ] = ""
+    hosts: Annotated[
+        tuple[HostName, ...],
+        doc(
+            "Additional names, without a port, that `Host` may have while requests need no token; other names get "
+            "421. Loopback names and `server.host` are always accepted."
+        ),
+    ] = ()
+    origins: Annotated[
+        tuple[Origin, ...],
+        doc(
+            "Web origins, besides the gateway's own, whose pages may use the gateway, such as `https://app.example`. "
+            "`null` and `file://` are embedded web views; `null` is also any sandboxed page."
+        ),
+    ] = ()
+    max_body_bytes: Annotated[Positive, doc("Maximum size of a request body; a larger one gets 413.")] = 8 * 1024 * 1024
+    max_body_memory_bytes: Annotated[
+        int,
+        Meta(ge=8 * 1024 * 1024),
+        doc(
+            "Maximum memory for request bodies above 64 KiB and audio of live sessions. One tenant may use half; a "
+            "request beyond that gets 429."
+        ),
+    ] = 256 * 1024 * 1024
+    max_connections: Annotated[
+        Positive,
+        doc(
+            "Maximum open connections, lowered to the process's file limit. Idle ones are closed to make room; one "
+            "tenant's requests may hold half."
+        ),
+    ] = 4096
+    read_timeout_s: Annotated[Seconds, doc("Maximum time to receive a whole request.")] = 20.0
+    drain_s: Annotated[Pause, doc("Maximum time on SIGTERM for running requests to finish.")] = 20.0
+    default_deadline_s: Annotated[
+        Seconds, doc("Maximum time for a whole request; `x-causeway-deadline-ms` may shorten it.")
+    ] = 120.0
+    heartbeat_s: Annotated[
+        Pause,
+        doc(
+            "Maximum silence of a stream before a comment is sent. A stream without an answer by then starts with "
+            "status 200 and without tier headers. 0: no limit."
+        ),
+    ] = 0.0
+    readiness_cache_s: Annotated[Pause, doc("Time for which the result of `/readyz`, a real inference, is cached.")] = (
+        5.0
+    )
+    zone: Annotated[str, doc("Zone of this gateway, whose endpoints are preferred. Empty: no preference.")] = ""
 
 
 class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The operators' own address: metrics, readiness in detail, and calls that change the gateway."""
 
-    host: str = "127.0.0.1"  # any other than loopback needs `token_file` or `identity.key_file`
-    port: Port | None = None  # TCP port; 0: any free one; default: 100 above `server.port`, or 0 if that is 0
-    # lines of `<name> <token>` or `<name> sha256:<hex>`, beside signed tokens with the scope `admin`; empty, and no
-    # `identity.key_file`: the token of `state_dir`/operator-token, for all but GET of /metrics and /readyz
-    token_file: str = ""
+    host: Annotated[
+        str, doc("Address to listen on. Any other than loopback needs `operator.token_file` or `identity.key_file`.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        Port | None, doc("TCP port. 0: any free port. Default: 100 above `server.port`, or 0 if that is 0.")
+    ] = None
+    token_file: Annotated[
+        str,
+        doc(
+            "File with lines of `<name> <token>` or `<name> sha256:<hex>`; signed tokens with the scope `admin` are "
+            "also accepted. Empty, without `identity.key_file`: the token in `state_dir`/operator-token, for all but "
+            "GET of `/metrics` and `/readyz`."
+        ),
+    ] = ""
 
 
 class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The gRPC service `causeway.v1.Generation`; needs the extra `grpc`."""
 
-    host: str = "127.0.0.1"  # address of the gRPC service; any other than loopback needs tokens, as `server.host`
-    port: Port | None = None  # its TCP port; 0: any free port, which the ready line names; not set: no gRPC service
-    max_calls: Annotated[int, Meta(ge=1)] = (
-        1024  # calls in progress, of one tenant at most half; beyond: RESOURCE_EXHAUSTED
-    )
+    host: Annotated[
+        str, doc("Address of the gRPC service. Any other than loopback needs tokens, as for `server.host`.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        Port | None,
+        doc("TCP port of the gRPC service. 0: any free port, which the ready line names. Default: no gRPC service."),
+    ] = None
+    max_calls: Annotated[
+        int,
+        Meta(ge=1),
+        doc("Maximum calls in progress; one tenant may have half. A further one gets RESOURCE_EXHAUSTED."),
+    ] = 1024

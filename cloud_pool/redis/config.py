@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
+from causeway_server.router.config import doc
 from causeway_server.router.errors import ConfigError
 
 Topology = Literal["server", "sentinel", "cluster"]
@@ -31,16 +32,24 @@ _FORMS = (
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Redis that needs more than a URL."""
 
-    # `redis://host:port/0`, `rediss://` (TLS), `unix:///path`, `redis+sentinel://host:port,host:port/MASTER/0` or
-    # `redis+cluster://host:port,host:port`; the last two also with `rediss+`
-    url: Annotated[str, Meta(min_length=1)]
-    username: str = ""  # ACL user; needs `password_file`
-    password_file: str = ""  # read at each new connection, so a changed password needs no restart
-    sentinel_username: str = ""  # ACL user at the Sentinels; needs `sentinel_password_file`
-    sentinel_password_file: str = ""  # empty: the Sentinels need no password
-    ca_file: str = ""  # PEM certificates of the authorities that are trusted; empty: the system's
-    cert_file: str = ""  # PEM certificate of this client, if the servers ask for one
-    key_file: str = ""  # private key of `cert_file`
+    url: Annotated[
+        str,
+        Meta(min_length=1),
+        doc(
+            "URL: `redis://host:port/0`, `rediss://` (TLS), `unix:///path`, "
+            "`redis+sentinel://host:port,host:port/MASTER/0` or `redis+cluster://host:port,host:port`; the last two "
+            "also with `rediss+`."
+        ),
+    ]
+    username: Annotated[str, doc("ACL user. Needs `password_file`.")] = ""
+    password_file: Annotated[
+        str, doc("File with the password, read at each new connection, so that a changed password needs no restart.")
+    ] = ""
+    sentinel_username: Annotated[str, doc("ACL user at the Sentinels. Needs `sentinel_password_file`.")] = ""
+    sentinel_password_file: Annotated[str, doc("File with the password for the Sentinels. Empty: they need none.")] = ""
+    ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
+    cert_file: Annotated[str, doc("PEM file of the client certificate, for servers that require one.")] = ""
+    key_file: Annotated[str, doc("PEM file with the private key of `cert_file`.")] = ""
 
 
 RedisAddress = str | RedisConfig

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, Seconds
+from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
 from causeway_server.router.jobs.webhooks import WebhookFormat
 
@@ -28,16 +28,32 @@ _DAYS: Final = 9  # ahead: a job waits a day at most
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.webhooks`."""
 
-    allowed_networks: tuple[str, ...] = ()  # private networks that webhooks may reach, as 10.1.0.0/16
-    allow_http: bool = False  # beside https
-    timeout_s: Seconds = 15.0  # of one delivery
-    concurrency: Positive = 64  # deliveries of one worker at a time
-    concurrency_per_tenant: Positive = 32  # of one tenant, in all workers
-    concurrency_per_receiver: Positive = 16  # of one tenant to one scheme, host and port, in all workers
-    disable_after_410_s: Seconds = 7 * _DAY_S  # how long a URL that answered 410 Gone gets no deliveries
-    # of the bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` (structured), `cloudevents-binary`
-    format: WebhookFormat = "standard"
-    tenant_formats: dict[str, WebhookFormat] = {}  # the same by tenant, for those that need another one
+    allowed_networks: Annotated[
+        tuple[str, ...], doc("Private networks that webhooks may reach, such as `10.1.0.0/16`.")
+    ] = ()
+    allow_http: Annotated[bool, doc("Allow webhooks to `http://` URLs.")] = False
+    timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
+    concurrency: Annotated[Positive, doc("Maximum concurrent deliveries of one worker.")] = 64
+    concurrency_per_tenant: Annotated[
+        Positive, doc("Maximum concurrent deliveries of one tenant, over all workers.")
+    ] = 32
+    concurrency_per_receiver: Annotated[
+        Positive, doc("Maximum concurrent deliveries of one tenant to one scheme, host and port, over all workers.")
+    ] = 16
+    disable_after_410_s: Annotated[Seconds, doc("Time without deliveries for a URL that answered 410 Gone.")] = (
+        7 * _DAY_S
+    )
+    format: Annotated[
+        WebhookFormat,
+        doc(
+            "Format of the request bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
+            "(structured) or `cloudevents-binary`."
+        ),
+    ] = "standard"
+    tenant_formats: Annotated[
+        dict[str, WebhookFormat],
+        doc("Formats by tenant, for tenants that need another one than `jobs.webhooks.format`."),
+    ] = {}
 
     def format_of(self, owner: str) -> WebhookFormat:
         """Return the format of an owner's deliveries. `owner`: tenant/device."""
@@ -47,86 +63,140 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.files.s3`. Credentials come from the environment (`AWS_*`) or the machine's role."""
 
-    bucket: str = ""  # empty: S3 is not used
-    prefix: str = "causeway"  # of all object names
-    endpoint: str = ""  # URL of another S3 API, such as MinIO's; empty: AWS
-    region: str = "us-east-1"
+    bucket: Annotated[str, doc("Name of the bucket. Empty: S3 is not used.")] = ""
+    prefix: Annotated[str, doc("Prefix of all object names.")] = "causeway"
+    endpoint: Annotated[str, doc("URL of another S3 API, such as MinIO's. Empty: AWS.")] = ""
+    region: Annotated[str, doc("AWS region of the bucket.")] = "us-east-1"
 
 
 class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.files`: where the content of files lives. With neither it is in Redis, within small quotas."""
 
-    path: str = ""  # folder that all gateways and workers share, such as an NFS mount
+    path: Annotated[str, doc("Folder that all gateways and workers share, such as an NFS mount. Empty: none.")] = ""
     s3: S3Config = S3Config()
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.batches`. Quotas are of one tenant, whatever its devices are."""
 
-    max_file_bytes: Positive = 100 * 1024 * 1024  # of one uploaded file
-    max_files: Positive = 1000  # files of one tenant, input and output
-    max_bytes: Positive = 1024 * 1024 * 1024  # of all files of one tenant
-    max_redis_file_bytes: Positive = 16 * 1024 * 1024  # of one uploaded file whose content is in Redis
-    max_redis_bytes: Positive = 64 * 1024 * 1024  # of all files of one tenant in Redis
-    max_redis_total_bytes: Positive = 512 * 1024 * 1024  # of all files of all tenants in Redis
-    max_open_batches: Positive = 20  # batches of one tenant that have not ended
-    max_batches: Positive = 1000  # batches of one tenant, with those that ended less than `file_ttl_s` ago
-    max_lines: Positive = 50_000  # of one batch
-    max_line_bytes: Positive = 1024 * 1024  # of one line
-    max_open_jobs: Positive = 100  # jobs that one batch has open at once: more lines become jobs as these end
-    completion_window_s: Seconds = _DAY_S  # the 24h of completion_window
-    file_ttl_s: Seconds = 7 * _DAY_S  # how long a file is kept
+    max_file_bytes: Annotated[Positive, doc("Maximum size of one uploaded file.")] = 100 * 1024 * 1024
+    max_files: Annotated[Positive, doc("Maximum files of one tenant, input and output.")] = 1000
+    max_bytes: Annotated[Positive, doc("Maximum size of all files of one tenant.")] = 1024 * 1024 * 1024
+    max_redis_file_bytes: Annotated[Positive, doc("Maximum size of one uploaded file whose content is in Redis.")] = (
+        16 * 1024 * 1024
+    )
+    max_redis_bytes: Annotated[Positive, doc("Maximum size of all files of one tenant in Redis.")] = 64 * 1024 * 1024
+    max_redis_total_bytes: Annotated[Positive, doc("Maximum size of all files of all tenants in Redis.")] = (
+        512 * 1024 * 1024
+    )
+    max_open_batches: Annotated[Positive, doc("Maximum unfinished batches of one tenant.")] = 20
+    max_batches: Annotated[
+        Positive,
+        doc("Maximum batches of one tenant, including those that ended less than `jobs.batches.file_ttl_s` ago."),
+    ] = 1000
+    max_lines: Annotated[Positive, doc("Maximum lines of one batch.")] = 50_000
+    max_line_bytes: Annotated[Positive, doc("Maximum size of one line.")] = 1024 * 1024
+    max_open_jobs: Annotated[
+        Positive, doc("Maximum open jobs of one batch; further lines become jobs as these end.")
+    ] = 100
+    completion_window_s: Annotated[Seconds, doc("Duration of the completion window `24h`.")] = _DAY_S
+    file_ttl_s: Annotated[Seconds, doc("Time for which a file is kept.")] = 7 * _DAY_S
 
 
 class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.off_peak`: when jobs that ask for it start, and what they cost."""
 
-    hours: str = ""  # as 22:00-06:00, every day; empty: there are none
-    timezone: str = "UTC"  # of these hours, as Europe/Berlin
-    price_share: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the tier's price
+    hours: Annotated[str, doc("Daily off-peak hours, such as `22:00-06:00`. Empty: none.")] = ""
+    timezone: Annotated[str, doc("Time zone of the hours, such as `Europe/Berlin`.")] = "UTC"
+    price_share: Annotated[float, Meta(ge=0, le=1), doc("Price of an off-peak job as a share of the tier's price.")] = (
+        1.0
+    )
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs`."""
 
-    # as `redis` above, but no cluster: jobs need all their keys on one server; empty: `redis`, unless that is a cluster
-    redis: RedisAddress = ""
-    # replicas that must at least have a job, file or batch before it is accepted (WAIT); with Sentinels all that are up
-    # must; 0: none; empty: 1 with Sentinels, else 0
-    replicas: Annotated[int, Meta(ge=0)] | None = None
-    replica_timeout_s: Annotated[float, Meta(gt=0, le=4)] = 1.0  # then 503; the job may exist all the same
-    durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
-    key_prefix: str = "causeway:jobs"  # of all Redis keys
-    encryption_key_file: str = (
-        ""  # of requests, results and files at rest, the same for all processes; "": not encrypted
+    redis: Annotated[
+        RedisAddress,
+        doc(
+            "Redis of the jobs, in the forms of `redis` but not a cluster, because jobs need all their keys on one "
+            "server. Empty: `redis`, unless that is a cluster."
+        ),
+    ] = ""
+    replicas: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        doc(
+            "Minimum number of replicas that must confirm a job, file or batch before it is accepted (WAIT); with "
+            "Sentinels, all that are up must. 0: none. Default: 1 with Sentinels, otherwise 0."
+        ),
+    ] = None
+    replica_timeout_s: Annotated[
+        float,
+        Meta(gt=0, le=4),
+        doc("Maximum time to wait for replicas; then the request gets 503, although the job may exist."),
+    ] = 1.0
+    durability: Annotated[
+        Literal["require", "warn"],
+        doc("Reaction to a Redis that may lose jobs on `kill -9`: `require` refuses jobs, `warn` only logs."),
+    ] = "require"
+    key_prefix: Annotated[str, doc("Prefix of all Redis keys.")] = "causeway:jobs"
+    encryption_key_file: Annotated[
+        str, doc("File with the key that encrypts stored requests, results and files, on all processes. Empty: none.")
+    ] = ""
+    max_body_bytes: Annotated[Positive, doc("Maximum size of one job's request.")] = 1024 * 1024
+    max_result_bytes: Annotated[Positive, doc("Maximum size of one job's result.")] = 4 * 1024 * 1024
+    max_queued: Annotated[Positive, doc("Maximum queued jobs of one tier and priority, over all tenants.")] = 100_000
+    min_queued_per_tenant: Annotated[
+        Positive, doc("Number of queued jobs of each tenant that are accepted even if the queue is full.")
+    ] = 100
+    max_unfinished: Annotated[Positive, doc("Maximum unfinished jobs of one tenant.")] = 20_000
+    max_unfinished_bytes: Annotated[Positive, doc("Maximum size of all requests of one tenant's unfinished jobs.")] = (
+        256 * 1024 * 1024
     )
-    max_body_bytes: Positive = 1024 * 1024  # of one job's request
-    max_result_bytes: Positive = 4 * 1024 * 1024  # of one job's result
-    max_queued: Positive = 100_000  # jobs of one tier and priority, of all tenants
-    min_queued_per_tenant: Positive = 100  # so many of each tenant's are accepted in a full queue, too
-    max_unfinished: Positive = 20_000  # jobs of one tenant
-    max_unfinished_bytes: Positive = 256 * 1024 * 1024  # requests of one tenant's unfinished jobs
-    # ended jobs of one tenant with their answers; those beyond that are forgotten before their time, the one that would
-    # expire first at first. A job that never ran is kept for ten minutes
-    max_ended: Positive = 10_000
-    max_ended_bytes: Positive = 256 * 1024 * 1024
-    max_dead_letters: Positive = 10_000  # the oldest are dropped beyond that
-    max_event_streams: Positive = 256  # clients that follow events, per gateway; of one tenant at most half
-    default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline
-    max_deadline_s: Seconds = 7 * _DAY_S  # longest deadline that a request may name
-    result_ttl_s: Seconds = _DAY_S  # of results, events and idempotency keys, after the job's end
-    dead_letter_ttl_s: Seconds = 7 * _DAY_S  # how long a dead letter is kept
-    max_attempts: Positive = 5  # then the job is a dead letter
-    attempt_timeout_s: Seconds = 300.0  # of one run
-    max_revise_s: Seconds = 120.0  # longest time in which late parts may revise a job's answer (`revise_within_ms`)
-    lease_s: Seconds = 15.0  # a worker that does not renew its lease for so long is taken for dead
-    lease_check_s: Seconds = 0.4  # how soon a worker notices that a job was cancelled
-    reclaim_interval_s: Seconds = 1.0  # how often a worker looks for late jobs and for jobs of dead workers
-    limit_retry_s: Seconds = 60.0  # a tenant over a limit tries one job at the limit's reset, or after so long
-    backoff_s: Seconds = 1.0  # before the second attempt; doubles with each further one, with jitter
-    backoff_max_s: Seconds = 60.0  # longest back-off
-    concurrency: Annotated[int, Meta(ge=0)] = 0  # most jobs of a tier in one worker; 0: as many as gateways leave
-    drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
+    max_ended: Annotated[
+        Positive,
+        doc(
+            "Maximum ended jobs kept per tenant; beyond it, those that expire first are deleted early. A job that "
+            "never ran is kept for ten minutes."
+        ),
+    ] = 10_000
+    max_ended_bytes: Annotated[
+        Positive,
+        doc("Maximum size of the answers kept per tenant; beyond it, those that expire first are deleted early."),
+    ] = 256 * 1024 * 1024
+    max_dead_letters: Annotated[Positive, doc("Maximum dead letters; the oldest are deleted.")] = 10_000
+    max_event_streams: Annotated[
+        Positive, doc("Maximum clients that follow events at one gateway; one tenant may have half.")
+    ] = 256
+    default_deadline_s: Annotated[Seconds, doc("Deadline of a job that sets none.")] = _DAY_S
+    max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 7 * _DAY_S
+    result_ttl_s: Annotated[
+        Seconds, doc("Time for which results, events and idempotency keys are kept after the job's end.")
+    ] = _DAY_S
+    dead_letter_ttl_s: Annotated[Seconds, doc("Time for which a dead letter is kept.")] = 7 * _DAY_S
+    max_attempts: Annotated[Positive, doc("Number of attempts after which a job becomes a dead letter.")] = 5
+    attempt_timeout_s: Annotated[Seconds, doc("Maximum time of one attempt.")] = 300.0
+    max_revise_s: Annotated[
+        Seconds, doc("Maximum time in which late parts may revise a job's answer (`revise_within_ms`).")
+    ] = 120.0
+    lease_s: Annotated[Seconds, doc("Lease of a worker; one that does not renew it in time counts as dead.")] = 15.0
+    lease_check_s: Annotated[Seconds, doc("Interval at which a worker checks whether its jobs were cancelled.")] = 0.4
+    reclaim_interval_s: Annotated[
+        Seconds, doc("Interval at which a worker looks for late jobs and for jobs of dead workers.")
+    ] = 1.0
+    limit_retry_s: Annotated[
+        Seconds, doc("Maximum time after which a tenant over a limit tries one job, if the limit is not reset earlier.")
+    ] = 60.0
+    backoff_s: Annotated[
+        Seconds, doc("Pause before the second attempt; it doubles with each further one, with jitter.")
+    ] = 1.0
+    backoff_max_s: Annotated[Seconds, doc("Maximum pause between two attempts.")] = 60.0
+    concurrency: Annotated[
+        int, Meta(ge=0), doc("Maximum jobs of one tier in one worker. 0: as many as the gateways leave.")
+    ] = 0
+    drain_s: Annotated[
+        float, Meta(ge=0), doc("Maximum time on SIGTERM for running jobs to finish; others return to their queue.")
+    ] = 20.0
     off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from causeway_server.router.config import Pause, Positive, Seconds
+from causeway_server.router.config import Pause, Positive, Seconds, doc
 
 from ..admission import Priority
 from ..brokers.port import BrokerLogin, TopicAddress
@@ -16,15 +18,26 @@ _DAY_S = 86_400.0
 class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `streams`."""
 
-    tenant: ClaimName | None = None  # of messages without a token; without it they need one, if the gateways need one
-    priority: Priority = "bulk"  # the highest that a message without a token may ask for
-    in_flight: Positive = 32  # messages that one process works on at once
-    batch: Positive = 16  # messages that begin together, at most
-    batch_wait_s: Pause = 0.005  # how long the first message of a batch waits for more
-    max_age_s: Pause = 0.0  # a message that is older, by its `time`, has expired; 0: only `expirytime` counts
-    max_attempts: Positive = 5  # deliveries and failed runs; then the message is a dead letter
-    effect_ttl_s: Seconds = _DAY_S  # how long a message that comes again is known
-    lease_s: Seconds = 10.0  # a process that does not renew its lease for so long is replaced by one that stands by
+    tenant: Annotated[
+        ClaimName | None,
+        doc("Tenant of messages without a token. Default: such messages are refused if the gateways require tokens."),
+    ] = None
+    priority: Annotated[Priority, doc("Highest priority that a message without a token may have.")] = "bulk"
+    in_flight: Annotated[Positive, doc("Maximum messages that one process handles at once.")] = 32
+    batch: Annotated[Positive, doc("Maximum messages that start together.")] = 16
+    batch_wait_s: Annotated[Pause, doc("Maximum time that the first message of a batch waits for more.")] = 0.005
+    max_age_s: Annotated[
+        Pause, doc("Age at which a message expires, by its `time`. 0: only its `expirytime` counts.")
+    ] = 0.0
+    max_attempts: Annotated[
+        Positive, doc("Number of deliveries and failed runs after which a message becomes a dead letter.")
+    ] = 5
+    effect_ttl_s: Annotated[
+        Seconds, doc("Time for which handled messages are remembered, to recognise duplicates.")
+    ] = _DAY_S
+    lease_s: Annotated[
+        Seconds, doc("Lease of a process; one that does not renew it in time is replaced by a standby.")
+    ] = 10.0
     login: BrokerLogin = BrokerLogin()
 
     def check(self) -> None:

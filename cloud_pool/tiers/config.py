@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Count, Positive, Seconds
+from causeway_server.router.config import Count, Positive, Seconds, doc
 from causeway_server.router.errors import InvalidRequest
 from causeway_server.router.types import Modality, Request
 
@@ -27,41 +27,81 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model in Triton under the name that callers use."""
 
-    name: Annotated[str, Meta(min_length=1)] = DEFAULT_TIER  # what clients write as `model`
-    aliases: tuple[str, ...] = ()  # other names for the tier
-    triton: str = DEFAULT_TRITON  # host:port of Triton's gRPC
-    # instead of `triton`, many: `host:port` or `dns:name:port`, each with an optional `@zone`
-    endpoints: tuple[str, ...] = ()
-    # `least_loaded`, or `prefix_affinity`: a conversation also returns to the endpoint that cached its prefix
-    load_balancing: LoadBalancing = "least_loaded"
-    model: str = ""  # the model's name in Triton; empty: the tier's name
-    # what clients may ask of it: `chat`, `completion`, `embedding`; or what it reads, being an encoder: `audio`,
-    # `image`, `file`; a tier of `[embedding]` and an encoder need no template
-    can: Annotated[tuple[TierAbility, ...], Meta(min_length=1)] = ("chat", "completion")
-    # LoRA adapter of the model that the tier's requests use, `lora_name` in Triton's vLLM backend; empty: none
-    adapter: str = ""
-    artifact: str = ""  # supplies chat template, control tokens and context length; empty: the tier's name
-    template_file: str = ""  # a Jinja chat template instead of the artifact's, for a stock vLLM or TensorRT-LLM tier
-    special_tokens: tuple[str, ...] = ()  # with `template_file`: tokens that a user's text must not be able to spell
-    bos: str = ""  # with `template_file`: the beginning-of-sequence token
-    eos: str = ""  # with `template_file`: the end-of-sequence token
-    context_tokens: Count = 0  # context length; 0: the artifact's
-    max_tokens: Count = 0  # limit of an answer where the request has none; 0: the whole context
-    max_sequences: Positive = 128  # sequences (prompts × n) of one request; more are refused with 400
-    # upper bound of sequences in one endpoint's Triton at once; the tier's permits are this times
-    # the endpoints that take requests, divided between the gateways and workers that share a Redis
-    concurrency: Positive = 16
-    # lower bound of a gateway's limit, which follows the times to first token; 0: the limit is its part of the permits
-    min_concurrency: Count = 1
-    ttft_objective_s: Seconds = 2.0  # objective for interactive requests, from arrival to first token
-    max_queued: Count = 64  # sequences that may wait for their request to begin; beyond that clients get 429
+    name: Annotated[str, Meta(min_length=1), doc("Name of the tier, which clients send as `model`.")] = DEFAULT_TIER
+    aliases: Annotated[tuple[str, ...], doc("Other names for the tier.")] = ()
+    triton: Annotated[str, doc("Address (host:port) of Triton's gRPC.")] = DEFAULT_TRITON
+    endpoints: Annotated[
+        tuple[str, ...],
+        doc("Several addresses instead of `triton`: `host:port` or `dns:name:port`, each with an optional `@zone`."),
+    ] = ()
+    load_balancing: Annotated[
+        LoadBalancing,
+        doc(
+            "`least_loaded`, or `prefix_affinity`: conversations also return to the endpoint that cached their prefix."
+        ),
+    ] = "least_loaded"
+    model: Annotated[str, doc("Name of the model in Triton. Empty: the tier's name.")] = ""
+    can: Annotated[
+        tuple[TierAbility, ...],
+        Meta(min_length=1),
+        doc(
+            "Abilities that clients may use: `chat`, `completion`, `embedding`. For an encoder, the parts that it "
+            "reads: `audio`, `image`, `file`. Encoders and tiers of `[embedding]` need no template."
+        ),
+    ] = ("chat", "completion")
+    adapter: Annotated[
+        str, doc("LoRA adapter for the tier's requests, `lora_name` in Triton's vLLM backend. Empty: none.")
+    ] = ""
+    artifact: Annotated[
+        str, doc("Artifact that supplies chat template, control tokens and context length. Empty: the tier's name.")
+    ] = ""
+    template_file: Annotated[
+        str, doc("Jinja chat template that replaces the artifact's, for a stock vLLM or TensorRT-LLM tier.")
+    ] = ""
+    special_tokens: Annotated[
+        tuple[str, ...], doc("Tokens that a user's text must not be able to spell, with `template_file` only.")
+    ] = ()
+    bos: Annotated[str, doc("Beginning-of-sequence token, with `template_file` only.")] = ""
+    eos: Annotated[str, doc("End-of-sequence token, with `template_file` only.")] = ""
+    context_tokens: Annotated[Count, doc("Context length in tokens. 0: the artifact's.")] = 0
+    max_tokens: Annotated[
+        Count, doc("Maximum tokens of an answer where the request sets none. 0: the whole context.")
+    ] = 0
+    max_sequences: Annotated[
+        Positive, doc("Maximum sequences (prompts × n) of one request; a larger request gets 400.")
+    ] = 128
+    concurrency: Annotated[
+        Positive,
+        doc(
+            "Maximum sequences in one endpoint's Triton at once. The tier's permits are this times its active "
+            "endpoints, divided between the gateways and workers that share a Redis."
+        ),
+    ] = 16
+    min_concurrency: Annotated[
+        Count,
+        doc(
+            "Lower bound of a gateway's concurrency limit, which adapts to the times to first token. 0: the limit is "
+            "fixed at the gateway's share of the permits."
+        ),
+    ] = 1
+    ttft_objective_s: Annotated[
+        Seconds, doc("Objective for interactive requests: time from arrival to first token.")
+    ] = 2.0
+    max_queued: Annotated[
+        Count, doc("Maximum sequences that may wait for their request to start; a further request gets 429.")
+    ] = 64
     admission: AdmissionConfig = AdmissionConfig()
-    max_attempts: Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
+    max_attempts: Annotated[
+        Positive, doc("Maximum endpoints to which one request is sent before its first token. 1: no retry.")
+    ] = 3
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
-    # restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`
-    restrict_tool_arguments: bool = True
-    # where the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09
-    guided_key: GuidedKey = "guided_decoding"
+    restrict_tool_arguments: Annotated[
+        bool, doc("Restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`.")
+    ] = True
+    guided_key: Annotated[
+        GuidedKey,
+        doc("Parameter with which the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09."),
+    ] = "guided_decoding"
 
     @property
     def is_encoder(self) -> bool:
@@ -89,14 +129,24 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Audio, images and files in requests, which encoder tiers (`can: [audio]`, `[image]`, `[file]`) read."""
 
-    max_parts: Annotated[int, Meta(ge=1)] = 8  # audio, images and files of one request
-    audio_timeout_s: Seconds = 20.0  # for each audio clip, the wait included; then the answer does without it
-    image_timeout_s: Seconds = 10.0  # for each image or file, the wait included
-    # language of audio clips where the request names none, as `en`; empty: each clip's is found out
-    language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
-    # audio clips and images whose facts are kept in memory, for one tenant each
-    fact_cache_entries: Annotated[int, Meta(ge=0)] = 256
-    fact_cache_ttl_s: Seconds = 600.0  # how long
+    max_parts: Annotated[int, Meta(ge=1), doc("Maximum audio, image and file parts in one request.")] = 8
+    audio_timeout_s: Annotated[
+        Seconds, doc("Maximum time for each audio part, waiting included; the answer then continues without it.")
+    ] = 20.0
+    image_timeout_s: Annotated[
+        Seconds, doc("Maximum time for each image or file, waiting included; the answer then continues without it.")
+    ] = 10.0
+    language: Annotated[
+        str,
+        Meta(pattern=r"^([a-z]{2,3})?$"),
+        doc("Language of audio, such as `en`, where the request names none. Empty: detected for each part."),
+    ] = ""
+    fact_cache_entries: Annotated[
+        int,
+        Meta(ge=0),
+        doc("Number of audio and image parts whose facts are cached in memory, separately for each tenant."),
+    ] = 256
+    fact_cache_ttl_s: Annotated[Seconds, doc("Time for which a cached fact is used.")] = 600.0
 
 
 def too_many_sequences(request: Request, limit: str) -> InvalidRequest:

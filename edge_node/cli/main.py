@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 import msgspec
 
+from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
 
 from .. import daemon_version
-from ..config.loader import config_variable, meanings_of
+from ..config.loader import config_variable
 from ..config.schema import Config
 from .options import PATH, command_line, config_options, usage_error
 
@@ -65,8 +66,15 @@ def doctor(config: Config, as_json: bool) -> None:
 
 def _list_keys(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        for key, meaning in meanings_of(Config).items():
-            click.echo(f"{key:31} {config_variable(key):43} {meaning}")
+        for name, key in keys_of(Config).items():
+            variable = "" if "[]" in name else config_variable(name)
+            click.echo(f"{name:31} {variable:43} {default_text(name, key):14} {key.description}")
+        context.exit()
+
+
+def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(schema_of(Config, "Causeway edge daemon"), nl=False)
         context.exit()
 
 
@@ -78,7 +86,15 @@ def _list_keys(context: click.Context, _option: click.Parameter, wanted: bool) -
     is_eager=True,
     expose_value=False,
     callback=_list_keys,
-    help="List every key, its variable and its meaning.",
+    help="List every key with its variable, its default and its meaning.",
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON schema of the file, for editors.",
 )
 def print_config(config: Config) -> None:
     """Print the effective configuration as a file that --config accepts, or list every key. Secrets are hidden."""

@@ -15,9 +15,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from inspect import getsource
 from pathlib import Path
-from typing import get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,7 +24,7 @@ from msgspec import inspect
 from causeway_server.router.config import leaves_of
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.numbers import bytes_of, seconds_of
+from causeway_server.router.numbers import without_unit
 
 from .schema import CloudConfig, Config
 
@@ -65,6 +63,7 @@ def coerce(setting: Setting, annotation: object, key: str) -> object:
         ConfigError: Names the expected type, the value, and where it was written.
     """
     value, kind = setting.value, inspect.type_info(annotation)
+    kind = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(value, str):
         value = _read_text(value, kind, key, is_text=setting.is_text)
     try:
@@ -82,10 +81,8 @@ def coerce(setting: Setting, annotation: object, key: str) -> object:
 
 def _read_text(text: str, kind: inspect.Type, key: str, *, is_text: bool) -> object:
     """Parse what msgspec does not. Returns the text itself if it cannot be parsed; the conversion then rejects it."""
-    if isinstance(kind, inspect.FloatType) and key.endswith("_s") and (seconds := seconds_of(text)) is not None:
-        return seconds
-    if isinstance(kind, inspect.IntType) and key.endswith("_bytes") and (size := bytes_of(text)) is not None:
-        return size
+    if isinstance(kind, (inspect.FloatType, inspect.IntType)) and (number := without_unit(key, text)) is not text:
+        return number
     if is_text and isinstance(kind, inspect.BoolType):
         return _BOOLEANS.get(text.strip().lower(), text)
     if is_text and isinstance(kind, inspect.VarTupleType):
@@ -101,7 +98,8 @@ def plain_value(tree: strict_yaml.Tree) -> object:
     YAML's dates and base-60 numbers stay text, which is right for keys that expect text.
     """
     if isinstance(tree, strict_yaml.Mapping):
-        return {key.text: plain_value(value) for key, value in zip(tree.keys, tree.values, strict=True)}
+        items = zip(tree.keys, tree.values, strict=True)
+        return {key.text: without_unit(key.text, plain_value(value)) for key, value in items}
     if isinstance(tree, strict_yaml.Sequence):
         return [plain_value(item) for item in tree.items]
     if tree.kind == "null":
@@ -177,41 +175,6 @@ def _in_words(reason: str) -> str:
     """Return msgspec's reason, with what a pattern stands for."""
     pattern = _PATTERN.search(reason)
     return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason
-
-
-def comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the meaning of each field, also of inherited ones: the comment behind it, or on the lines above it.
-
-    It is read from the source, so that a key is written, bounded and explained in one place.
-    """
-    found: dict[str, str] = {}
-    for part in reversed(struct.__mro__[: struct.__mro__.index(msgspec.Struct)]):
-        name, above = "", []
-        for line in getsource(part).splitlines():
-            if line.startswith(("    def ", "    @")):
-                break
-            if (text := line.strip()).startswith("# "):
-                above.append(text[2:])
-                continue
-            if field := re.match(r"    (\w+): ", line):
-                name = field[1]
-                found[name] = " ".join(above)
-            if "  # " in line:
-                found[name] = line.partition("  # ")[2]
-            above = []
-    return {name: found[name] for name in struct.__struct_fields__}
-
-
-def meanings_of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the meaning of every dotted key of `struct`, in the order of the structs."""
-    found: dict[str, str] = {}
-    hints = get_type_hints(struct)
-    for name, comment in comments_of(struct).items():
-        if isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct):
-            found |= {f"{name}.{key}": meaning for key, meaning in meanings_of(hints[name]).items()}
-        else:
-            found[name] = comment
-    return found
 
 
 # --- the layers ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from causeway_server.router.checks.explanation import explain, try_draft
 from causeway_server.router.checks.replay import replay as run_replay
+from causeway_server.router.config import schema_of
 from causeway_server.router.documents.reader import did_you_mean
 from causeway_server.router.errors import CausewayError, ConfigError, ModelNotFound
 from causeway_server.router.policy.compiled import Policy
@@ -22,9 +23,12 @@ from causeway_server.router.serving.logs import start_log
 from causeway_server.router.serving.process import run_fast
 from causeway_server.router.types import NowSignals
 
+from ..operators.operators_file import OperatorsDoc
+from ..repository.fleet_file import FleetDoc
 from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
+from ..trust.keys import TrustDoc
 from . import devices, rollouts, signing
 from .output import (
     Checked,
@@ -228,9 +232,11 @@ def replay(
 
 
 @main.command()
-def schema() -> None:
-    """Print the JSON schema of policy files, for editors."""
-    click.echo(policy_schema(), nl=False)
+@click.argument("file", type=click.Choice(["policy", "fleet", "operators", "trust"]), default="policy")
+def schema(file: str) -> None:
+    """Print the JSON schema of policy files, or of fleet.yaml, operators.yaml or trust.yaml, for editors."""
+    structs: dict[str, type[msgspec.Struct]] = {"fleet": FleetDoc, "operators": OperatorsDoc, "trust": TrustDoc}
+    click.echo(policy_schema() if file == "policy" else schema_of(structs[file], f"Causeway {file}.yaml"), nl=False)
 
 
 def _valid_policy(path: Path) -> Policy:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from causeway_server.router.config import doc
 from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import ConfigError
 
@@ -24,27 +25,37 @@ Sha256Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", title="a sha256 in hex
 class OidcDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An OpenID Connect issuer."""
 
-    issuer: str  # its URL, as in its discovery document
-    client_id: str
-    redirect: str  # https://THIS-SERVER/v1/oidc/callback, as registered with the issuer
-    client_secret_file: str = ""  # relative to operators.yaml; "": a public client, which PKCE suffices for
-    scope: str = "openid email profile"
-    claim: str = "groups"  # the claim of the id token whose values have roles
-    name_claim: str = "email"  # the operator's name in the audit log; else `sub@issuer`, also for an unverified `email`
+    issuer: Annotated[str, doc("URL of the issuer, as in its discovery document.")]
+    client_id: Annotated[str, doc("Client id of this control plane at the issuer.")]
+    redirect: Annotated[str, doc("Redirect URI registered with the issuer: `https://THIS-SERVER/v1/oidc/callback`.")]
+    client_secret_file: Annotated[
+        str,
+        doc("File with the client secret, relative to `operators.yaml`. Empty: a public client, which uses PKCE only."),
+    ] = ""
+    scope: Annotated[str, doc("Scopes to request.")] = "openid email profile"
+    claim: Annotated[str, doc("Claim of the id token whose values have roles.")] = "groups"
+    name_claim: Annotated[
+        str, doc("Claim with the operator's name for the audit log. Absent, or an unverified `email`: `sub@issuer`.")
+    ] = "email"
 
 
 class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token of a program, such as CI."""
 
-    sha256: Sha256Hex  # of the token
-    role: Role
+    sha256: Annotated[Sha256Hex, doc("SHA-256 of the token in hex.")]
+    role: Annotated[Role, doc("Role of the token.")]
 
 
 class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    oidc: OidcDoc | None = None
-    roles: dict[Role, tuple[str, ...]] = {}  # values of `oidc.claim`; "*": everyone that the issuer knows
-    tokens: dict[str, TokenDoc] = {}  # by the name that the audit log shows
+    version: Annotated[Literal[1], doc("Version of this format.")]
+    oidc: Annotated[
+        OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: none, only tokens sign in.")
+    ] = None
+    roles: Annotated[
+        dict[Role, tuple[str, ...]],
+        doc("Values of `oidc.claim` that have each role; `*` is everyone whom the issuer knows."),
+    ] = {}
+    tokens: Annotated[dict[str, TokenDoc], doc("Tokens of programs, by the name that the audit log shows.")] = {}
 
 
 def read_operators(folder: Path) -> OperatorsDoc:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from causeway_server.router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from causeway_server.router.bundle.settings import SettingValue
+from causeway_server.router.config import doc
 from causeway_server.router.numbers import seconds_of
 
 from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutSettings, RolloutStage
@@ -34,32 +35,33 @@ Label = Annotated[
 class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time of the week in which devices may change, in each device's own local time."""
 
-    opens: Clock  # start of the window, in the local time of each device
-    closes: Clock  # end of the window; if not after `opens`, on the next day
-    days: Annotated[tuple[Weekday, ...], Meta(min_length=1)] = WEEKDAYS  # days on which the window opens
+    opens: Annotated[Clock, doc("Start of the window in each device's local time.")]
+    closes: Annotated[Clock, doc("End of the window. At or before `opens`: on the next day.")]
+    days: Annotated[tuple[Weekday, ...], Meta(min_length=1), doc("Days on which the window opens.")] = WEEKDAYS
 
 
 class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a cohort's rollouts."""
 
-    stages: Annotated[tuple[Percent, ...], Meta(min_length=1)] = (
-        1.0,
-        5.0,
-        25.0,
-        50.0,
-        100.0,
-    )  # percent of the cohort's devices
-    approval: tuple[Percent, ...] = ()  # shares of stages that wait for an approver
-    least: Span = "20m"  # least duration of a stage
-    most: Span = "1d"  # maximum duration; a stage without a verdict by then is paused
-    soak: Span = "1h"  # observation after the last stage
-    first_look: Span = "150s"  # time of the first look; each later one is at twice the time of the one before
-    silence: Span = "15m"  # a device that reported before and is then silent for this long has failed
-    metrics: dict[
-        Literal["errors", "degraded", "latency"], Percent
-    ] = {}  # margins in percentage points; none: 2, 5 and 5
-    windows: tuple[WindowDoc, ...] = ()  # maintenance windows; none: devices may change at any time
-    per_site: Annotated[int, Meta(ge=1)] = 1  # the most devices of a site that change at once
+    stages: Annotated[
+        tuple[Percent, ...], Meta(min_length=1), doc("Shares of the cohort's devices after each stage, in percent.")
+    ] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    approval: Annotated[tuple[Percent, ...], doc("Shares of the stages that wait for an approver.")] = ()
+    least: Annotated[Span, doc("Minimum duration of a stage.")] = "20m"
+    most: Annotated[Span, doc("Maximum duration of a stage; one without a verdict by then is paused.")] = "1d"
+    soak: Annotated[Span, doc("Duration of the observation after the last stage.")] = "1h"
+    first_look: Annotated[
+        Span, doc("Time of the first evaluation of a stage; each later one is at twice the time of the one before.")
+    ] = "150s"
+    silence: Annotated[Span, doc("Time without reports after which a device that had reported before has failed.")] = (
+        "15m"
+    )
+    metrics: Annotated[
+        dict[Literal["errors", "degraded", "latency"], Percent],
+        doc("Accepted worsening of each metric, in percentage points. Empty: errors 2, degraded 5, latency 5."),
+    ] = {}
+    windows: Annotated[tuple[WindowDoc, ...], doc("Maintenance windows. Empty: devices may change at any time.")] = ()
+    per_site: Annotated[int, Meta(ge=1), doc("Maximum devices of one site that change at the same time.")] = 1
 
 
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
@@ -143,50 +145,74 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GoldenDoc(_Part, frozen=True):
     """A prompt that a model must answer with exactly this text on the device."""
 
-    prompt: str
-    answer: str  # exactly, at temperature 0
-    image: str | None = None  # path of an image that stands after the prompt, for a model with a projector
+    prompt: Annotated[str, doc("Prompt for the model, run at temperature 0.")]
+    answer: Annotated[str, doc("Exact text of the answer.")]
+    image: Annotated[str | None, doc("Path of an image that follows the prompt, for a model with a projector.")] = None
 
 
 class WeightsFile(_Part, frozen=True):
     """Weights by their file in this folder, or, for a file that was uploaded before, by its hash and size."""
 
-    file: str | None = None
-    sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
-    size_bytes: Annotated[int, Meta(ge=1)] | None = None
+    file: Annotated[
+        str | None,
+        doc("Path of the file in this folder. Instead of it, `sha256` and `size_bytes` name a file uploaded before."),
+    ] = None
+    sha256: Annotated[
+        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
+        doc("SHA-256 of a file that was uploaded before, in hex."),
+    ] = None
+    size_bytes: Annotated[Annotated[int, Meta(ge=1)] | None, doc("Size of a file that was uploaded before.")] = None
 
 
 class _WeightsDoc(WeightsFile, frozen=True):
-    golden: tuple[GoldenDoc, ...] = ()  # tried on the device before they serve
+    golden: Annotated[tuple[GoldenDoc, ...], doc("Prompts tried on the device before these weights serve.")] = ()
 
 
 class AdapterDoc(_WeightsDoc, frozen=True):
     """A LoRA adapter of a model, a GGUF. Requests ask for MODEL+ADAPTER."""
 
-    scale: float = 1.0  # how strongly it is applied
+    scale: Annotated[float, doc("Strength with which the adapter is applied.")] = 1.0
 
 
 class ProjectorDoc(WeightsFile, frozen=True):
     """The mmproj file of a vision model, or with `encoder` a projector in ONNX."""
 
-    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was made for
-    encoder: WeightsFile | None = None  # the image encoder whose features it reads, in ONNX
-    tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None  # that an image becomes; with `encoder`
+    model_sha256: Annotated[
+        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
+        doc("SHA-256 of the weights that the projector was made for."),
+    ] = None
+    encoder: Annotated[WeightsFile | None, doc("Image encoder whose features the projector reads, in ONNX.")] = None
+    tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=4096)] | None, doc("Number of tokens that an image becomes, with `encoder` only.")
+    ] = None
 
 
 class SignalDoc(WeightsFile, frozen=True):
     """A learned signal about the model's answers, the file that `causeway-models` wrote."""
 
-    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was fitted on
+    model_sha256: Annotated[
+        Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
+        doc("SHA-256 of the weights that the signal was fitted on."),
+    ] = None
 
 
 class ModelDoc(_WeightsDoc, frozen=True):
     """A model, its adapters, its projector and the signals about its answers."""
 
-    adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
-    projector: ProjectorDoc | None = None  # with it the model takes images, under `fusion: early` and `hybrid`
-    signals: dict[SignalKind, SignalDoc] = {}  # for these weights; those on the device are for others
-    uncalibrated: bool = False  # without signals on purpose: a handoff compares the engine's raw score
+    adapters: Annotated[
+        dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc],
+        doc("LoRA adapters of the model, by name."),
+    ] = {}
+    projector: Annotated[
+        ProjectorDoc | None, doc("Projector with which the model takes images, under `fusion: early` and `hybrid`.")
+    ] = None
+    signals: Annotated[
+        dict[SignalKind, SignalDoc],
+        doc("Learned signals for these weights. Those on the device are for other weights."),
+    ] = {}
+    uncalibrated: Annotated[
+        bool, doc("Run the model without signals on purpose; a handoff then compares the engine's raw score.")
+    ] = False
 
     @property
     def files(self) -> dict[str, WeightsFile]:
@@ -214,13 +240,20 @@ class ModelDoc(_WeightsDoc, frozen=True):
 class CohortDoc(_Part, frozen=True):
     """The devices whose labels match, and what they run."""
 
-    policy: str  # path of the policy, relative to fleet.yaml
-    match: dict[Label, Label] = {}  # a device needs all of these labels; empty: every device
-    signals: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None  # that its devices can read
-    models: dict[Name, ModelDoc] = {}
-    settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
-    min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
-    leaving: Leaving = "refuse"  # of a device whose own decisions would leave the device under the new policy
+    policy: Annotated[str, doc("Path of the policy, relative to `fleet.yaml`.")]
+    match: Annotated[dict[Label, Label], doc("Labels that a device must all have. Empty: every device.")] = {}
+    signals: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1)] | None,
+        doc("Signals that the cohort's devices can read. Default: all."),
+    ] = None
+    models: Annotated[dict[Name, ModelDoc], doc("Models of the cohort's devices, by name.")] = {}
+    settings: Annotated[dict[str, SettingValue], doc("Settings by dotted key of `edge.yaml`.")] = {}
+    min_daemon: Annotated[
+        Release, Meta(title="a release such as 1.2.3"), doc("Oldest version of the daemon that may take the bundle.")
+    ] = "0.0.0"
+    leaving: Annotated[
+        Leaving, doc("`refuse` or `report` a bundle under whose policy recorded decisions would leave the device.")
+    ] = "refuse"
     rollout: RolloutDoc = RolloutDoc()
 
     @property
@@ -232,9 +265,13 @@ class CohortDoc(_Part, frozen=True):
 class FleetDoc(_Part, frozen=True):
     """The content of `fleet.yaml`."""
 
-    version: Literal[1]
-    name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
-    cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a device belongs to the first one that matches
+    version: Annotated[Literal[1], doc("Version of this format.")]
+    name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -"), doc("Name of the fleet.")]
+    cohorts: Annotated[
+        dict[Name, CohortDoc],
+        Meta(min_length=1),
+        doc("Cohorts by name. A device belongs to the first one that matches."),
+    ]
 
 
 def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:

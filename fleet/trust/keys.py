@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
+from causeway_server.router.config import doc
 from causeway_server.router.documents.reader import KeyLocations, read_struct
 from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
 from causeway_server.router.errors import ConfigError
@@ -150,25 +151,25 @@ def _read_private(path: Path) -> bytes:
 class OfflineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A role whose keys are kept apart, each by another person."""
 
-    keys: PublicKeys  # paths of .pub files, relative to trust.yaml
-    threshold: Annotated[int, Meta(ge=1)] = 2  # signatures that are needed
-    expires: Expiry = "365d"
+    keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
+    threshold: Annotated[int, Meta(ge=1), doc("Number of signatures required.")] = 2
+    expires: Annotated[Expiry, doc("Validity of a signature.")] = "365d"
 
 
 class OnlineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A role that a server holds."""
 
-    keys: PublicKeys
-    expires: Expiry = "7d"
+    keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
+    expires: Annotated[Expiry, doc("Validity of a signature.")] = "7d"
 
 
 class TrustDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Literal[1]
-    root: OfflineRoleDoc  # says who holds every role
-    artifacts: OfflineRoleDoc  # signs bundles
-    rollout: OnlineRoleDoc  # says which devices run which signed bundle
-    snapshot: OnlineRoleDoc
-    timestamp: OnlineRoleDoc
+    version: Annotated[Literal[1], doc("Version of this format.")]
+    root: Annotated[OfflineRoleDoc, doc("Role that names the holders of every role.")]
+    artifacts: Annotated[OfflineRoleDoc, doc("Role that signs bundles.")]
+    rollout: Annotated[OnlineRoleDoc, doc("Role that names the signed bundle of each device.")]
+    snapshot: Annotated[OnlineRoleDoc, doc("Role that signs the versions of all metadata files.")]
+    timestamp: Annotated[OnlineRoleDoc, doc("Role that signs the current snapshot.")]
 
 
 class TrustedRole(msgspec.Struct, frozen=True):

@@ -4,8 +4,6 @@ Never among them: where the daemon listens and which API keys it accepts (`serve
 from (`cloud.url`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a device
 undoes a bundle (`fleet.*`). The device refuses a signed bundle with such a key, so not even the holders of the signing
 keys can open a device to others. The daemon's schema adds such keys to the structs here, in structs of its own.
-
-The comment of each field is its meaning, for `causeway-edge config --keys` and the table in edge_node/README.md.
 """
 
 from __future__ import annotations
@@ -17,130 +15,208 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig, leaves_of
+from ..config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig, doc, leaves_of
 from ..documents.reader import did_you_mean
 from ..jobs.webhooks import WebhookFormat
-from ..numbers import bytes_of, seconds_of
+from ..numbers import without_unit
 
 SettingValue = bool | int | float | str
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # requests decoded together (continuous batching); further requests wait
-    sequences: Annotated[int, Meta(ge=1, le=256)] = 16
-    batch_tokens: Positive = 512  # maximum tokens of one decode step, prefill chunks included
-    # maximum tokens of one request, prompt and answer; 0: the model's own limit, bounded by memory
-    context_tokens: Count = 0
-    threads: Count = 0  # CPU threads; 0: found by trying, as many as help
-    # layers offloaded to the GPU; -1: all; `auto`: as many as fit into its free memory
-    gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
-    # how keys and values of the context are kept: f16, or q8_0 in about half the memory
-    kv_type: Literal["f16", "q8_0"] = "f16"
-    prompt_lookup: bool = True  # draft tokens from text that repeats, where it pays; answers keep their distribution
-    # disk for decoded system prompts in `state_dir`, of each model, so that an engine knows them after a restart; 0:
-    # none
-    stored_prompts_bytes: Count = 0
-    # restrict tool-call arguments to words of the user's message, for models whose manifest says `answers: calls`
-    restrict_tool_arguments: bool = True
-    # a model without requests for so long leaves memory, and the next request loads it again; 0: never
-    unload_after_s: Pause = 0.0
-    enabled: bool = True  # run a model on this device; false: every request goes to the cloud
+    sequences: Annotated[
+        int, Meta(ge=1, le=256), doc("Maximum requests decoded together (continuous batching); further requests wait.")
+    ] = 16
+    batch_tokens: Annotated[Positive, doc("Maximum tokens in one decode step, prefill chunks included.")] = 512
+    context_tokens: Annotated[
+        Count, doc("Maximum tokens of one request, prompt and answer. 0: the model's own limit, bounded by memory.")
+    ] = 0
+    threads: Annotated[Count, doc("Number of CPU threads. 0: found by trial, as many as increase the speed.")] = 0
+    gpu_layers: Annotated[
+        Annotated[int, Meta(ge=-1)] | Literal["auto"],
+        doc("Number of layers offloaded to the GPU. -1: all; `auto`: as many as fit into its free memory."),
+    ] = "auto"
+    kv_type: Annotated[
+        Literal["f16", "q8_0"], doc("Format of the KV cache: `f16`, or `q8_0` in about half the memory.")
+    ] = "f16"
+    prompt_lookup: Annotated[
+        bool,
+        doc("Draft tokens from text that repeats, where it saves time. The distribution of answers does not change."),
+    ] = True
+    stored_prompts_bytes: Annotated[
+        Count,
+        doc("Disk space per model in `state_dir` for prefilled system prompts, which survive a restart. 0: none."),
+    ] = 0
+    restrict_tool_arguments: Annotated[
+        bool, doc("Restrict tool-call arguments to words of the user's message, for models with `answers: calls`.")
+    ] = True
+    unload_after_s: Annotated[
+        Pause,
+        doc("Unload a model from memory after this time without requests; the next request loads it again. 0: never."),
+    ] = 0.0
+    enabled: Annotated[bool, doc("Run a model on this device. `false`: every request goes to the cloud.")] = True
 
 
 class CloudSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    connect_timeout_s: Seconds = 2.0  # maximum time to connect
-    first_token_timeout_s: Seconds = 10.0  # maximum time to the first token, for targets whose policy sets none
-    timeout_s: Seconds = 60.0  # maximum time of a whole answer, for targets whose policy sets none
-    max_connections: Positive = 100  # maximum open connections to the cloud
-    probe_interval_s: Seconds = 5.0  # interval of reachability probes while no requests go to the cloud
+    connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to the cloud.")] = 2.0
+    first_token_timeout_s: Annotated[
+        Seconds, doc("Maximum time to the first token, for targets whose policy sets none.")
+    ] = 10.0
+    timeout_s: Annotated[Seconds, doc("Maximum time for a whole answer, for targets whose policy sets none.")] = 60.0
+    max_connections: Annotated[Positive, doc("Maximum open connections to the cloud.")] = 100
+    probe_interval_s: Annotated[
+        Seconds, doc("Interval between reachability probes while no requests go to the cloud.")
+    ] = 5.0
 
 
 class ResponseCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory_bytes: Count = 32 * 1024 * 1024  # maximum size of the response cache in memory
-    disk_bytes: Count = 256 * 1024 * 1024  # maximum size of the response cache on disk; 0: memory only
+    memory_bytes: Annotated[Count, doc("Maximum size of the response cache in memory.")] = 32 * 1024 * 1024
+    disk_bytes: Annotated[Count, doc("Maximum size of the response cache on disk. 0: memory only.")] = 256 * 1024 * 1024
 
 
 class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory_records: Positive = 2000  # decision records kept in memory, newest first
-    max_age_s: Seconds = 7 * 86400.0  # maximum age of decision records on disk
-    # `named`: every signal but prompt tokens and quality, which are recorded if the policy names them; `all`: these as
-    # well, computed for each request that is decided, so that any policy can be replayed
-    signals: Literal["named", "all"] = "named"
+    memory_records: Annotated[Positive, doc("Maximum decision records kept in memory; the oldest are dropped.")] = 2000
+    max_age_s: Annotated[Seconds, doc("Maximum age of decision records on disk.")] = 7 * 86400.0
+    signals: Annotated[
+        Literal["named", "all"],
+        doc(
+            "`named`: prompt tokens and quality are recorded only if the policy names them. `all`: both are computed "
+            "for every decided request, so that any policy can be replayed."
+        ),
+    ] = "named"
 
 
 class OutboxWebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    timeout_s: Seconds = 15.0  # longest time of one delivery
-    concurrency: Positive = 8  # webhooks that are sent at the same time
-    concurrency_per_receiver: Positive = 2  # the same to one scheme, host and port
-    # how long after the end of its job a webhook is given up, where its receiver is away; until then the job is listed,
-    # its answer is deleted as ever
-    max_age_s: Seconds = 35 * 86400.0
-    # of their bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` (structured) or
-    # `cloudevents-binary`
-    format: WebhookFormat = "standard"
+    timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
+    concurrency: Annotated[Positive, doc("Maximum concurrent webhooks.")] = 8
+    concurrency_per_receiver: Annotated[Positive, doc("Maximum concurrent webhooks to one scheme, host and port.")] = 2
+    max_age_s: Annotated[
+        Seconds,
+        doc(
+            "Time after a job's end at which an undelivered webhook is given up. The job stays listed until then; its "
+            "result is still deleted after `jobs.result_ttl_s`."
+        ),
+    ] = 35 * 86400.0
+    format: Annotated[
+        WebhookFormat,
+        doc(
+            "Format of the request bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
+            "(structured) or `cloudevents-binary`."
+        ),
+    ] = "standard"
 
 
 class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # maximum of jobs that have not ended; a job beyond it takes the place of bulk jobs, or is refused
-    max_jobs: Positive = 20_000
-    max_bytes: Positive = 256 * 1024 * 1024  # maximum size of all requests and results of jobs on disk
-    # share of both that bulk jobs may fill; the rest is reserved for the others
-    bulk_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
-    default_deadline_s: Seconds = 86400.0  # deadline of a job that sets none
-    max_deadline_s: Seconds = 60 * 86400.0  # latest deadline of a job
-    result_ttl_s: Seconds = 86400.0  # how long a job that ended, and its result, are kept
-    dead_letter_ttl_s: Seconds = 7 * 86400.0  # how long a dead letter is kept
-    max_result_bytes: Positive = 4 * 1024 * 1024  # maximum size of one result; a job with a larger one fails
-    max_attempts: Positive = 5  # runs that may fail before a job is a dead letter; waiting for the cloud is no run
-    device_concurrency: Positive = 2  # jobs that run on the device at the same time, beside requests
-    cloud_concurrency: Positive = 16  # jobs that are in the cloud at the same time
-    # jobs per second that this device is expected to send to the cloud; it never sends more than three times as many
-    cloud_rate_per_s: Seconds = 5.0
-    jitter_s: Pause = 30.0  # longest random pause before waiting jobs are sent when the cloud comes back
-    max_revise_s: Seconds = 120.0  # longest time in which late parts may revise a job's answer (`revise_within_ms`)
+    max_jobs: Annotated[Positive, doc("Maximum unfinished jobs. A further job replaces bulk jobs or is refused.")] = (
+        20_000
+    )
+    max_bytes: Annotated[Positive, doc("Maximum size of all requests and results of jobs on disk.")] = 256 * 1024 * 1024
+    bulk_share: Annotated[
+        float, Meta(gt=0, le=1), doc("Share of `jobs.max_jobs` and `jobs.max_bytes` that bulk jobs may fill.")
+    ] = 0.75
+    default_deadline_s: Annotated[Seconds, doc("Deadline of a job that sets none.")] = 86400.0
+    max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 60 * 86400.0
+    result_ttl_s: Annotated[Seconds, doc("Time for which an ended job and its result are kept.")] = 86400.0
+    dead_letter_ttl_s: Annotated[Seconds, doc("Time for which a dead letter is kept.")] = 7 * 86400.0
+    max_result_bytes: Annotated[Positive, doc("Maximum size of one result; a job with a larger one fails.")] = (
+        4 * 1024 * 1024
+    )
+    max_attempts: Annotated[
+        Positive,
+        doc("Failed runs after which a job becomes a dead letter. Waiting for the cloud does not count as a run."),
+    ] = 5
+    device_concurrency: Annotated[
+        Positive, doc("Maximum jobs that run on the device at the same time, in addition to requests.")
+    ] = 2
+    cloud_concurrency: Annotated[Positive, doc("Maximum jobs in the cloud at the same time.")] = 16
+    cloud_rate_per_s: Annotated[
+        Seconds, doc("Expected rate of jobs sent to the cloud. The actual rate never exceeds three times this value.")
+    ] = 5.0
+    jitter_s: Annotated[
+        Pause, doc("Maximum random pause before waiting jobs are sent when the cloud becomes reachable again.")
+    ] = 30.0
+    max_revise_s: Annotated[
+        Seconds, doc("Maximum time in which late parts may revise a job's answer (`revise_within_ms`).")
+    ] = 120.0
     webhooks: OutboxWebhookSettings = OutboxWebhookSettings()
 
 
 class DeviceFilesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_files: Positive = 200  # maximum of uploaded files, those that are being uploaded included
-    max_bytes: Positive = 256 * 1024 * 1024  # maximum size of all uploaded files together
+    max_files: Annotated[Positive, doc("Maximum uploaded files, including those being uploaded.")] = 200
+    max_bytes: Annotated[Positive, doc("Maximum size of all uploaded files together.")] = 256 * 1024 * 1024
 
 
 class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
-    partial_interval_s: Pause = 1.0  # new audio between two partial transcripts while somebody speaks; 0: none are made
+    partial_interval_s: Annotated[
+        Pause, doc("Amount of new audio between two partial transcripts of a speech turn. 0: no partial transcripts.")
+    ] = 1.0
 
 
 class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # messages that may wait here for the outbox; the others wait at the broker
-    receive_maximum: Annotated[int, Meta(ge=1, le=1024)] = 16
-    max_message_bytes: Positive = 256 * 1024  # maximum size of a message; a larger one is answered with an error
-    # how long the broker keeps messages for this device while it is away
-    session_expiry_s: Annotated[float, Meta(ge=0, le=4294967295)] = 86400.0
-    # time without a word of the broker after which a ping asks for one
-    keepalive_s: Annotated[float, Meta(ge=1, le=65535)] = 30.0
+    receive_maximum: Annotated[
+        int, Meta(ge=1, le=1024), doc("Maximum messages that wait here for the outbox; others wait at the broker.")
+    ] = 16
+    max_message_bytes: Annotated[
+        Positive, doc("Maximum size of a message; a larger one is answered with an error.")
+    ] = 256 * 1024
+    session_expiry_s: Annotated[
+        float,
+        Meta(ge=0, le=4294967295),
+        doc("Time for which the broker keeps messages while this device is disconnected."),
+    ] = 86400.0
+    keepalive_s: Annotated[
+        float,
+        Meta(ge=1, le=65535),
+        doc("MQTT keep-alive: time without traffic from the broker after which a ping is sent."),
+    ] = 30.0
 
 
 class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    # turn audio, images and files of requests into text for models that take text only; audio clips need the extra
-    # `voice`, images `images`
-    enabled: bool = True
-    max_parts: Positive = 8  # maximum audio, images and files of one request
-    max_audio_s: Seconds = 120.0  # maximum length of an audio clip; a longer one is rejected before it is decoded
-    # maximum size of an image, width × height; a larger one is rejected before it is decoded
-    max_pixels: Positive = 24_000_000
-    max_text_bytes: Positive = 256 * 1024  # maximum size of a file of text
-    # maximum time to decode and understand an audio clip, loading the model included; after it the request goes on
-    # without
-    audio_timeout_s: Seconds = 20.0
-    image_timeout_s: Seconds = 10.0  # the same for an image or a file
-    decoder_memory_bytes: Positive = 512 * 1024 * 1024  # maximum memory of each process that decodes files
-    fact_cache_entries: Count = 256  # facts kept in memory by the hash of their audio or image; 0: none
-    # what is spoken at this device, ISO 639-1; `en`: short audio clips are heard as commands, in a fraction of the
-    # time; empty: it is detected, which a short command can defeat
-    language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
-    # voice of requests for `auto`, and of live sessions that name none: one that was added by `causeway-models
-    # add-voice`, or a language of espeak-ng
-    voice: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}$")] = "en-us"
+    enabled: Annotated[
+        bool,
+        doc(
+            "Turn audio, images and files of requests into text for text-only models. Audio needs the extra `voice`, "
+            "images the extra `images`."
+        ),
+    ] = True
+    max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
+    max_audio_s: Annotated[
+        Seconds, doc("Maximum length of one audio part; a longer one is rejected before it is decoded.")
+    ] = 120.0
+    max_pixels: Annotated[
+        Positive, doc("Maximum size of an image, width × height; a larger one is rejected before it is decoded.")
+    ] = 24_000_000
+    max_text_bytes: Annotated[Positive, doc("Maximum size of a text file.")] = 256 * 1024
+    audio_timeout_s: Annotated[
+        Seconds,
+        doc("Maximum time to load the model, decode and transcribe audio; the request then continues without it."),
+    ] = 20.0
+    image_timeout_s: Annotated[
+        Seconds,
+        doc("Maximum time to load the model, decode and read an image or file; the request then continues without it."),
+    ] = 10.0
+    decoder_memory_bytes: Annotated[Positive, doc("Maximum memory of each process that decodes files.")] = (
+        512 * 1024 * 1024
+    )
+    fact_cache_entries: Annotated[
+        Count, doc("Number of facts cached in memory by the hash of their audio or image. 0: none.")
+    ] = 256
+    language: Annotated[
+        str,
+        Meta(pattern=r"^([a-z]{2,3})?$"),
+        doc(
+            "Language spoken at this device, ISO 639-1. `en`: short audio is recognised as commands, much faster. "
+            "Empty: detected, which may fail for a short command."
+        ),
+    ] = ""
+    voice: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}$"),
+        doc(
+            "Voice for requests with `auto` and for live sessions that name none: one added by `causeway-models "
+            "add-voice`, or a language of espeak-ng."
+        ),
+    ] = "en-us"
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,8 +231,10 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     realtime: RealtimeConfig
     mqtt: MqttSettings
     parts: PartsConfig
-    log: Literal["debug", "info", "warning", "error"]
-    log_format: Literal["text", "json"]
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"], doc("Log level. Prompts and answers are never logged.")
+    ]
+    log_format: Annotated[Literal["text", "json"], doc("Format of log lines. Prompts and answers are never logged.")]
 
 
 _SAMPLE_RATIO = {"tracing.sample_ratio": leaves_of(TracingConfig)["sample_ratio"]}  # not where the traces go
@@ -170,12 +248,7 @@ def read_setting(key: str, written: SettingValue) -> SettingValue:
     Raises:
         ValueError: The key is unknown or not the fleet's to set, or the value does not fit it.
     """
-    value: SettingValue | None = written
-    if isinstance(written, str) and key.endswith("_s"):
-        value = seconds_of(written)
-    elif isinstance(written, str) and key.endswith("_bytes"):
-        value = bytes_of(written)
-    return check_setting(key, written if value is None else value)
+    return check_setting(key, without_unit(key, written))
 
 
 def check_setting(key: str, value: SettingValue) -> SettingValue:

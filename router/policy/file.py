@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from ..config import doc, schema_of
 from ..numbers import seconds_of
 from ..types import Ability, Fusion, WaitFor
 
 MAX_EXPRESSION = 2000
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 Name = Annotated[
     str,
@@ -47,49 +47,46 @@ class TargetDoc(_Doc, frozen=True):
     """A model on the device (`edge`) or behind the cloud's URL (`cloud`)."""
 
     at: Annotated[
-        Literal["edge", "cloud"], Meta(description="Where the model runs: on the device, or behind the cloud's URL.")
+        Literal["edge", "cloud"], doc("Place of the model: `edge` is on the device, `cloud` behind the cloud's URL.")
     ]
-    model: Annotated[ModelName, Meta(description="Name of the model there; on the device also MODEL+ADAPTER.")]
+    model: Annotated[ModelName, doc("Name of the model at that place; on the device also MODEL+ADAPTER.")]
     timeout: Annotated[
-        Duration | UnsetType, Meta(description="Longest time for the whole answer; then the next target is tried.")
+        Duration | UnsetType, doc("Maximum time for the whole answer; then the next target is tried.")
     ] = UNSET
     first_token_timeout: Annotated[
-        Duration | UnsetType, Meta(description="Longest time to the first token; then the next target is tried.")
+        Duration | UnsetType, doc("Maximum time to the first token; then the next target is tried.")
     ] = UNSET
     usd_per_1k_tokens: Annotated[
-        float, Meta(ge=0, le=1_000_000, description="Price of 1,000 tokens, prompt and answer. `spend.*` adds it up.")
+        float,
+        Meta(ge=0, le=1_000_000),
+        doc("Price of 1,000 tokens, prompt and answer, in USD. The signals `spend.*` add it up."),
     ] = 0.0
-    temperature: (
-        Annotated[
-            float,
-            Meta(
-                ge=0,
-                le=2,
-                description="Temperature that is sent if the client sets none. Default: on the device the model's own; "
-                "in the cloud none is sent, and 1.0 is assumed.",
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | UnsetType,
+        doc(
+            "Temperature that is sent if the client sets none. Default: on the device the model's own; in the cloud "
+            "none is sent, and 1.0 is assumed."
+        ),
+    ] = UNSET
     can: Annotated[
         tuple[Ability, ...] | UnsetType,
-        Meta(description="The abilities of the model. Replaces the default: chat, completion, tools, json, logprobs."),
+        doc("Abilities of the model. Replaces the default: chat, completion, tools, json, logprobs."),
     ] = UNSET
 
 
 class ConstraintDoc(_Doc, frozen=True):
     """Applies to every route, fallback, cache, queue and log; also if its condition cannot be evaluated."""
 
-    name: Annotated[Name, Meta(description="Name of the constraint, for reasons and error messages.")]
+    name: Annotated[Name, doc("Name of the constraint, for reasons and error messages.")]
     keep: Annotated[
         Literal["on_device", "parts_on_device"],
-        Meta(
-            description="on_device: only edge targets may answer, and the content is neither logged nor stored on "
-            "disk. parts_on_device: audio, images and files do not leave the device; cloud targets get the text that "
-            "the device's encoders find in them, or do not answer."
+        doc(
+            "`on_device`: only edge targets may answer, and the content is neither logged nor stored on disk. "
+            "`parts_on_device`: audio, images and files do not leave the device; cloud targets get the text that the "
+            "device's encoders find in them, or do not answer."
         ),
     ]
-    when: Annotated[Condition | UnsetType, Meta(description="When the constraint applies. Without `when`: always.")] = (
+    when: Annotated[Condition | UnsetType, doc("Condition under which the constraint applies. Default: always.")] = (
         UNSET
     )
 
@@ -97,40 +94,37 @@ class ConstraintDoc(_Doc, frozen=True):
 class HandoffDoc(_Doc, frozen=True):
     """Holds back the device's first tokens. If their confidence is too low, the next target answers instead."""
 
-    after_tokens: Annotated[int, Meta(ge=1, le=64, description="Number of tokens that are held back.")]
-    below: Annotated[
-        float, Meta(gt=0, le=1, description="Confidence, 0 to 1, below which the next target answers instead.")
-    ]
+    after_tokens: Annotated[int, Meta(ge=1, le=64), doc("Number of tokens that are held back.")]
+    below: Annotated[float, Meta(gt=0, le=1), doc("Confidence, 0 to 1, below which the next target answers instead.")]
     within: Annotated[
         Duration | UnsetType,
-        Meta(description="How long they are held back at most: the first token after it decides. Without: no limit."),
+        doc("Maximum time for which tokens are held back; the first token after it decides. Default: no limit."),
     ] = UNSET
 
 
 class RouteDoc(_Doc, frozen=True):
     """An ordered list of targets. The first route that holds decides."""
 
-    name: Annotated[Name, Meta(description="Name of the route, for reasons, headers and metrics.")]
-    use: Annotated[
-        tuple[Name, ...], Meta(min_length=1, description="Names of targets, in the order in which they are tried.")
-    ]
-    when: Annotated[Condition | UnsetType, Meta(description="When the route holds. Without `when`: always.")] = UNSET
+    name: Annotated[Name, doc("Name of the route, for reasons, headers and metrics.")]
+    use: Annotated[tuple[Name, ...], Meta(min_length=1), doc("Names of targets, in the order in which they are tried.")]
+    when: Annotated[Condition | UnsetType, doc("Condition under which the route is taken. Default: always.")] = UNSET
     handoff: Annotated[
-        HandoffDoc | UnsetType, Meta(description="When an answer of the device is handed off to the next target.")
+        HandoffDoc | UnsetType, doc("Handoff of an answer of the device with low confidence to the next target.")
     ] = UNSET
     fusion: Annotated[
         Fusion,
-        Meta(
-            description="How audio and images reach a target that takes text only. late: as text in their place. "
-            "early: as soft tokens in the prompt, where the target's model on the device has a projector or an "
-            "mmproj file for them; other targets are left out. hybrid: early where the model can, late for the rest."
+        doc(
+            "Form in which audio and images reach a target that takes text only. `late`: as text in their place. "
+            "`early`: as soft tokens in the prompt, where the target's model on the device has a projector or an "
+            "mmproj file for them; other targets are left out. `hybrid`: early where the model can, late for the "
+            "rest."
         ),
     ] = "late"
     wait_for: Annotated[
         WaitFor,
-        Meta(
-            description="The branches whose facts an answer waits for. all: each kind of part, or its time-out. first: "
-            "the one that is ready first; the others are left out, and the answer is degraded."
+        doc(
+            "Branches whose facts an answer waits for. `all`: each kind of part, or its time-out. `first`: the one "
+            "that is ready first; the others are left out, and the answer is degraded."
         ),
     ] = "all"
 
@@ -138,58 +132,53 @@ class RouteDoc(_Doc, frozen=True):
 class ExactDoc(_Doc, frozen=True):
     """Answers equal requests from the cache."""
 
-    ttl: Annotated[Duration, Meta(description="How long an answer is used.")]
+    ttl: Annotated[Duration, doc("Time for which an answer is used.")]
     stale_if_error: Annotated[
-        Duration | UnsetType,
-        Meta(description="How much longer an expired answer may be used if every target fails."),
+        Duration | UnsetType, doc("Additional time for which an expired answer may be used if every target fails.")
     ] = UNSET
 
 
 class SemanticDoc(_Doc, frozen=True):
     """Answers a question from the cache that means the same as an earlier one."""
 
-    ttl: Annotated[Duration, Meta(description="How long an answer is used for such questions; at most `exact.ttl`.")]
+    ttl: Annotated[
+        Duration, doc("Time for which an answer is used for questions of the same meaning; at most `exact.ttl`.")
+    ]
     max_error: Annotated[
         float,
-        Meta(
-            ge=0.002,
-            le=0.05,
-            description="Share of all requests that may get a wrong answer this way, as measured on held-back data.",
-        ),
+        Meta(ge=0.002, le=0.05),
+        doc("Share of all requests that may get a wrong answer this way, as measured on held-back data."),
     ] = 0.01
 
 
 class CacheDoc(_Doc, frozen=True):
     """Says which answers are cached. The first rule that holds decides; without one nothing is cached."""
 
-    name: Annotated[Name | UnsetType, Meta(description="Name of the rule, for reasons. Default: its index.")] = UNSET
-    when: Annotated[Condition | UnsetType, Meta(description="When the rule holds. Without `when`: always.")] = UNSET
+    name: Annotated[Name | UnsetType, doc("Name of the rule, for reasons. Default: its index.")] = UNSET
+    when: Annotated[Condition | UnsetType, doc("Condition under which the rule is used. Default: always.")] = UNSET
     exact: Annotated[
-        ExactDoc | UnsetType,
-        Meta(description="Cache by exact match. A rule without `exact` keeps its requests out of the cache."),
+        ExactDoc | UnsetType, doc("Cache by exact match. A rule without `exact` keeps its requests out of the cache.")
     ] = UNSET
     semantic: Annotated[
         SemanticDoc | UnsetType,
-        Meta(
-            description="Also answer a question that means the same as an earlier one of the same client, if nothing "
-            "else in the request differs. Needs `exact`."
+        doc(
+            "Also answer a question that means the same as an earlier one of the same client, if nothing else in the "
+            "request differs. Needs `exact`."
         ),
     ] = UNSET
-    allow_sampled: Annotated[
-        bool, Meta(description="Also cache sampled answers (temperature above 0, or n above 1).")
-    ] = False
-    allow_tools: Annotated[bool, Meta(description="Also cache answers to requests that offer tools.")] = False
+    allow_sampled: Annotated[bool, doc("Also cache sampled answers (temperature above 0, or n above 1).")] = False
+    allow_tools: Annotated[bool, doc("Also cache answers to requests that offer tools.")] = False
 
 
 class LimitsDoc(_Doc, frozen=True):
     """Limits on admission. Above them a request gets 429 with Retry-After."""
 
-    concurrent: Annotated[int, Meta(ge=1, le=100_000, description="Requests that are served at the same time.")] = 16
-    queue: Annotated[int, Meta(ge=0, le=100_000, description="Requests that may wait; further ones get 429.")] = 64
-    per_client_rps: (
-        Annotated[float, Meta(gt=0, le=1_000_000, description="Requests per second of one client. Default: no limit.")]
-        | UnsetType
-    ) = UNSET
+    concurrent: Annotated[int, Meta(ge=1, le=100_000), doc("Maximum requests that are served at the same time.")] = 16
+    queue: Annotated[int, Meta(ge=0, le=100_000), doc("Maximum requests that may wait; further ones get 429.")] = 64
+    per_client_rps: Annotated[
+        Annotated[float, Meta(gt=0, le=1_000_000)] | UnsetType,
+        doc("Maximum requests per second of one client. Default: no limit."),
+    ] = UNSET
 
 
 class ShadowDoc(_Doc, frozen=True):
@@ -197,30 +186,26 @@ class ShadowDoc(_Doc, frozen=True):
 
     share: Annotated[
         float,
-        Meta(
-            gt=0,
-            le=1,
-            description="Share of the answers after which a target on the other side (device, cloud) is asked as well, "
-            "and of the semantic answers that are made anew and compared. Never for requests that are bound to the "
-            "device.",
+        Meta(gt=0, le=1),
+        doc(
+            "Share of the answers after which a target on the other side (device, cloud) is asked as well, and of the "
+            "semantic answers that are generated again and compared. Never for requests that are bound to the device."
         ),
     ]
     usd_per_day: Annotated[
         float,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="What shadow requests may cost from midnight to midnight. A request that could exceed it is "
-            "not sent. `spend.*` counts them too.",
+        Meta(ge=0, le=1_000_000),
+        doc(
+            "Daily budget of shadow requests, midnight to midnight. A request that could exceed it is not sent. The "
+            "signals `spend.*` count them too."
         ),
     ] = 1.0
     max_drift: Annotated[
         float,
-        Meta(
-            ge=0.01,
-            le=1,
-            description="Calibration error of the newest shadow answers, beyond what chance explains, above which a "
-            "pair's calibrated signals are set aside.",
+        Meta(ge=0.01, le=1),
+        doc(
+            "Calibration error of the newest shadow answers, beyond what chance explains, above which a pair's "
+            "calibrated signals are set aside."
         ),
     ] = 0.1
 
@@ -228,27 +213,20 @@ class ShadowDoc(_Doc, frozen=True):
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
 
-    version: Annotated[Literal[1], Meta(description="Version of this format.")]
-    name: Annotated[Name, Meta(description="Name of the policy. Headers and records show name@revision.")]
-    targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1, description="The models that may answer, by name.")]
+    version: Annotated[Literal[1], doc("Version of this format.")]
+    name: Annotated[Name, doc("Name of the policy. Headers and records show name@revision.")]
+    targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1), doc("Models that may answer, by name.")]
     routes: Annotated[
-        tuple[RouteDoc, ...], Meta(min_length=1, description="Rules for `model: auto`; the first that holds decides.")
+        tuple[RouteDoc, ...], Meta(min_length=1), doc("Rules for `model: auto`; the first that holds decides.")
     ]
     constraints: Annotated[
-        tuple[ConstraintDoc, ...],
-        Meta(description="Restrictions on every request, also if the client names a model."),
+        tuple[ConstraintDoc, ...], doc("Restrictions on every request, also if the client names a model.")
     ] = ()
-    cache: Annotated[
-        tuple[CacheDoc, ...], Meta(description="Rules of the response cache; the first that holds decides.")
-    ] = ()
-    limits: Annotated[LimitsDoc, Meta(description="Limits on admission.")] = LimitsDoc()
-    shadow: (
-        Annotated[
-            ShadowDoc,
-            Meta(description="Shadow requests, which compare both sides' answers. Without: none is sent."),
-        ]
-        | UnsetType
-    ) = UNSET
+    cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that holds decides.")] = ()
+    limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()
+    shadow: Annotated[
+        ShadowDoc | UnsetType, doc("Shadow requests, which compare both sides' answers. Default: none is sent.")
+    ] = UNSET
 
 
 RuleDoc = ConstraintDoc | RouteDoc | CacheDoc
@@ -269,9 +247,5 @@ def seconds(duration: str | UnsetType) -> float | None:
 
 
 def policy_schema() -> bytes:
-    """Return the JSON schema of policy files, for editors: indented JSON text that ends in a newline.
-
-    It is made from the structs above. The daemon refuses all that the schema refuses, and checks more.
-    """
-    schema = {"$schema": _DIALECT, "title": "Causeway policy", **msgspec.json.schema(PolicyDoc)}
-    return msgspec.json.format(msgspec.json.encode(schema, order="deterministic"), indent=2) + b"\n"
+    """Return the JSON schema of policy files: indented JSON text that ends in a newline."""
+    return schema_of(PolicyDoc, "Causeway policy")

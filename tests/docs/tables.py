@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import click
 import msgspec
@@ -19,7 +18,6 @@ import causeway_server.models.cli.commands
 from causeway_server.cloud_pool.redis.keys import REDIS_KEYS
 from causeway_server.edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from causeway_server.edge_node.agent.journal import TRANSITIONS
-from causeway_server.edge_node.config.loader import comments_of, meanings_of
 from causeway_server.edge_node.config.schema import Config
 from causeway_server.edge_node.http.api import REQUEST_HEADERS
 from causeway_server.edge_node.openapi import RESPONSE_HEADERS
@@ -27,8 +25,8 @@ from causeway_server.fleet.repository.fleet_file import RolloutDoc
 from causeway_server.fleet.server import refusals as message_refusals
 from causeway_server.router import errors
 from causeway_server.router.bundle import refusals
-from causeway_server.router.config import leaves_of
-from causeway_server.router.policy.file import policy_schema
+from causeway_server.router.config import default_text, keys_of
+from causeway_server.router.policy.file import PolicyDoc
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.realtime.event_log import MEANING as CLOSE_CODES
 from causeway_server.router.realtime.event_log import CloseCode
@@ -49,69 +47,14 @@ def table(head: Sequence[str], rows: Rows) -> str:
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
-def edge_config() -> str:
-    defaults = _leaf_values(Config())
-    assert set(defaults) == set(leaves_of(Config))
-    return table(
-        ("key", "default", "meaning"),
-        [(f"`{key}`", _shown(defaults[key]), meaning) for key, meaning in meanings_of(Config).items()],
-    )
-
-
-def gateway_config() -> str:
-    """Each key of the gateway's configuration. The meaning is the comment beside the field in its struct."""
-    return table(("key", "default", "meaning"), _gateway_rows(causeway_server.cloud_pool.config.Config, "", set()))
-
-
-def _gateway_rows(
-    struct: type[msgspec.Struct], prefix: str, alternatives: set[type[msgspec.Struct]]
-) -> Iterator[tuple[str, str, str]]:
-    """`alternatives`: structs that a key may hold instead of a string; their keys are listed under the first one."""
-    hints, comments = get_type_hints(struct), comments_of(struct)
-    fields = {field.name: field for field in msgspec.structs.fields(struct)}
-    for name, field in fields.items():
-        inner, repeated = _struct_in(hints[name])
-        is_alternative = str in get_args(hints[name])
-        key = f"{prefix}{name}" + ("[]" if repeated and not is_alternative else "")
-        if inner is not None and not is_alternative:
-            yield from _gateway_rows(inner, f"{key}.", alternatives)
-            continue
-        default = field.default if field.default is not msgspec.NODEFAULT else None
-        yield f"`{key}`", "" if field.required else _shown(default), comments.get(name, "")
-        if inner is not None and inner not in alternatives:
-            alternatives.add(inner)
-            yield from _gateway_rows(inner, f"{key}.", alternatives)
-
-
-def _struct_in(hint: object) -> tuple[type[msgspec.Struct] | None, bool]:
-    """The struct that a field holds, and whether it holds several."""
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return hint, False
-    found = [
-        argument for argument in get_args(hint) if isinstance(argument, type) and issubclass(argument, msgspec.Struct)
-    ]
-    return (found[0], True) if found else (None, False)
-
-
-def _leaf_values(struct: msgspec.Struct, prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if isinstance(value, msgspec.Struct):
-            found |= _leaf_values(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
-
-
-def _shown(value: object) -> str:
-    if value is None or value == "" or value == ():
-        return ""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
-        return f"`{value >> 20}MiB`"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+def key_table(struct: type[msgspec.Struct], prefix: str = "") -> str:
+    """Each key of a configuration file, as its struct describes it."""
+    rows = []
+    for name, key in keys_of(struct).items():
+        default = default_text(name, key)
+        shown = "required" if key.default is msgspec.NODEFAULT else default and f"`{default}`"
+        rows.append((f"`{prefix}{name}`", shown, key.description))
+    return table(("key", "default", "meaning"), rows)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -256,55 +199,6 @@ def signal_table() -> str:
     return table(("signal", "type", "meaning", "absent when"), rows)
 
 
-def policy_keys() -> str:
-    schema = msgspec.json.decode(policy_schema())
-    return table(("key", "required", "default", "meaning"), _schema_rows(schema, schema, ""))
-
-
-def _schema_rows(node: Mapping[str, object], schema: Mapping[str, object], prefix: str) -> Iterator[Sequence[str]]:
-    resolved = _resolve(node, schema)
-    required = resolved.get("required", [])
-    properties = resolved.get("properties", {})
-    assert isinstance(required, list)
-    assert isinstance(properties, dict)
-    for name, value in properties.items():
-        inner = _resolve(value, schema)
-        meaning = str(value.get("description") or inner.get("description") or inner.get("title") or "")
-        shown = _shown_default(inner.get("default"))
-        key, items = prefix + name, inner.get("items")
-        values = inner.get("additionalProperties")
-        yield f"`{key}`", "yes" if name in required else "", shown, meaning
-        if "properties" in inner:
-            yield from _schema_rows(inner, schema, f"{key}.")
-        elif isinstance(items, dict) and "properties" in _resolve(items, schema):
-            yield from _schema_rows(items, schema, f"{key}[].")
-        elif isinstance(values, dict) and "properties" in _resolve(values, schema):
-            yield from _schema_rows(values, schema, f"{key}.NAME.")
-
-
-def _shown_default(value: object) -> str:
-    if value in (None, [], {}):
-        return ""
-    return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
-
-
-def _resolve(node: Mapping[str, object], schema: Mapping[str, object]) -> dict[str, object]:
-    """A node of the JSON schema with its reference followed; of `anyOf` the part that is not null."""
-    found = dict(node)
-    for part in found.get("anyOf", []) or []:  # type: ignore[attr-defined]
-        if part.get("type") != "null":
-            found |= part
-    reference = found.get("$ref")
-    if isinstance(reference, str):
-        at: object = schema
-        for step in reference.removeprefix("#/").split("/"):
-            assert isinstance(at, dict)
-            at = at[step]
-        assert isinstance(at, dict)
-        found = {**_resolve(at, schema), **{key: value for key, value in found.items() if key != "$ref"}}
-    return found
-
-
 def close_code_table() -> str:
     """Why a server closes a live session."""
     assert set(CLOSE_CODES) == set(CloseCode)
@@ -312,23 +206,23 @@ def close_code_table() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "edge-config": edge_config,
+    "edge-config": lambda: key_table(Config),
     "edge-commands": lambda: _commands("causeway-edge", causeway_server.edge_node.cli.main.main),
     "edge-headers": edge_headers,
     "edge-metrics": lambda: _metrics("edge_node"),
-    "gateway-config": gateway_config,
+    "gateway-config": lambda: key_table(causeway_server.cloud_pool.config.Config),
     "cloud-commands": lambda: _commands("causeway-cloud", causeway_server.cloud_pool.cli.main.main),
     "redis-keys": redis_keys,
     "cloud-metrics": lambda: _metrics("cloud_pool"),
     "models-commands": lambda: _commands("causeway-models", causeway_server.models.cli.commands.main),
     "train-commands": lambda: _commands("causeway-train", causeway_train),
     "fleet-commands": lambda: _commands("causeway-fleet", causeway_server.fleet.cli.commands.main),
-    "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
+    "rollout-keys": lambda: key_table(RolloutDoc, "rollout."),
     "errors": error_table,
     "close-codes": close_code_table,
     "refusals": refusal_table,
     "message-refusals": message_refusal_table,
     "device-states": device_states,
     "signals": signal_table,
-    "policy-keys": policy_keys,
+    "policy-keys": lambda: key_table(PolicyDoc),
 }

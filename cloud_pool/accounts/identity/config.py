@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from causeway_server.router.config import doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.web_origins import is_loopback
 
@@ -21,12 +22,24 @@ WhenRevocationsStale = Literal["allow", "deny"]
 class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity.fleet`: the control plane that issues the devices' tokens."""
 
-    url: str = ""  # of a control plane (`causeway-fleet serve`), whose devices' tokens are accepted too; "": none
-    # tenants whose budgets and data the fleet's devices may use, required with `url`; a device of another is refused
-    tenants: tuple[ClaimName, ...] = ()
-    ca_file: str = ""  # PEM certificates of the authorities that are trusted for `url`; "": the system's
-    refresh_s: Annotated[float, Meta(gt=0, le=60)] = 10.0  # how often its keys and revocations are read
-    copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
+    url: Annotated[
+        str,
+        doc("URL of a control plane (`causeway-fleet serve`) whose devices' tokens are also accepted. Empty: none."),
+    ] = ""
+    tenants: Annotated[
+        tuple[ClaimName, ...],
+        doc(
+            "Tenants whose budgets and data the fleet's devices may use, required with `identity.fleet.url`. Devices "
+            "of other tenants are refused."
+        ),
+    ] = ()
+    ca_file: Annotated[str, doc("PEM file of the CAs trusted for `identity.fleet.url`. Empty: the system's CAs.")] = ""
+    refresh_s: Annotated[
+        float, Meta(gt=0, le=60), doc("Interval at which the control plane's keys and revocations are read.")
+    ] = 10.0
+    copy_file: Annotated[
+        str, doc("File for the last copy of keys and revocations, for a start without the control plane. Empty: none.")
+    ] = ""
 
     def check(self) -> None:
         """Raises ConfigError for a URL that cannot be trusted: its server decides which devices may call us."""
@@ -55,19 +68,38 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.
     """
 
-    key_file: str = ""  # JWKS; "": no signed tokens but those of `fleet.url`
-    issuer: str = "causeway"  # accepted `iss` claim
-    audience: str = "causeway-cloud"  # accepted `aud` claim
-    region: str = ""  # of this gateway: a token whose claim `regions` does not name it gets 403
-    clock_skew_s: Annotated[float, Meta(ge=0, le=300)] = 30.0  # between the issuer's clock and the gateway's
-    max_lifetime_s: Annotated[float, Meta(gt=0, le=MAX_TOKEN_LIFETIME_S)] = 90 * 86400.0  # longer ones are refused
-    max_token_bytes: Annotated[int, Meta(ge=256, le=16384)] = 4096  # a longer token is refused
-    token_cache_size: Annotated[int, Meta(ge=0)] = 10000  # verified tokens that are remembered
-    revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is read
-    revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0  # an older copy of the revocations is stale
-    revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
-    # `deny`: 503 for every signed token; `allow`: use the stale copy and count it
-    when_revocations_stale: WhenRevocationsStale = "deny"
+    key_file: Annotated[
+        str, doc("File with the public keys (JWKS) of signed tokens. Empty: only those of `identity.fleet.url`.")
+    ] = ""
+    issuer: Annotated[str, doc("Accepted `iss` claim.")] = "causeway"
+    audience: Annotated[str, doc("Accepted `aud` claim.")] = "causeway-cloud"
+    region: Annotated[str, doc("Region of this gateway. A token whose claim `regions` does not name it gets 403.")] = ""
+    clock_skew_s: Annotated[
+        float, Meta(ge=0, le=300), doc("Accepted clock difference between the issuer and the gateway.")
+    ] = 30.0
+    max_lifetime_s: Annotated[
+        float,
+        Meta(gt=0, le=MAX_TOKEN_LIFETIME_S),
+        doc("Maximum lifetime of a token; one with a longer lifetime is refused."),
+    ] = 90 * 86400.0
+    max_token_bytes: Annotated[
+        int, Meta(ge=256, le=16384), doc("Maximum size of a token; a longer one is refused.")
+    ] = 4096
+    token_cache_size: Annotated[int, Meta(ge=0), doc("Number of verified tokens that are cached.")] = 10000
+    revocations_refresh_s: Annotated[float, Meta(gt=0), doc("Interval at which revocations are read from Redis.")] = 2.0
+    revocations_max_age_s: Annotated[
+        float, Meta(gt=0), doc("Age at which the copy of the revocations becomes stale.")
+    ] = 60.0
+    revocations_file: Annotated[
+        str, doc("File for the copy of the revocations, used at start while Redis is unavailable. Empty: none.")
+    ] = ""
+    when_revocations_stale: Annotated[
+        WhenRevocationsStale,
+        doc(
+            "Response to a stale copy of the revocations. `deny`: every signed token gets 503. `allow`: the copy "
+            "stays in use, and its uses are counted."
+        ),
+    ] = "deny"
     fleet: FleetIdentityConfig = FleetIdentityConfig()
 
     @property

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from causeway_server.router.config import doc
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from causeway_server.router.types import Request, Usage
 
@@ -21,24 +22,45 @@ MICRO_USD_PER_USD = 1_000_000
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of one tenant. 0 is unlimited."""
 
-    # requests per second, each counted as its sequences (prompts × n); 0 in any limit: unlimited
-    requests_per_s: NonNegativeFloat = 0.0
-    burst: NonNegativeInt = 0  # such requests at once after a pause; 0: those of two seconds, at least one
-    max_sequences: NonNegativeInt = 0  # sequences (prompts × n) of one request; more are refused with 400
-    # POSTs of jobs, files and batches, which `requests_per_s` and `burst` bound as well; two seconds' worth at once
-    submissions_per_s: NonNegativeFloat = 50.0
-    reads_per_s: NonNegativeFloat = (
-        500.0  # of jobs, files and batches; a list is one, and one more for 10 rows; two seconds' worth at once
-    )
-    tokens_per_minute: NonNegativeInt = 0  # prompt and answer together; a minute's worth may be used at once
-    max_tokens: NonNegativeInt = 0  # of one answer
-    max_body_bytes: NonNegativeInt = 0  # of one request
-    usd_per_day: NonNegativeFloat = 0.0  # UTC days
-    max_jobs: NonNegativeInt = 0  # unfinished jobs; 0: jobs.max_unfinished
-    weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queues of a tier, relative to others
-    off_peak: bool = False  # all its jobs and batches start in `jobs.off_peak.hours`
-    # names or aliases of the tiers that it may use; a token's claim `models` can narrow this; empty: all
-    models: tuple[str, ...] = ()
+    requests_per_s: Annotated[
+        NonNegativeFloat,
+        doc("Maximum requests per second, each counted as its sequences (prompts × n). 0 in any limit: unlimited."),
+    ] = 0.0
+    burst: Annotated[
+        NonNegativeInt,
+        doc("Maximum number of such requests at once after a pause. 0: those of two seconds, at least one."),
+    ] = 0
+    max_sequences: Annotated[
+        NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; a larger request gets 400.")
+    ] = 0
+    submissions_per_s: Annotated[
+        NonNegativeFloat,
+        doc(
+            "Maximum rate of POSTs of jobs, files and batches, with a burst of two seconds' worth. `requests_per_s` "
+            "and `burst` apply too."
+        ),
+    ] = 50.0
+    reads_per_s: Annotated[
+        NonNegativeFloat,
+        doc(
+            "Maximum rate of reads of jobs, files and batches, with a burst of two seconds' worth. A list counts as "
+            "one, plus one per 10 rows."
+        ),
+    ] = 500.0
+    tokens_per_minute: Annotated[
+        NonNegativeInt,
+        doc("Maximum rate of tokens, prompt and answer together. One minute's worth may be used at once."),
+    ] = 0
+    max_tokens: Annotated[NonNegativeInt, doc("Maximum tokens of one answer.")] = 0
+    max_body_bytes: Annotated[NonNegativeInt, doc("Maximum size of one request body.")] = 0
+    usd_per_day: Annotated[NonNegativeFloat, doc("Budget per UTC day, in USD.")] = 0.0
+    max_jobs: Annotated[NonNegativeInt, doc("Maximum unfinished jobs. 0: `jobs.max_unfinished`.")] = 0
+    weight: Annotated[float, Meta(gt=0), doc("Weight of the tenant in a tier's queues, relative to others.")] = 1.0
+    off_peak: Annotated[bool, doc("Start all jobs and batches of the tenant in `jobs.off_peak.hours`.")] = False
+    models: Annotated[
+        tuple[str, ...],
+        doc("Names or aliases of the allowed tiers; a token's claim `models` can narrow this. Empty: all."),
+    ] = ()
 
     @property
     def request_capacity(self) -> float:
@@ -84,15 +106,17 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of a named tenant."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]  # the tenant, as in its tokens
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"), doc("Name of the tenant, as in its tokens.")
+    ]
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price of a tier, in USD."""
 
-    tier: str  # the tier's name
-    per_1k_prompt: NonNegativeFloat = 0.0  # USD per 1000 prompt tokens
-    per_1k_completion: NonNegativeFloat = 0.0  # USD per 1000 completion tokens
+    tier: Annotated[str, doc("Name of the tier.")]
+    per_1k_prompt: Annotated[NonNegativeFloat, doc("Price in USD of 1000 prompt tokens.")] = 0.0
+    per_1k_completion: Annotated[NonNegativeFloat, doc("Price in USD of 1000 completion tokens.")] = 0.0
 
     def micro_usd(self, usage: Usage) -> int:
         """Return the cost of `usage` in micro-dollars."""
@@ -103,15 +127,25 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `tenants`."""
 
-    default: TenantLimits = TenantLimits()  # of tenants without an entry in `overrides`
-    overrides: tuple[TenantConfig, ...] = ()
-    prices: tuple[Price, ...] = ()
-    # of each rate and budget while Redis is away, if it was never reached; else one part in as many as gateways
-    local_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    redis_timeout_s: Annotated[float, Meta(gt=0)] = 0.1  # then this gateway decides alone
-    redis_retry_after_s: Annotated[float, Meta(gt=0)] = 1.0  # pause after a Redis failure
-    usage_flush_s: Annotated[float, Meta(gt=0)] = 1.0  # how often usage is written to Redis
-    usage_retention_days: Annotated[int, Meta(ge=1)] = 40  # how long usage is kept in Redis
+    default: TenantLimits = TenantLimits()  # for tenants without an entry in `overrides`
+    overrides: Annotated[
+        tuple[TenantConfig, ...], doc("Limits of named tenants, which replace `tenants.default`.")
+    ] = ()
+    prices: Annotated[tuple[Price, ...], doc("Prices of the tiers. A tier without a price costs nothing.")] = ()
+    local_share: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        doc(
+            "Share of each rate and budget that a gateway grants without Redis if it never reached Redis. Otherwise "
+            "limits are divided by the last known number of gateways."
+        ),
+    ] = 0.5
+    redis_timeout_s: Annotated[
+        float, Meta(gt=0), doc("Maximum time of a Redis call; this gateway then decides alone.")
+    ] = 0.1
+    redis_retry_after_s: Annotated[float, Meta(gt=0), doc("Pause after a Redis failure.")] = 1.0
+    usage_flush_s: Annotated[float, Meta(gt=0), doc("Interval at which usage is written to Redis.")] = 1.0
+    usage_retention_days: Annotated[int, Meta(ge=1), doc("Number of days for which usage is kept in Redis.")] = 40
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""

@@ -139,7 +139,7 @@ def test_a_configuration_error_is_exit_code_2_and_one_line(tmp_path: Path, flags
 def test_config_shows_every_key_and_the_effective_values() -> None:
     """The token is hidden."""
     keys = CliRunner().invoke(main, ["config", "--keys"]).output
-    assert [line.split()[0] for line in keys.splitlines()] == config_keys()
+    assert [line.split()[0] for line in keys.splitlines() if "[]" not in line] == config_keys()
     environ = {"CAUSEWAY_CLOUD__API_KEY": "secret-token", "CAUSEWAY_SERVER__PORT": "9"}
     output = CliRunner().invoke(main, ["config", "--set", "server.drain_s=5s"], env=environ).output
     assert "secret-token" not in output

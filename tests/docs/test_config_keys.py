@@ -1,0 +1,101 @@
+"""Configuration keys: each is described where it is declared, and pages and examples name keys that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from causeway_server.cloud_pool.config import Config as GatewayConfig
+from causeway_server.edge_node.config.schema import Config as EdgeConfig
+from causeway_server.fleet.operators.operators_file import OperatorsDoc
+from causeway_server.fleet.repository.fleet_file import FleetDoc
+from causeway_server.fleet.trust.keys import TrustDoc
+from causeway_server.router.bundle.settings import FleetSettings
+from causeway_server.router.config import default_text, keys_of, schema_of
+from causeway_server.router.policy.file import PolicyDoc
+
+ROOT = Path(__file__).parents[2]
+FILES: dict[str, type[msgspec.Struct]] = {
+    "edge": EdgeConfig,
+    "gateway": GatewayConfig,
+    "settings": FleetSettings,
+    "fleet": FleetDoc,
+    "operators": OperatorsDoc,
+    "trust": TrustDoc,
+    "policy": PolicyDoc,
+}
+EXAMPLES = {
+    "edge": ROOT / "edge_node" / "deploy" / "edge.example.yaml",
+    "gateway": ROOT / "cloud_pool" / "deploy" / "gateway.example.yaml",
+}
+FRAGMENTS = re.compile(r"(As|Of|How|What|Who|Which|That|Where|When|If|In|By|It|Its|There|Those|The same)\b")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_each_key_is_described_by_a_sentence_of_its_own(file: str) -> None:
+    """It begins with a capital letter, a number or code, and hangs on no other key's description."""
+    for name, key in keys_of(FILES[file]).items():
+        assert re.match(r"[A-Z`0-9]", key.description), name
+        assert key.description.endswith("."), name
+        assert not FRAGMENTS.match(key.description), name
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_schema_of_a_file_is_for_editors(file: str) -> None:
+    """Valid by its dialect; unknown keys are refused, and every key is described."""
+    schema = json.loads(schema_of(FILES[file], file))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    described = 0
+    for definition in schema["$defs"].values():
+        if definition.get("type") == "object":
+            assert definition["additionalProperties"] is False
+            described += sum("description" in node for node in definition["properties"].values())
+    assert described
+    assert "\\Z" not in schema_of(FILES[file], file).decode()
+
+
+@pytest.mark.parametrize("file", EXAMPLES)
+def test_the_schema_accepts_the_example(file: str) -> None:
+    schema = json.loads(schema_of(FILES[file], file))
+    jsonschema.validate(yaml.safe_load(EXAMPLES[file].read_text(encoding="utf-8")), schema)
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        ({"drain_s": 5}, True),
+        ({"drain_s": "5m"}, True),
+        ({"drain_s": "five"}, False),
+        ({"drain_s": -1}, False),
+        ({"max_body_bytes": "8 MiB"}, True),
+        ({"max_body_bytes": "8 miles"}, False),
+        ({"max_bodies": 8}, False),
+    ],
+)
+@pytest.mark.parametrize("file", EXAMPLES)
+def test_a_duration_or_size_is_a_number_or_text(file: str, value: dict[str, object], *, accepted: bool) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(schema_of(FILES[file], file)))
+    assert validator.is_valid({"server": value}) is accepted
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "shown"),
+    [
+        ("edge", "jobs.webhooks.max_age_s", "35d"),
+        ("edge", "server.max_body_bytes", "8MiB"),
+        ("edge", "jobs.cloud_rate_per_s", "5"),
+        ("gateway", "streams.batch_wait_s", "5ms"),
+        ("gateway", "tiers[].can", "[chat, completion]"),
+        ("gateway", "tiers[].retry_budget.share", "0.2"),
+        ("fleet", "cohorts.NAME.rollout.stages", "[1, 5, 25, 50, 100]"),
+        ("fleet", "name", ""),
+    ],
+)
+def test_a_default_is_shown_as_people_write_it(file: str, name: str, shown: str) -> None:
+    assert default_text(name, keys_of(FILES[file])[name]) == shown
