@@ -54,6 +54,7 @@ _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whethe
 # The server is healthy: it answered, that the request is wrong, or with something that we cannot read.
 _ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
 _STREAM_OPTIONS = "stream_options"
+_NO_INFO = UpstreamInfo("", "", degraded=False)
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +238,8 @@ def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) ->
 
 
 def _upstream_info(response: HttpResponse) -> UpstreamInfo:
+    if b"x-causeway-" not in b" ".join(response.headers):
+        return _NO_INFO
     return UpstreamInfo(
         tier=response.header(b"x-causeway-tier")[:_MAX_HEADER],
         reason=response.header(b"x-causeway-tier-reason")[:_MAX_HEADER],

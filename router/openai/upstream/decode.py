@@ -11,7 +11,7 @@ answer raise CloudUnreadable; an answer that stops before its end raises StreamB
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -208,6 +208,58 @@ _MESSAGE: Final = frozenset(
 )
 
 
+class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A message that is text alone."""
+
+    content: str
+    role: str | None = None
+    refusal: None = None
+    reasoning_content: None = None
+    reasoning: None = None
+    tool_calls: Annotated[list[object], msgspec.Meta(max_length=0)] | None = None
+    function_call: None = None
+    annotations: None = None
+    audio: None = None
+
+
+class _PlainChoice(msgspec.Struct):
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    message: _PlainMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class _PlainAnswer(msgspec.Struct):
+    """A chat's answer of the usual form: it means what `wire` would read, for a fifth of the time."""
+
+    choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
+    usage: JSONObject | None = None
+    error: None = None
+    object: str = ""
+    causeway: None = None
+
+
+_decode_plain = msgspec.json.Decoder(_PlainAnswer).decode
+
+
+def _plain(body: bytes) -> list[Chunk]:
+    """Decode an answer of the usual form; [] for any other. Raises CloudFailed as `decode_answer` does."""
+    try:
+        answer = _decode_plain(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    if answer.object == "error":
+        return []
+    usage = wire.usage_of(answer.usage)
+    tokens = usage.completion_tokens if usage is not None and len(answer.choices) == 1 else 0
+    chunks = []
+    for choice in answer.choices:
+        reason, note = wire.finish_of(choice.finish_reason, "first_token")
+        end = reason or "stop"
+        chunks.append(Chunk(choice.message.content, choice.index, tokens, finish_reason=end, note=note))
+    return chunks if usage is None else [*chunks, Chunk(usage=usage)]
+
+
 def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
     """Decode a whole answer: one chunk per choice, then one with the usage if it is reported.
 
@@ -219,6 +271,8 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
         CloudUnreadable: the body is not an answer.
         CloudFailed: the body reports an error, or that the server gave up.
     """
+    if plain := _plain(body):
+        return plain
     if body.lstrip(_BLANK).startswith(_EVENTS):
         return _streamed(body, request_id)
     answer = wire.read_answer(body, "first_token")

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import aiohappyeyeballs
 
-from ..responses import header_lines
 from .connection import ConnectError, DisconnectedError, HttpConnection, HttpResponse
 
 _ADDRESSES_S: Final = 10.0  # for which the addresses of a name are remembered
@@ -75,7 +74,7 @@ class HttpClient:
         """
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
         start = f"{method} {target} HTTP/1.1\r\nHost: {self._host_field}\r\n"
-        data = f"{start}{header_lines(fields)}{length}\r\n".encode() + (body or b"")
+        data = f"{start}{_lines(fields)}{length}\r\n".encode() + (body or b"")
         while True:
             connection = self._idle_connection() or await self._acquire(until)
             try:
@@ -204,3 +203,11 @@ class HttpClient:
             lambda: HttpConnection(self), sock=raw, ssl=self._tls, server_hostname=name
         )
         return connection
+
+
+def _lines(fields: Mapping[str, str]) -> str:
+    """Return the lines of a head, each with its CRLF. Raises ValueError for the end of a line in a value."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
+    if lines.count("\n") != len(fields) or lines.count("\r") != len(fields):
+        raise ValueError("a header's value has the end of a line in it")
+    return lines

@@ -291,6 +291,55 @@ def test_a_whole_answer() -> None:
     ]
 
 
+_ODD = st.sampled_from([None, "", "x", 0, 1, -1, 1.0, True, [], {}, ["x"], {"x": 1}, "error"])
+
+
+def _fields(required: dict[str, st.SearchStrategy[object]], *odd: str) -> st.SearchStrategy[dict[str, object]]:
+    """Return objects whose fields are usual ones or odd ones, and may be missing."""
+    usual = {name: st.one_of(value, value, value, _ODD) for name, value in required.items()}
+    return st.fixed_dictionaries({}, optional=usual | dict.fromkeys(odd, _ODD))
+
+
+_WHOLE_MESSAGE = _fields(
+    {"role": st.just("assistant"), "content": st.text(), "refusal": st.none(), "tool_calls": st.just([])},
+    *("reasoning_content", "reasoning", "function_call", "annotations", "audio", "more"),
+)
+_WHOLE_CHOICE = _fields(
+    {
+        "index": st.integers(0, 3),
+        "message": _WHOLE_MESSAGE,
+        "finish_reason": st.sampled_from(["stop", "length", "EOS", "odd", "abort", "tool_calls"]),
+        "logprobs": st.none(),
+    },
+    *("delta", "text", "more"),
+)
+_WHOLE_USAGE = _fields(
+    {
+        "prompt_tokens": st.integers(0, 9),
+        "completion_tokens": st.integers(0, 9),
+        "prompt_tokens_details": _fields({"cached_tokens": st.integers(0, 9)}),
+    }
+)
+
+
+@given(
+    _fields(
+        {"choices": st.lists(_WHOLE_CHOICE, max_size=2), "usage": _WHOLE_USAGE, "object": st.just("chat.completion")},
+        *("error", "causeway", "more"),
+    )
+)
+def test_the_usual_form_of_an_answer_is_read_as_any_other(answer: dict[str, object]) -> None:
+    """A byte order mark keeps an answer from being read as one of the usual form."""
+    body = json.dumps(answer).encode()
+    results: list[object] = []
+    for sent in (body, b"\xef\xbb\xbf" + body):
+        try:
+            results.append(decode_answer(sent, "id"))
+        except CloudFailed as error:
+            results.append((type(error), error.message))
+    assert results[0] == results[1]
+
+
 def test_a_whole_completion() -> None:
     """The first token of an echo has no logprob."""
     body = {
