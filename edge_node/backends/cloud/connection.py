@@ -434,4 +434,5 @@ class StreamReader:
 
     def close(self) -> None:
         """Give the response up: the connection can be reused if all but the end of the body has come."""
+        self._response.listener = None
         self._response.release(_END_S if self._decoder.done else 0.0)

@@ -180,6 +180,12 @@ class HttpResponse:
         self._size_bytes += len(data)
         return self._size_bytes > _BUFFER_BYTES
 
+    @property
+    def has_length(self) -> bool:
+        """Whether the body ends at its length, or with its last chunk, and not with the connection."""
+        coding = self.headers.get(b"transfer-encoding", b"").lower()
+        return b"content-length" in self.headers or b"chunked" in coding
+
     def fail(self, error: Exception) -> None:
         """End the answer: what has arrived can be read, then the error is raised."""
         if not self.complete and self._error is None:
@@ -343,7 +349,7 @@ class HttpConnection(asyncio.Protocol):
         response = self._response
         if response is None or not response.status:
             self._fail(DisconnectedError(begun=self._bare_bytes > 0))
-        elif b"content-length" in response.headers or b"chunked" in response.headers.get(b"transfer-encoding", b""):
+        elif response.has_length:
             self._fail(TruncatedError("the connection ended within the body"))
         else:
             response.complete, self._keeps_alive = True, False
@@ -379,7 +385,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         response = self._response
-        if response is None or response.complete:
+        if response is None or response.complete or self._fault is not None:
             return
         status = self._parser.get_status_code()
         if 100 <= status < 200 and status != _SWITCHING:

@@ -162,6 +162,7 @@ async def test_an_answer_is_read_whatever_its_framing(reply: Reply, body: bytes)
         ([OK + b"Content-Length: 9\r\n\r\nhello", RESET], TruncatedError),
         ([OK + b"Content-Length: 9\r\n\r\nhello"], TimeoutError),
         ([CHUNKED + b"5\r\nhello\r\n", CLOSE], TruncatedError),
+        ([CHUNKED.replace(b"chunked", b"Chunked") + b"5\r\nhello\r\n", CLOSE], TruncatedError),
         ([CHUNKED + b"5\r\nhello\r\nnot a size\r\n"], MalformedError),
         ([CHUNKED + b"5\r\nhelloworld\r\n"], MalformedError),
         ([CHUNKED + b"5\r\nhello\r\n0\r\nX: "] + [b"y" * 10_000] * 100, MalformedError),
@@ -176,6 +177,13 @@ async def test_every_fault_has_its_error(reply: Reply, error: type[Exception]) -
         assert type(caught.value) is error
         await until(lambda: server.closed == 1)
     assert len(server.heads) == 1
+
+
+@pytest.mark.parametrize("field", [b"X: a\0b\r\n", b"X: y\r\n" * 129, b"X: " + b"y" * 9000 + b"\r\n"])
+async def test_a_head_that_is_refused_is_no_response(field: bytes) -> None:
+    async with client_of(Server([OK + field + REST])) as client:
+        with pytest.raises(MalformedError):
+            await client.request("GET", "/", {}, soon())
 
 
 @pytest.mark.parametrize("data", [b"hello", gzip.compress(b"hello")[:-3]])
