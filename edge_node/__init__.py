@@ -2,9 +2,9 @@
 
 Read `serving/service.py` first: its docstring is the table of hops of one request. `app.py` wires everything; `http/`,
 `serving/` and `backends/` are one request's way in, through and back; `storage/`, `signals/` and `observability/` are
-what it reads and writes. Other ways in: `jobs/` (an outbox), `sessions/` (live ones), `mqtt/`; `parts/` reads and
-makes audio, and reads images. `daemon/` is start and stop, `config/` the settings, `cli/` the commands, `agent/`
-takes bundles of a fleet, `console/` is the page at `/console`.
+the state that it reads and writes. Other ways in: `jobs/` (an outbox), `sessions.py` (live sessions), `mqtt/`; `parts/`
+serves audio requests. `daemon/` is start and stop, `config/` the settings, `cli/` the commands, `agent/` installs a
+fleet's bundles, `console/` is the page at `/console`.
 """
 
 from __future__ import annotations

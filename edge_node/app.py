@@ -83,13 +83,13 @@ if TYPE_CHECKING:
 __all__ = ["App", "build"]
 
 
-@dataclass(frozen=True, repr=False)  # the configuration may have a key
+@dataclass(frozen=True, repr=False)  # the configuration may contain a key
 class _Device:
-    """What every builder reads: the configuration under the bundle, this device's folders, and what is measured."""
+    """The input of every builder: the configuration under the bundle, this device's folders, and measured signals."""
 
     config: Config
     state_dir: Path | None
-    model_dirs: list[Path]  # the agent puts another bundle's first
+    model_dirs: list[Path]  # the agent puts another bundle's folder first
     clock: Clock
     environ: Mapping[str, str]
     metrics: Metrics
@@ -108,16 +108,17 @@ def build(
     """Construct one daemon, without starting it.
 
     Args:
-        make_engine: creates the engine of an edge target's model; by default from the model's artifact.
-        clock: for tests.
-        environ: for systemd's variables, and the programs of `PATH`.
-        fleet: the fleet whose plan the daemon follows; by default the one that the device joined. Without one it runs
-            the last bundle that it verified, if any.
-        encoders: what turns audio and images into text; by default the installed packages, with their models.
-        speech_detector: detects speech in live sessions; read only beside given `encoders`.
+        config: The configuration.
+        make_engine: Factory for the engine of an edge target's model; by default from the model's artifact.
+        clock: The clock; tests pass their own.
+        environ: Environment variables: systemd's, and `PATH` for programs.
+        fleet: The fleet whose plan the daemon follows; by default the one that the device joined. Without a fleet the
+            daemon runs the last bundle that it verified, if any.
+        encoders: Encoders that turn audio and images into text; by default the installed packages, with their models.
+        speech_detector: Speech detector for live sessions; used only together with `encoders`.
 
     Raises:
-        ConfigError: Other machines would be answered without an API key.
+        ConfigError: The daemon would answer other machines without an API key.
     """
     config.server.check_exposure()
     clock = clock or system_clock()
@@ -168,7 +169,7 @@ def build(
 def _build_backends(
     device: _Device, engines: EnginePool | None, part_encoders: PartEncoders | None, credentials: Credentials | None
 ) -> Backends:
-    """Construct what generates answers, and the signals of it."""
+    """Construct the backends that generate answers, and the signals about them."""
     config = device.config
     cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
     learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.signals == "all")
@@ -187,7 +188,7 @@ def _build_backends(
 
 
 def _build_serving(device: _Device, backends: Backends) -> Serving:
-    """Construct the service and what it keeps, under a policy that the start loads."""
+    """Construct the service and its stores, under the policy that the start loads."""
     config, clock, model_dirs, metrics = device.config, device.clock, device.model_dirs, device.metrics
     engines, learned, part_encoders = backends.engines, backends.learned, backends.encoders
     manifests = Manifests(model_dirs)
@@ -274,7 +275,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 
 
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
-    """Construct what takes requests: files, jobs, audio, live sessions, a broker's messages."""
+    """Construct the sources of requests: files, jobs, audio, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
     reader = RequestReader(config.server, files)
@@ -349,7 +350,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
 
 
 def _describe() -> object:
-    """Return the OpenAPI document; it names what is imported on demand elsewhere."""
+    """Return the OpenAPI document. Its imports are deferred until it is needed."""
     from .openapi import edge_document
 
     return edge_document()

@@ -1,9 +1,9 @@
-"""Time as an argument: monotonic seconds for durations and deadlines, Unix seconds for what people read.
+"""Time as an argument: monotonic seconds for durations and deadlines, Unix seconds for display.
 
 The monotonic clock is that of asyncio's loops, so a deadline means the same everywhere in the process. On Linux it
 counts from boot, so together with the boot id it is also valid across restarts of the process: the cache computes an
-entry's age from it, even if the wall clock was set in between. Between two boots only a wall clock that is
-synchronised says how much time has passed.
+entry's age from it, even if the wall clock was set in between. Between two boots only a synchronised wall clock tells
+how much time has passed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def read_boot_id() -> str:
-    """The boot id, or "" where the kernel provides none: then only the wall clock is valid across restarts."""
+    """Return the boot id; "" if the kernel provides none, and only the wall clock is valid across restarts."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -31,9 +31,9 @@ def read_boot_id() -> str:
 
 
 def is_synchronised() -> bool:
-    """Return whether the kernel knows that the wall clock is synchronised, as NTP clients tell it (adjtimex(2)).
+    """Return whether the kernel reports that the wall clock is synchronised, as NTP clients tell it (adjtimex(2)).
 
-    A date that is set by hand ends it, and so does a boot. Other systems than Linux do not tell: True.
+    Setting the date by hand clears that state, and so does a boot. Systems other than Linux do not report it: True.
     """
     if not sys.platform.startswith("linux"):
         return True
@@ -71,7 +71,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class ClockMark(msgspec.Struct, frozen=True):
-    """One moment on all clocks, as stored with each commit. `anchor`: the newest; None: there was none."""
+    """One moment on all clocks, as stored with each commit. `anchor`: the newest; None if there was none."""
 
     boot_id: str
     monotonic: float  # s
@@ -81,23 +81,21 @@ class ClockMark(msgspec.Struct, frozen=True):
 
 
 class DeviceTime:
-    """The device's own time since its file was made: seconds that pass also over restarts and reboots.
+    """The device's own time since its file was created: seconds that also pass over restarts and reboots.
 
-    Call `restore` first.
-
-    Whatever the wall clock does:
+    Call `restore` first. Whatever the wall clock does:
 
     1. Within a boot the monotonic clock counts, also over restarts of the daemon.
-    2. The time between two boots is counted once the wall clock is synchronised (by NTP, as the kernel knows), from a
-       moment at which it was before: a device without a battery clock starts in the past, or where it was switched off.
-    3. Where it never was, the time between two boots is not counted: what waits lives longer, and nothing is overdue.
+    2. The time between two boots is counted once the wall clock is synchronised (by NTP, according to the kernel),
+       from a moment at which it was synchronised before: a device without a battery clock starts in the past.
+    3. If it never is, the time between two boots is not counted: entries live longer, and none is overdue.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._start = clock.monotonic()  # when it was 0, on the monotonic clock of this boot
+        self._start = clock.monotonic()  # time 0 on the monotonic clock of this boot
         self._anchor: Anchor | None = None
-        self._was_off = False  # the anchor is of an earlier boot, and the time since is not counted yet
+        self._was_off = False  # set if the anchor is of an earlier boot, and the time since has not been counted yet
 
     def restore(self, mark: ClockMark | None) -> None:
         """Continue after the last mark of an earlier run."""
@@ -115,12 +113,12 @@ class DeviceTime:
         now = self._clock.monotonic()
         if self._was_off and self._anchor is not None and self._clock.synchronised():
             elapsed = self._anchor.elapsed + self._clock.unix() - self._anchor.unix  # (2)
-            self._start = min(self._start, now - elapsed)  # the same from each thread
+            self._start = min(self._start, now - elapsed)  # idempotent, so that each thread may run it
             self._was_off = False
         return now - self._start
 
     def unix(self) -> float:
-        """The wall clock, for people."""
+        """Return the wall clock, Unix seconds, for display."""
         return self._clock.unix()
 
     def mark(self) -> ClockMark:

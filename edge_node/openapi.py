@@ -76,7 +76,7 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "Preference-Applied": "`respond-async`: the request was taken as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",
 }
-CLIENT = "client"  # needs an API key where `server.keys` names some
+CLIENT = "client"  # needs an API key if `server.keys` lists any
 _AUTH = (errors.AuthenticationFailed,)
 _KINDS: dict[str, Any] = {
     "x-causeway-prefer": Prefer,
@@ -101,7 +101,7 @@ _PAGE = (
     Parameter("after", "The id of the last one of the page before."),
 )
 _JOB_STORE = (errors.JobStoreUnavailable,)
-_NAMED_FILES = (errors.NotFound, FileFolderUnavailable)  # of requests that name uploaded files
+_NAMED_FILES = (errors.NotFound, FileFolderUnavailable)  # responses to requests that name uploaded files
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
 _JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded, errors.JobCancelled)
 
@@ -155,13 +155,13 @@ def edge_operations() -> list[Operation]:
 
 
 def _operation(method: Literal["GET", "POST", "DELETE"], path: str, summary: str, body: Any, **more: Any) -> Operation:
-    """An operation for clients that answers with JSON of one type."""
+    """Return an operation for clients that answers with JSON of one type."""
     more = {"responses": (ApiResponse(200, {JSON: body}),), "errors": (*ANY_REQUEST, *_AUTH)} | more
     return Operation(method=method, path=path, summary=summary, caller=CLIENT, **more)
 
 
 def _open(path: str, summary: str, *responses: ApiResponse, **more: Any) -> Operation:
-    """An operation that needs no key."""
+    """Return an operation that needs no key."""
     return Operation(method="GET", path=path, summary=summary, responses=responses, errors=ANY_REQUEST, **more)
 
 

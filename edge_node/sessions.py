@@ -1,6 +1,6 @@
-"""Live sessions as requests of the daemon: their answers, the transcripts of their audio clips, and speech.
+"""Live sessions as requests of the daemon: their answers, the transcripts of their audio, and speech.
 
-The sessions themselves are `router.serving.live`.
+The sessions themselves are in `router.serving.live`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 
 class SessionAudio(msgspec.Struct, frozen=True):
-    """What the device's sessions do with audio.
+    """The device's audio services for sessions.
 
     Attributes:
-        entry: leads to the service that transcribes and speaks.
-        transcribes: sessions take audio.
-        detect: detects speech; None: sessions detect no turns.
-        max_clips: the most audio clips of one conversation.
-        speaks: sessions answer with speech where it is asked for.
-        voice: the voice of sessions that name none.
+        entry: Provides the service that transcribes and speaks.
+        transcribes: Whether sessions take audio.
+        detect: Speech detector; None: sessions detect no turns.
+        max_clips: Maximum number of audio clips in one conversation.
+        speaks: Whether sessions can answer with speech.
+        voice: The voice of sessions that name none.
     """
 
     entry: AudioEntry
@@ -83,7 +83,7 @@ class DeviceClient(SessionClient, frozen=True):
 
 
 class DeviceSessions(msgspec.Struct, frozen=True):
-    """The daemon as sessions use it. `tracing`: traces their requests; None: tracing is off."""
+    """The daemon's services for sessions. `tracing`: traces their requests; None: tracing is off."""
 
     config: RealtimeConfig
     service: Service
@@ -94,14 +94,14 @@ class DeviceSessions(msgspec.Struct, frozen=True):
     tracing: RequestTracer | None
 
     def client(self, http: web.BaseRequest, authorization: str) -> DeviceClient:
-        """Raises AuthenticationFailed or InvalidRequest."""
+        """Return the client of a connection. Raises AuthenticationFailed or InvalidRequest."""
         hints = routing_hints(http.headers, self.reader.identify(authorization, http))
         return DeviceClient(hints.client, network_of(hints.client), hints, read_traceparent(http.headers))
 
     def open(
         self, session_id: str, model: str | None, client: DeviceClient
     ) -> tuple[RealtimeSession, SessionRequests[DeviceClient]]:
-        """Raises ModelNotFound."""
+        """Open a session with its requests. Raises ModelNotFound."""
         name = AUTO if model is None else model
         if name not in self.policies.active.model_names:
             raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
@@ -114,8 +114,8 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
     """The requests of one session.
 
     Args:
-        daemon: answers them.
-        client: the client that opened the session; its trace context is that of every response.
+        daemon: The daemon that answers them.
+        client: The client that opened the session; its trace context is that of every response.
     """
 
     def __init__(self, daemon: DeviceSessions, client: DeviceClient) -> None:
@@ -146,7 +146,7 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
         return partial(self._daemon.audio.entry.service.say, voice=start.voice.name, speed=start.voice.speed)
 
     async def transcribe(self, live: LiveSession[DeviceClient], audio: TranscribeAudio) -> Transcript:
-        """Raises CausewayError."""
+        """Transcribe an audio clip of the session. Raises CausewayError."""
         service, hints = self._daemon.audio.entry.service, live.session.request_hints
         return await service.transcribe_live(new_decision_id(), hints, base64.b64decode(audio.wav))
 
@@ -155,6 +155,6 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
 
 
 def _described(head: AnswerHead) -> dict[str, object]:
-    """What the ``x-causeway-*`` headers of an HTTP answer say, for `response.done`."""
+    """Return the contents of the ``x-causeway-*`` headers of an HTTP answer, for `response.done`."""
     names = ("route", "target", "model", "reason", "cache", "policy", "degraded")
     return {"decision": head.id} | {name: getattr(head, name) for name in names}

@@ -1,1 +1,1 @@
-"""The device's side of the fleet: what the fleet says is verified here before anything of it is used."""
+"""The device's side of the fleet: verifies everything that the fleet publishes before using it."""

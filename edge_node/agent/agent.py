@@ -1,10 +1,10 @@
-"""The agent: takes a device from the bundle that runs to the one that the fleet's plan assigns (states: `journal`).
+"""The agent: updates a device from the running bundle to the one that the fleet's plan assigns (states: `journal`).
 
     agent = Agent(folder=…, booted=boot(…), link=…, host=…, clock=…)
-    await agent.run()       # until it is cancelled; `wake` makes it look now
+    await agent.run()       # until it is cancelled; `wake` makes it check for updates now
 
-`advance` takes one step and returns how long to wait before the next, so that tests need no time. Whatever fails leaves
-the device with what it ran: before ACTIVATE nothing changes, after it the bundle before comes back.
+`advance` takes one step and returns how long to wait before the next, so that tests need no time. A failed update never
+leaves the device without a bundle: before ACTIVATE nothing has changed, after it the previous bundle is restored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .trial import ConditionHistory, Trial, TrialProgress
 log = logging.getLogger(__name__)
 
 BUILT_AT = 1_735_689_600.0
-"""Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
-_KEPT_BUNDLES = 2  # the running one and the one before
-_SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
+"""Earliest plausible time, Unix seconds (2025-01-01): a clock before it is wrong. Raise it with a release."""
+_KEPT_BUNDLES = 2  # the running bundle and the previous one
+_SPARE_BYTES = 64 * 1024 * 1024  # disk space that must remain free during an update
 _REPLAYED_S = 86400.0
 
 
@@ -49,11 +49,11 @@ class Agent:
     Args:
         folder: STATE_DIR/fleet.
         booted: The bundle, store and journal that the daemon started with.
-        link: The device's fleet.
-        host: The daemon.
+        link: The connection to the device's fleet.
+        host: The daemon that runs the bundles.
         clock: Wall and monotonic time.
         disk: The file operations.
-        inspector: Verifies what the fleet publishes; by default in a child process.
+        inspector: The verifier of published files; by default in a child process.
         chance: A random number from 0 to 1, which spreads retries.
     """
 
@@ -74,9 +74,9 @@ class Agent:
         self._settings = self.link.settings
         self._woken = asyncio.Event()
         self._looked_at = -math.inf
-        self.serials: dict[str, int] = {}  # of the bundles whose manifest this daemon has read
-        self._wanted: str | None = None  # the bundle that the plan assigned at the last look
-        self._manifest: BundleManifest | None = None  # of `_wanted`, if it is another bundle than the running one
+        self.serials: dict[str, int] = {}  # serial by bundle, for bundles whose manifest this daemon has read
+        self._wanted: str | None = None  # the bundle that the plan assigned at the last check
+        self._manifest: BundleManifest | None = None  # the manifest of `_wanted`, if it is not the running bundle
         self._note(self.booted.bundle)
         self._report: BundleReport | None = None
         self._staged: InstalledBundle | None = None
@@ -111,34 +111,34 @@ class Agent:
 
     @property
     def running(self) -> str | None:
-        """The bundle that serves requests; None: the factory's files."""
+        """The bundle that serves requests; None for the factory files."""
         return self._row.bundles[0] if self._row.bundles else None
 
     @property
     def wanted(self) -> str | None:
-        """The bundle that the plan assigns, if it is another one."""
+        """The bundle that the plan assigns; None if it is the running one."""
         return None if self._wanted == self.running else self._wanted
 
     @property
     def rows(self) -> tuple[JournalRow, ...]:
-        """The newest rows of the journal, the oldest first."""
+        """The newest rows of the journal, oldest first."""
         return self._journal.rows
 
     @property
     def trial(self) -> TrialProgress | None:
-        """How far the trial of the running bundle is; None: none is in progress."""
+        """The progress of the running bundle's trial; None if there is no trial."""
         if self.state is not DeviceState.TRIAL or self._trial is None:
             return None
         return self._trial.progress(self.clock.monotonic(), self.host.condition())
 
     def wake(self) -> None:
-        """Look now: something may be new."""
+        """Check for updates now."""
         self._woken.set()
 
     # --- one step after the other ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the plan until this is cancelled."""
+        """Follow the plan until cancelled."""
         while True:
             wait_s = await self.advance()
             if wait_s > 0.0:
@@ -149,19 +149,19 @@ class Agent:
                 self._woken.clear()
 
     async def advance(self) -> float:
-        """Take one step; return the seconds until the next, which `wake` cuts short."""
+        """Take one step; return the seconds until the next, which `wake` shortens."""
         try:
             return await self._steps[self.state]()
         except UpdateRefused as refusal:
             return self._refused(refusal)
         except OSError as error:
             return self._refused(disk_refusal(error, str(error.filename or self.folder)))
-        except Exception as error:  # a fault of ours is no reason to stop looking for better bundles
+        except Exception as error:  # an internal error must not stop the search for better bundles
             log.exception("the agent failed in %s", self.state)
             return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
 
     def _refused(self, refusal: UpdateRefused) -> float:
-        """Follow the transition of a refusal in this state."""
+        """Take the transition that belongs to a refusal in the current state."""
         log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
         event = event_of(refusal, self.state, pointed=self._pointed())
         if event is None:
@@ -190,10 +190,10 @@ class Agent:
         """Write the row of the next state, then enter it.
 
         Args:
-            must: Fail if the row cannot be written; otherwise a device whose disk is full goes on in memory.
+            must: Fail if the row cannot be written; otherwise a device with a full disk continues in memory.
 
         Raises:
-            OSError: The row is not on the disk, and must be.
+            OSError: `must` is set and the row could not be written.
         """
         state = TRANSITIONS[self.state][event]
         row = msgspec.structs.replace(self._row, state=state, at=self.clock.unix(), **changes)
@@ -241,7 +241,7 @@ class Agent:
         return 0.0
 
     async def _look(self) -> RolloutPlan | None:
-        """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
+        """Read the plan, and the manifest of the wanted bundle unless it is running. Raises UpdateRefused."""
         member, running = self.link.member(), self.running
         self._looked_at = self.clock.monotonic()
         looked = await self.inspector.look(
@@ -264,7 +264,7 @@ class Agent:
         return looked.plan
 
     def _is_due(self) -> bool:
-        """Whether the last look was `check_interval_s` ago, or something may be new."""
+        """Return whether a check is due: the last one was `check_interval_s` ago, or `wake` was called."""
         return self.clock.monotonic() - self._looked_at >= self._settings.check_interval_s
 
     def _note(self, bundle: InstalledBundle | None) -> None:
@@ -273,11 +273,11 @@ class Agent:
             self.serials[bundle.id] = bundle.manifest.serial
 
     def _floor(self) -> float:
-        """The least time that signed metadata proves, whatever the clock says: Unix seconds."""
+        """Return the earliest time that signed metadata proves, Unix seconds, whatever the clock says."""
         return max(BUILT_AT, self._row.signed_at)
 
     async def _fetch(self) -> float:
-        """Remove what neither the kept bundles nor this one need, and fetch what is missing."""
+        """Delete unneeded files, and download the missing files of the wanted bundle."""
         manifest, bundle = self._update()
         await asyncio.to_thread(self._store.collect, {*self._row.bundles, bundle}, manifest.blobs)
         missing = await asyncio.to_thread(self._store.missing, manifest.blobs)
@@ -316,7 +316,7 @@ class Agent:
             *(report.cases, report.replayed, report.unchanged, report.unknown, report.leaving),
         )
         note = f"{report.leaving} of the last {report.replayed} decisions would or may leave the device"
-        # The way back is never barred: after a failed rollout, to what ran here before.
+        # Returning to the previous bundle is always allowed, even after a failed rollout.
         if report.leaving and manifest.leaving == "refuse" and bundle not in self._row.bundles:
             raise RequestsLeave(f"{note}, such as {report.example}")
         warning = (RequestsLeave.code, note) if report.leaving else ("", "")
@@ -341,7 +341,7 @@ class Agent:
         return 0.0
 
     def _check_plan(self) -> None:
-        """Raises Withdrawn: the plan assigns another bundle than the one that the device changes to."""
+        """Raise Withdrawn if the plan now assigns another bundle than the one being installed."""
         if self._wanted != self._row.bundle:
             raise Withdrawn(f"the plan assigns {self._wanted} now")
 
@@ -391,7 +391,7 @@ class Agent:
         return settings.poll_s
 
     async def _look_again(self) -> None:
-        """Withdraw the bundle if the plan does. A look that fails says nothing about the trial."""
+        """Withdraw the bundle if the plan does. A failed check does not affect the trial."""
         try:
             await self._look()
         except UpdateRefused as refusal:

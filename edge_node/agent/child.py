@@ -54,7 +54,7 @@ def _fetch(path: str) -> Iterator[bytes]:
 def _read_frame() -> bytes:
     header = sys.stdin.buffer.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
-        sys.exit(1)  # the daemon is gone
+        sys.exit(1)  # the daemon has exited
     return sys.stdin.buffer.read(_LENGTH.unpack(header)[0])
 
 

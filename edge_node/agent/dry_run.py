@@ -1,6 +1,6 @@
 """Try a bundle before the device runs it: its cases, its models' memory, and a replay of the device's own decisions.
 
-It reads files and changes nothing. Models are described for the engine, with their adapters, projectors and signals.
+The dry run only reads files. Models are described for the engine, with their adapters, projectors and signals.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .inspection import BundleReport, BundleRequest, ModelFile
 from .store import signal_manifest
 
 _REPLAYED_RECORDS = 500
-_CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
-_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, an image's pixels
-_USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
+_CONTEXT_TOKENS = 1024  # a model that cannot hold one request of this many tokens does not fit
+_PROJECTOR_PROCESS_BYTES = 256 * 2**20  # memory of onnxruntime, the interpreter and an image's pixels
+_USABLE_SHARE = 0.9  # share of total memory: the memory in use now may belong to the model that is replaced
 
 
 def examine(request: BundleRequest) -> BundleReport:
     """Try a bundle without running it.
 
     Raises:
-        UpdateRefused: It does not pass on this device; the class says why.
+        UpdateRefused: The bundle does not pass on this device; the subclass names the reason.
     """
     dirs = [Path(folder) for folder in request.model_dirs]
     models = []
@@ -74,7 +74,7 @@ def examine(request: BundleRequest) -> BundleReport:
     try:
         running = check_policy(Path(request.running_policy), lambda name: known_model(name, dirs))
     except PolicyUnusable:
-        running = None  # compare with what was recorded
+        running = None  # compare with the recorded decisions
     replayed = replay(records, policy, running)
     first = next(iter(replayed.leaving), None)
     return msgspec.structs.replace(
@@ -88,7 +88,7 @@ def examine(request: BundleRequest) -> BundleReport:
 
 
 def check_policy(path: Path, find: Callable[[str], Manifest | None]) -> Policy:
-    """Return a policy for the models that `find` knows by name. Raises PolicyUnusable."""
+    """Return the policy in a file, compiled for the models that `find` returns by name. Raises PolicyUnusable."""
 
     def temperature(model: str) -> float | None:
         if (found := find(model)) is None:
@@ -111,7 +111,7 @@ def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
     """Run every case file; return the number of cases.
 
     Raises:
-        CasesFailed: Names the first case that differs, and how many others do.
+        CasesFailed: Cases differ; the message names the first one and counts the others.
     """
     count, failed = 0, []
     for path in cases:
@@ -136,11 +136,11 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
 
 
 def check_fit(file: ModelFile, total_bytes: int) -> None:
-    """Check whether a model, its adapters and the process of its projector can ever run in this device's memory.
+    """Check that a model, its adapters and its projector's process can ever fit into this device's memory.
 
     Raises:
         ModelTooLarge: Not even one short request fits.
-        ModelUnusable: The file is no model, or its projector is none.
+        ModelUnusable: The model file or the projector file is invalid.
     """
     model = file.model
     size_bytes = sum(blob.size_bytes for blob in model.loaded)
@@ -162,7 +162,7 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
 
 
 def _images_bytes(file: ModelFile) -> int:
-    """The memory of the process that turns images into soft tokens. Raises ArtifactError."""
+    """Return the memory of the process that turns images into soft tokens, in bytes. Raises ArtifactError."""
     projector = file.model.projector
     if projector is None:
         return 0
@@ -172,10 +172,10 @@ def _images_bytes(file: ModelFile) -> int:
 
 
 def check_adapters(file: ModelFile, architecture: str) -> None:
-    """Check what the headers of a model's adapters say; the engine finds the rest when it loads them.
+    """Check the headers of a model's adapters; all other faults show when the engine loads them.
 
     Raises:
-        ModelUnusable: A file is no LoRA adapter, or is one of other models.
+        ModelUnusable: A file is not a LoRA adapter, or was made for another model.
     """
     for adapter, path in zip(file.model.adapters, file.adapters, strict=True):
         name = f"{file.model.name}+{adapter.name}"
@@ -188,11 +188,11 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
 
 
 def check_projector(file: ModelFile) -> None:
-    """Turn a black image into soft tokens, as the model's projector will do it: nothing else loads it before the
-    first image of a client.
+    """Turn a black image into soft tokens, as requests will: otherwise the projector is first loaded by a client's
+    image.
 
     Raises:
-        ModelUnusable: The packages for it are missing here, or it is no projector of this model.
+        ModelUnusable: The required packages are missing here, or the file is not a projector of this model.
     """
     projector = file.model.projector
     if projector is None:
@@ -216,7 +216,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
     """Load the signals about a model's answers, as the daemon will: without them a policy's conditions do not hold.
 
     Raises:
-        ModelUnusable: A file is no such signal, or was fitted on other weights or beside another model.
+        ModelUnusable: A file is not such a signal, or was fitted on other weights or beside another model.
     """
     model = Artifact(Path(file.path), described)
     others = [target.model for target in policy.targets if target.model != model.name]
@@ -228,7 +228,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
             elif signal.kind == "edge.quality":
                 _try_quality(artifact, model)
             else:
-                from causeway_server.models.signals.pair import load_pair_file  # brings ONNX Runtime
+                from causeway_server.models.signals.pair import load_pair_file  # imports ONNX Runtime
 
                 load_pair_file(artifact, model, others, model_dirs)
         except (ArtifactError, ImportError) as error:
@@ -236,23 +236,23 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
 
 
 def _try_quality(artifact: Artifact, model: Artifact) -> None:
-    from causeway_server.models.signals.quality import QualityEstimator  # brings ONNX Runtime
+    from causeway_server.models.signals.quality import QualityEstimator  # imports ONNX Runtime
 
     estimator = QualityEstimator(artifact.path_for(model))
     try:
         estimator("hello")
-    except Exception as error:  # onnxruntime raises classes of its own without a common base
+    except Exception as error:  # onnxruntime's own exception classes have no common base
         raise ArtifactError(f"{artifact.path}: computes no quality of a prompt ({error})") from error
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
     """Describe a model for the engine.
 
-    A model that this device knows by its name keeps how it is used (how it refuses, its temperature, what it answers):
-    another version of the weights changes only those.
+    A model that this device already has by name keeps its usage settings (refusal, temperature, what it answers):
+    another version of the weights replaces only the weights.
 
     Raises:
-        ModelUnusable: The file is no model.
+        ModelUnusable: The file is not a model.
     """
     try:
         found = read_gguf(weights)

@@ -1,4 +1,4 @@
-"""The interfaces of the agent to its daemon and its fleet, and its settings."""
+"""The agent's interfaces to its daemon and its fleet, and its settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Host(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """All memory of this device that models can take."""
+        """Memory of this device that models can use, in bytes."""
         ...
 
     def condition(self) -> DeviceCondition:
@@ -43,47 +43,48 @@ class Host(Protocol):
         ...
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
-        """Whether the daemon must start anew to run this bundle; None: the factory's files."""
+        """Return whether the daemon must restart to run this bundle; None stands for the factory files."""
         ...
 
     async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
-        """Serve requests under this bundle from now on; no answer in progress is cut.
+        """Serve requests under this bundle from now on; answers in progress are completed.
 
         Args:
-            bundle: None: the factory's files.
-            must: Use it even if one of its models cannot be loaded, because the device returns to it.
+            bundle: The bundle; None for the factory files.
+            must: Use the bundle even if one of its models cannot be loaded: the device is returning to it.
 
         Raises:
-            UpdateRefused: It cannot be used; what was used before still is.
+            UpdateRefused: The bundle cannot be used; the previous one stays in use.
         """
         ...
 
     async def check_model(self, model: BundleModel) -> None:
-        """Ask a model on this device and its adapters their golden prompts at temperature 0.
+        """Send a model on this device, and its adapters, their golden prompts at temperature 0.
 
         Raises:
-            UpdateRefused: One of them does not answer, or answers something else.
+            UpdateRefused: The model or an adapter does not answer, or its answer differs.
         """
         ...
 
     def restart(self) -> None:
-        """Let the daemon drain and start anew."""
+        """Make the daemon drain and restart."""
         ...
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """`check_interval_s`: between two looks, if nothing wakes the agent. `retry_s`: after a refusal, doubled up to
-    `check_interval_s`."""
+    """Settings of the agent. `check_interval_s`: interval between two checks. `retry_s`: wait after a refusal, doubled
+    up to `check_interval_s`.
+    """
 
     check_interval_s: float = 900.0
     retry_s: float = 30.0
     trial: TrialSettings = TrialSettings()
     download: DownloadBounds = DownloadBounds()
-    signed_step_s: float = 90 * 86400.0  # most that one signed time can move the floor of this device's clock
+    signed_step_s: float = 90 * 86400.0  # maximum by which one signed time can advance the floor of this device's clock
 
 
 async def at_once(_: str) -> float:
-    """Permit a change at once."""
+    """Allow a change at once."""
     return 0.0
 
 
@@ -91,10 +92,11 @@ class FleetLink(msgspec.Struct, frozen=True):
     """The parts that join a daemon to its fleet.
 
     Attributes:
-        member: Returns the device's identity; read at each look.
+        member: Function that returns the device's identity; called at each check.
         source: The source of updates.
-        may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
-        on_change: Called after each change of the agent's `state` or of its `row`.
+        may_change: Function that is called before a bundle is activated. It returns 0.0 to allow the change now,
+            otherwise the seconds until it should be called again.
+        on_change: Function that is called after each change of the agent's `state` or of its `row`.
     """
 
     member: Callable[[], Identity]

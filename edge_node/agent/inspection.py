@@ -1,8 +1,8 @@
-"""Inspect signatures and bundles outside the daemon, in a child process that ends with its answer.
+"""Inspect signatures and bundles outside the daemon, in a child process that ends with its reply.
 
-python-tuf and the policy tools take 30 MB, and reading a large model's header takes seconds of one core: a daemon that
-answers requests has room for neither. The child asks the daemon for files, because the daemon knows the way to the
-fleet; all bytes between them are frames of msgpack with their length before them.
+python-tuf and the policy tools take 30 MB, and reading a large model's header takes seconds of one core, which a daemon
+that answers requests cannot spare. The child asks the daemon for files, because the daemon can reach the fleet; both
+sides exchange frames of msgpack, each preceded by its length.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _EXAMINE_S = 1800.0
 
 
 class LookRequest(msgspec.Struct, frozen=True, tag=True):
-    """Read the plan, and the manifest of the assigned bundle unless it is known.
+    """Request to read the plan, and the manifest of the assigned bundle unless it is known.
 
     Attributes:
         folder: The folder of the metadata that was verified before.
         root: The fleet's root metadata.
-        running: The bundle that the device runs; None: the factory's files.
+        running: The bundle that the device runs; None for the factory files.
         known: Bundles whose manifest is not needed.
-        not_before: The least time that it can be, Unix seconds.
+        not_before: The earliest possible time, Unix seconds.
     """
 
     folder: str
@@ -53,7 +53,9 @@ class LookRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True):
-    """The verified plan, None if the cohort has none; the bundle that it assigns; its manifest if it is not known."""
+    """The verified plan (None if the cohort has none), the bundle that it assigns, and its manifest unless that is
+    known.
+    """
 
     plan: RolloutPlan | None
     wanted: str | None
@@ -61,9 +63,10 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model of the bundle, and its verified files on this device; `adapters` in the order of the model's.
+    """A model of the bundle, and its verified files on this device; `adapters` are in the order of the model's.
 
-    `projector`: its file, and that of its encoder if it has one of its own. `signals`: in the order of the model's.
+    `projector`: the projector's file, and that of its encoder if it is separate. `signals`: in the order of the
+    model's.
     """
 
     model: BundleModel
@@ -74,15 +77,15 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class BundleRequest(msgspec.Struct, frozen=True, tag=True):
-    """Try a bundle without running it.
+    """Request to try a bundle without running it.
 
     Attributes:
         policy, cases, models: Verified files of the bundle.
         running_policy: The policy that the device runs.
-        model_dirs: Where the device finds models now.
+        model_dirs: The folders in which the device finds models now.
         memory_bytes: The memory of this device.
         state_dir: The state folder, with the records of past decisions.
-        since: The oldest record to replay, Unix seconds.
+        since: The time of the oldest record to replay, Unix seconds.
     """
 
     policy: str
@@ -111,7 +114,7 @@ class BundleReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag=True):
-    """The child asks for a file. Frames of bytes follow, an empty one at the end, or a `FetchFailed`."""
+    """The child's request for a file. Frames of bytes follow, and an empty one at the end, or a `FetchFailed`."""
 
     path: str
 
@@ -135,7 +138,7 @@ _KINDS: dict[str, type[UpdateRefused]] = {
 
 
 class Inspector(Protocol):
-    """Raises UpdateRefused for what is not right."""
+    """Verifies updates and tries bundles. Every method raises UpdateRefused for an update that must not be used."""
 
     async def look(self, request: LookRequest, source: Source) -> Looked: ...
 
@@ -143,7 +146,7 @@ class Inspector(Protocol):
 
 
 class ChildInspector:
-    """Inspects in a child process."""
+    """An `Inspector` that works in a child process."""
 
     async def look(self, request: LookRequest, source: Source) -> Looked:
         result = await _inspect(request, source, _LOOK_S)

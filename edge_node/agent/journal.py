@@ -1,11 +1,11 @@
-"""The agent's states, the journal of them, and the bundle that a daemon starts with.
+"""The agent's states, its journal, and the bundle that a daemon starts with.
 
-The journal is a synced row before each effect, so that a restart knows what was begun. Each row is everything that the
-agent remembers, with a checksum. The last whole row counts; a row that a power cut left half written is none. IDLE and
-CHECK change nothing and write no row of their own.
+A row of the journal is synced before each effect, so that a restart knows what was in progress. Each row is the agent's
+whole memory, with a checksum. The last complete row counts; a row that a power cut left incomplete is ignored. IDLE and
+CHECK change nothing and write no rows.
 
-`boot` chooses the last verified bundle, else the one before, else the factory's files. It needs no network and no part
-of the fleet's software beyond this: a damaged file is a reason to start with another bundle, never one not to start.
+`boot` chooses the last verified bundle, else the previous one, else the factory files. It needs neither the network nor
+any other code of the fleet: a damaged file makes the daemon start with another bundle, and never prevents a start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 _MAX_BOOTS = 3
-_NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
+# refusals after which the same bundle may be tried again
+_NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)
 _UNDONE = (DeviceState.ROLLBACK, DeviceState.QUARANTINE, DeviceState.TRIAL, DeviceState.ACTIVATE)
 _ON_TRIAL = (DeviceState.ACTIVATE, DeviceState.TRIAL)
 KEPT_ROWS = 64
@@ -51,17 +52,17 @@ _TRIED_AGAIN = (DeviceState.COMMIT, DeviceState.ROLLBACK, DeviceState.QUARANTINE
 
 
 class Event(Enum):
-    """The end of a state; `TRANSITIONS` names the next one."""
+    """The end of a state; `TRANSITIONS` gives the next one."""
 
-    BEGIN = auto()  # time to look, or something may be new
-    NOTHING = auto()  # the device runs what it should, or may not change yet
+    BEGIN = auto()  # a check is due, or something may be new
+    NOTHING = auto()  # the device runs the assigned bundle, or may not change yet
     FOUND = auto()  # the plan assigns another bundle
     DONE = auto()
-    REFUSED = auto()  # the update is not usable now; the next look tries again
+    REFUSED = auto()  # the update is not usable now; the next check tries again
     UNFIT = auto()  # this device can never run this bundle
     FAILED = auto()
-    WITHDRAWN = auto()  # the plan no longer assigns the bundle that is on trial
-    RESTARTED = auto()  # the daemon started anew
+    WITHDRAWN = auto()  # the plan no longer assigns the bundle on trial
+    RESTARTED = auto()  # the daemon restarted
 
 
 TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
@@ -71,8 +72,8 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
         Event.REFUSED: DeviceState.IDLE,
         Event.FOUND: DeviceState.FETCH,
     },
-    # Until the pointer moves, nothing is in use: after a restart the next look begins anew, with the files that are
-    # there.
+    # Until the pointer moves, nothing is in use: after a restart the next check begins again, and reuses the files that
+    # were already downloaded.
     DeviceState.FETCH: {
         Event.DONE: DeviceState.VERIFY,
         Event.REFUSED: DeviceState.IDLE,
@@ -94,14 +95,14 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
         Event.REFUSED: DeviceState.IDLE,
         Event.RESTARTED: DeviceState.IDLE,
     },
-    # The pointer may have moved: if it has, a restart continues the trial, else nothing happened.
+    # The pointer may have moved: if it has, a restart continues the trial; otherwise nothing has changed.
     DeviceState.ACTIVATE: {
         Event.DONE: DeviceState.TRIAL,
         Event.FAILED: DeviceState.ROLLBACK,
         Event.REFUSED: DeviceState.IDLE,
         Event.RESTARTED: DeviceState.TRIAL,
     },
-    # A daemon that ends during a trial counts: after some boots the bundle has failed.
+    # A restart during a trial is counted: after several of them the bundle has failed.
     DeviceState.TRIAL: {
         Event.DONE: DeviceState.COMMIT,
         Event.FAILED: DeviceState.ROLLBACK,
@@ -112,18 +113,19 @@ TRANSITIONS: Mapping[DeviceState, Mapping[Event, DeviceState]] = {
     DeviceState.ROLLBACK: {
         Event.DONE: DeviceState.QUARANTINE,
         Event.WITHDRAWN: DeviceState.IDLE,
-        Event.RESTARTED: DeviceState.IDLE,  # the start completes it
+        Event.RESTARTED: DeviceState.IDLE,  # the start of the daemon completes it
     },
     DeviceState.QUARANTINE: {Event.DONE: DeviceState.IDLE, Event.RESTARTED: DeviceState.IDLE},
 }
-"""A missing event cannot happen in that state."""
+"""The next state by state and event. An event that is not listed cannot happen in that state."""
 
 
 def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Event | None:
-    """Return the event by which a refusal ends a state; None: the disk cannot be written, the same step again.
+    """Return the event by which a refusal ends a state; None if the disk cannot be written and the step must be
+    repeated.
 
     Args:
-        pointed: The pointer names the bundle that the device changes to.
+        pointed: Whether the pointer names the bundle that is being installed.
     """
     events = TRANSITIONS[state]
     if state in _TRIED_AGAIN or (state is DeviceState.TRIAL and isinstance(refusal, DiskFull)):
@@ -158,15 +160,15 @@ class JournalRow(msgspec.Struct, frozen=True):
         at: Unix seconds.
         bundle: The bundle that the device changes to.
         rollout: The rollout that assigned it.
-        bundles: The pointer as it was: the running bundle first, then those to return to.
-        code: Why the last update was refused or undone, or `requests_leave` of one that goes on; "" otherwise.
-        reason: The reason for people.
+        bundles: The previous pointer: the running bundle first, then those to return to.
+        code: Error code of the last refused or undone update, or `requests_leave` for one that continues; "" otherwise.
+        reason: Human-readable reason.
         boots: Unexpected starts of the daemon during this trial.
-        restarts: The agent itself asked for the next start.
-        unproven: The running bundle was committed without enough requests to prove it.
-        quarantined: The reason, by bundle that this device does not try again; the oldest first.
-        before: The time before the change, which the trial compares with.
-        signed_at: The newest signed time that was seen, Unix seconds; the time is at least this.
+        restarts: Whether the agent itself asked for the next start.
+        unproven: Whether the running bundle was committed without enough requests to prove it.
+        quarantined: The reason by quarantined bundle, which this device does not try again; the oldest first.
+        before: The condition before the change, with which the trial compares.
+        signed_at: The newest signed time seen, Unix seconds; the present is not earlier.
     """
 
     state: DeviceState = DeviceState.IDLE
@@ -185,14 +187,15 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The rows of one device, in one file. Appends fail with OSError; `last` is then what it was."""
+    """The rows of one device, in one file. A failed append raises OSError and leaves `last` unchanged."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
         content = _read(path)
         self._rows = _rows_of(content)
-        self._damaged = bool(content) and not content.endswith(b"\n")  # the next row must not continue a half one
+        # the next row must not continue an incomplete one
+        self._damaged = bool(content) and not content.endswith(b"\n")
 
     @property
     def last(self) -> JournalRow:
@@ -200,14 +203,14 @@ class Journal:
 
     @property
     def rows(self) -> tuple[JournalRow, ...]:
-        """The newest rows, oldest first, for people."""
+        """Return the newest rows, oldest first, for display."""
         return tuple(self._rows)
 
     def append(self, row: JournalRow) -> None:
         """Write a row and sync it.
 
         Raises:
-            OSError: It is not on the disk, for example because that is full.
+            OSError: The row could not be written, for example because the disk is full.
         """
         try:
             if self._path.exists() and self._path.stat().st_size > _COMPACT_BYTES:
@@ -222,7 +225,7 @@ class Journal:
 
 
 def quarantine(quarantined: Mapping[str, str], bundle: str, reason: str) -> dict[str, str]:
-    """Return the quarantined bundles with one more; beyond the limit the oldest is dropped."""
+    """Return the quarantined bundles with `bundle` added; beyond the limit the oldest is dropped."""
     others = {known: why for known, why in quarantined.items() if known != bundle}
     return dict([*others.items(), (bundle, reason)][-MAX_QUARANTINED:])
 
@@ -241,7 +244,7 @@ def _rows_of(content: bytes) -> list[JournalRow]:
         try:
             rows.append(msgspec.json.decode(body, type=JournalRow))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # of another version
+            continue  # a row of another version
     return rows[-KEPT_ROWS:]
 
 
@@ -253,7 +256,7 @@ def _read(path: Path) -> bytes:
 
 
 class Booted(msgspec.Struct, frozen=True):
-    """The bundle to start with (None: the factory's files). `row`: the journal row that the agent continues from."""
+    """The bundle to start with (None for the factory files). `row`: the journal row from which the agent continues."""
 
     bundle: InstalledBundle | None
     row: JournalRow
@@ -264,10 +267,10 @@ class Booted(msgspec.Struct, frozen=True):
 def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = None) -> Booted:
     """Choose the bundle to start with, and count this start if a bundle is on trial. Never raises for damaged files.
 
-    1. A trial goes on, unless the daemon ended too often during it, or this start cannot be written down.
+    1. A trial continues, unless the daemon ended too often during it, or this start cannot be recorded.
     2. A rollback that was begun is completed.
     3. Otherwise the bundle of the newest row; without a row, that of the pointer.
-    4. A bundle that is damaged is passed over; the factory's files come last.
+    4. A damaged bundle is skipped; the factory files come last.
 
     Args:
         folder: STATE_DIR/fleet.
@@ -284,7 +287,7 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
         bundles = row.bundles if journal.rows else pointer or ()  # (3)
         row = msgspec.structs.replace(row, state=DeviceState.IDLE, bundles=bundles)
-    # A pointer that was not moved back yet still names what was rolled back.
+    # A pointer that has not been moved back yet still names the bundle that was rolled back.
     others = () if row.state is DeviceState.IDLE and journal.last.state in _UNDONE else pointer or ()
     candidates = tuple(b for b in dict.fromkeys((*row.bundles, *others)) if b not in row.quarantined)
     bundle, refusal = first_whole(store, candidates)  # (4)
@@ -296,7 +299,7 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     if pointer != row.bundles:
         try:
             store.point(row.bundles)
-        except OSError as error:  # the next start decides the same from the rows that are there
+        except OSError as error:  # the next start decides the same from the existing rows
             log.error("the fleet's pointer cannot be written: %s", error.strerror or error)
             return Booted(bundle, row, store, journal)
     _write(journal, row)
@@ -304,7 +307,7 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
 
 
 def rolled_back(row: JournalRow, now: float) -> JournalRow:
-    """Return the row of a device that has returned to the bundle before the one in `row.bundle`."""
+    """Return the row of a device that has returned from `row.bundle` to the previous bundle."""
     assert row.bundle is not None
     bundles = tuple(bundle for bundle in row.bundles if bundle != row.bundle)
     quarantined = row.quarantined
@@ -323,7 +326,7 @@ def rolled_back(row: JournalRow, now: float) -> JournalRow:
 
 
 def _write(journal: Journal, row: JournalRow) -> bool:
-    """Append a row that is new; return whether it is on the disk."""
+    """Append a row if it is new; return whether it is on the disk."""
     if row == journal.last:
         return True
     try:
@@ -353,7 +356,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
 
 
 def first_whole(store: BundleStore, bundles: tuple[str, ...]) -> tuple[InstalledBundle | None, UpdateRefused | None]:
-    """Return the first bundle that can be used, and why the first of all cannot."""
+    """Return the first bundle that can be used, and the fault of the first of all."""
     first: UpdateRefused | None = None
     for bundle in bundles:
         try:

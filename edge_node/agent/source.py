@@ -1,5 +1,7 @@
-"""Sources of updates: a folder, or the control plane with files imported from a medium. Downloads from them resume, and
-have bounds of size, time and rate."""
+"""Sources of updates: a folder, or the control plane with files imported from a medium.
+
+Downloads are resumed, and are limited in size, time and rate.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ class Source(Protocol):
         """Yield a file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
 
         Raises:
-            FileNotFoundError: The source does not have it.
+            FileNotFoundError: The source does not have the file.
             OSError: The source does not answer, or the transfer breaks off.
         """
         ...
 
 
 class FolderSource:
-    """A folder as a fleet publishes it, for example on a USB stick."""
+    """A folder as published by a fleet, for example on a USB stick."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +56,7 @@ class FolderSource:
 
 
 class DownloadBounds(msgspec.Struct, frozen=True):
-    """How long the files of an update may take together, and the least rate after `grace_s`: of each blob."""
+    """Limits of an update's download: its total duration, and each blob's minimum rate after `grace_s`."""
 
     deadline_s: float = 6 * 3600.0
     grace_s: float = 30.0
@@ -62,7 +64,7 @@ class DownloadBounds(msgspec.Struct, frozen=True):
 
 
 class Download:
-    """Fetches blobs into partial files. What is there already is kept, also over restarts and failed attempts."""
+    """Downloads blobs into partial files. Existing content is kept, also over restarts and failed attempts."""
 
     def __init__(self, source: Source, disk: Disk, bounds: DownloadBounds, monotonic: Callable[[], float]) -> None:
         self._source = source
@@ -75,9 +77,9 @@ class Download:
         """Complete a partial file. Its content is not verified.
 
         Raises:
-            UpdateUnavailable, DownloadTooSlow: What was received is kept.
+            UpdateUnavailable, DownloadTooSlow: The received bytes are kept.
             EndlessData: The partial file is removed.
-            DiskFull: What was received is kept.
+            DiskFull: The received bytes are kept.
         """
         try:
             await self._fetch(blob, partial)
@@ -110,7 +112,7 @@ class Download:
             raise UpdateUnavailable(f"blob {blob.sha256}: the source ended after {offset} of {blob.size_bytes} bytes")
 
     async def _chunks(self, blob: Blob, offset: int) -> AsyncIterator[bytes]:
-        """Yield what the source sends until the blob is complete, as long as it keeps the least rate."""
+        """Yield chunks from the source until the blob is complete. Raises DownloadTooSlow below the minimum rate."""
         if offset == blob.size_bytes:
             return
         path, began, received = f"blobs/{blob.sha256}", self._monotonic(), 0
@@ -120,7 +122,7 @@ class Download:
                 slow_at = began + bounds.grace_s + received / bounds.least_bytes_per_s
                 left_s = min(slow_at, self._deadline) - self._monotonic()
                 try:
-                    if left_s <= 0.0:  # also for a source whose next chunk is always there
+                    if left_s <= 0.0:  # also for a source that always has the next chunk ready
                         raise TimeoutError
                     async with asyncio.timeout(left_s):
                         chunk = await anext(chunks, b"")
@@ -143,7 +145,7 @@ def disk_refusal(error: OSError, where: str) -> DiskFull:
 
 
 async def generator(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield nothing empty, so that b"" means the end; `aclose` closes the source's own generator."""
+    """Yield the non-empty chunks, so that b"" can mean the end; `aclose` closes the source's own generator."""
     try:
         async for chunk in chunks:
             if chunk:
@@ -161,11 +163,12 @@ def _size(path: Path) -> int:
 
 
 class SourceWithImport:
-    """The control plane's files, and while it is away the imported ones. Imported blobs come first: they are here.
+    """The control plane's files, or the imported ones while it is unreachable. Imported blobs come first: they are
+    local.
 
     Args:
         folder: STATE_DIR/fleet.
-        monotonic: Seconds that only grow.
+        monotonic: Function that returns monotonic seconds.
     """
 
     def __init__(self, plane: Source, folder: Path, monotonic: Callable[[], float]) -> None:
@@ -194,7 +197,7 @@ class SourceWithImport:
         except OSError:
             if begun or not self.stamp:
                 raise
-            self._away_until = self._monotonic() + _AWAY_S  # do not wait for each file's time-out
+            self._away_until = self._monotonic() + _AWAY_S  # do not wait for a timeout for each file
         if not here:
             raise FileNotFoundError(f"what was imported has no {path}")
         async for chunk in FolderSource(self._folder).fetch(path, offset):
@@ -202,7 +205,7 @@ class SourceWithImport:
 
     @property
     def stamp(self) -> int:
-        """A number that differs after each import; 0: nothing was imported."""
+        """Return a number that changes with each import; 0 if nothing is imported."""
         try:
             return (self._folder / WANTED).stat().st_mtime_ns
         except OSError:
@@ -210,14 +213,14 @@ class SourceWithImport:
 
     @property
     def wanted(self) -> str | None:
-        """The bundle that the imported plan assigns."""
+        """Return the bundle that the imported plan assigns."""
         try:
             return (self._folder / WANTED).read_text() or None
         except OSError:
             return None
 
     def remove(self) -> None:
-        """Delete the imported files: the device has installed what it needs."""
+        """Delete the imported files, which the device has installed."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _here(self, path: str) -> bool:

@@ -48,9 +48,9 @@ _PARTIAL = ".partial"
 
 
 class Disk:
-    """Changes of files as the kernel has them, from seven operations; a test can end the process before each of them.
+    """File operations of the kernel, as seven methods; a test can end the process before each of them.
 
-    What was synced is there after a power cut; the rest may be there, in any order.
+    Synced content survives a power cut; unsynced content may survive it, in any order.
     """
 
     # --- operations --------------------------------------------------------------------------------------------------
@@ -89,13 +89,13 @@ class Disk:
     # --- made of them ------------------------------------------------------------------------------------------------
 
     def replace_synced(self, path: Path, content: bytes) -> None:
-        """Replace a file at once: after a crash it has the old content or the new."""
+        """Replace a file atomically: after a crash it has either the old content or the new."""
         partial = path.with_name(f"{path.name}.partial")
         self.create(partial, content)
         self.publish(partial, path)
 
     def publish(self, partial: Path, path: Path) -> None:
-        """Give a complete file its name."""
+        """Give a complete file its final name."""
         self.sync(partial)
         self.rename(partial, path)
         self.sync_folder(path.parent)
@@ -108,7 +108,7 @@ class Disk:
             self.sync_folder(path.parent)
 
     def make_folders(self, path: Path) -> None:
-        """Make a folder and those above it, each synced."""
+        """Create a folder and its missing parents, each synced."""
         if path.is_dir():
             return
         self.make_folders(path.parent)
@@ -135,7 +135,7 @@ class BundleStore:
     Args:
         folder: STATE_DIR/fleet.
         disk: The file operations.
-        daemon_version: A bundle that needs a newer daemon cannot be loaded.
+        daemon_version: The daemon's version; bundles that need a newer one cannot be loaded.
     """
 
     def __init__(self, folder: Path, disk: Disk, daemon_version: str) -> None:
@@ -148,7 +148,7 @@ class BundleStore:
     # --- the pointer -------------------------------------------------------------------------------------------------
 
     def pointer(self) -> tuple[str, ...] | None:
-        """Return the running bundle and those to return to; none of them: the factory's files. None: it is lost."""
+        """Return the running bundle and those to return to; empty for the factory files, None if it is lost."""
         try:
             return msgspec.json.decode((self._folder / POINTER).read_bytes(), type=_Pointer).bundles
         except FileNotFoundError:
@@ -157,7 +157,7 @@ class BundleStore:
             return None
 
     def point(self, bundles: Iterable[str]) -> None:
-        """Raises OSError: the pointer is as it was."""
+        """Set the pointer. Raises OSError, which leaves it unchanged."""
         self._disk.replace_synced(self._folder / POINTER, msgspec.json.encode(_Pointer(tuple(bundles))))
 
     # --- blobs -------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class BundleStore:
         return self._blobs / f"{blob.sha256}{_PARTIAL}"
 
     def missing(self, blobs: Iterable[Blob]) -> list[Blob]:
-        """Return the blobs that are missing; hash the others, and remove damaged ones."""
+        """Return the missing blobs; hash the others, and remove damaged ones."""
         self._disk.make_folders(self._blobs)
         missing = []
         for blob in blobs:
@@ -179,10 +179,10 @@ class BundleStore:
         return missing
 
     def accept(self, blob: Blob) -> None:
-        """Hash a fetched file and give it its name.
+        """Hash a downloaded file and give it its name.
 
         Raises:
-            BundleAltered: It has another content; it is removed.
+            BundleAltered: The content differs; the file is removed.
         """
         partial = self.partial(blob)
         if not _has_content(partial, blob):
@@ -196,10 +196,12 @@ class BundleStore:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     def stage(self, bundle: str, manifest: BundleManifest, models: Mapping[str, Manifest]) -> None:
-        """Make the bundle's folder, whole or not at all.
+        """Create the bundle's folder, completely or not at all.
 
         Args:
-            models: How the engine reads each model.
+            bundle: The bundle's id.
+            manifest: The bundle's manifest.
+            models: The engine's description of each model.
         """
         folder = self._bundles / bundle
         partial = self._bundles / f"{bundle}{_PARTIAL}"
@@ -240,7 +242,7 @@ class BundleStore:
         """Read a bundle and hash all of its content again.
 
         Raises:
-            UpdateRefused: It is not here, is damaged, or needs a newer daemon.
+            UpdateRefused: The bundle is missing or damaged, or needs a newer daemon.
         """
         folder = self._bundles / bundle
         try:
@@ -272,11 +274,11 @@ class BundleStore:
         return artifact.manifest == described and _has_link(artifact.path, self.blob(signal.blob))
 
     def collect(self, keep: Iterable[str], wanted: Iterable[Blob] = ()) -> None:
-        """Remove bundles that are not kept, and files that no kept bundle needs. Never raises."""
+        """Remove bundles outside `keep`, and files that no kept bundle needs. Never raises."""
         kept = set(keep)
         needed = {blob.sha256 for blob in wanted}
         for bundle in kept:
-            # A damaged one is fetched again if it is wanted.
+            # A damaged blob is downloaded again if it is wanted.
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
                 content = (self._bundles / bundle / MANIFEST).read_bytes()
                 needed |= {blob.sha256 for blob in msgspec.json.decode(content, type=BundleManifest).blobs}
@@ -299,7 +301,7 @@ class BundleStore:
 
 
 def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
-    """Yield the files of a model's folder that are links, and what they lead to."""
+    """Yield the links in a model's folder, and the blob behind each."""
     yield folder / _WEIGHTS, model.blob
     for adapter in model.adapters:
         yield folder / adapter_file(adapter.name), adapter.blob
@@ -312,7 +314,7 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
 
 
 def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
-    """Describe a signal of a bundle as an artifact beside its model. No model can have its name, which has a `+`."""
+    """Describe a signal of a bundle as an artifact beside its model. Its name has a `+`, as no model's name has."""
     is_graph = signal.kind == "edge.quality"
     return Manifest(
         name=f"{model.name}+{signal.kind}",
@@ -330,7 +332,7 @@ def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
 
 
 def image_file(image: Blob) -> str:
-    """Return the name of a golden prompt's image beside the weights."""
+    """Return the file name of a golden prompt's image beside the weights."""
     return f"image-{image.sha256}"
 
 

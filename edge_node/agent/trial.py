@@ -1,8 +1,8 @@
-"""The trial of a bundle that serves: this device's requests now against the time before.
+"""The trial of a serving bundle: this device's requests now, compared with those before.
 
-A share rose if the number of such requests would occur with a probability below `chance` in a device whose share is
-that of the time before plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors
-where there were none are found, 1 % are not. The control plane compares devices with each other; here each device
+A share has risen if the number of such requests would occur with a probability below `chance` in a device whose share
+is the earlier share plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors are
+detected where there were none, and 1 % are not. The control plane compares devices with each other; here each device
 protects itself.
 """
 
@@ -26,27 +26,27 @@ from causeway_server.router.bundle.refusals import (
 
 from ..observability.metrics import DeviceCondition, Traffic
 
-_LEAST_BEFORE = 20  # requests; fewer say nothing about the time before
-_LOOKS_BEFORE = 4  # whose requests are the time before a trial
+_LEAST_BEFORE = 20  # minimum number of earlier requests for a comparison
+_LOOKS_BEFORE = 4  # period whose requests are compared with the trial's
 _DAY_S = 86400.0
-_MOST_LOOKS = 512  # of a day; wakes bring more than one each 15 minutes
-_SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of requests was beyond before
+_MOST_LOOKS = 512  # checks of one day; wakes add more than one each 15 minutes
+_SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of the earlier requests exceeded
 
 
 class TrialSettings(msgspec.Struct, frozen=True):
-    """Bounds of a trial.
+    """Limits of a trial.
 
     Attributes:
-        least_s: The trial's least duration.
-        least_requests: The trial's least number of requests.
-        longest_s: After this time a device with too few requests commits as unproven.
-        poll_s: Between two looks.
-        chance: The probability of a false alarm at one look, for a share at its margin.
+        least_s: Minimum duration.
+        least_requests: Minimum number of requests.
+        longest_s: Duration after which a device with too few requests commits as unproven.
+        poll_s: Interval between two checks.
+        chance: Probability of a false alarm at one check, for a share at its margin.
         errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
-        hot_c: Temperatures up to this one never count as heat.
-        heat_margin_c: Accepted rise of the temperature above the hottest look of the day before.
-        unhealthy_s: The longest time without a break that a device may be unhealthy or too hot.
-        crashes: The number of engine children that may crash.
+        hot_c: Highest temperature that never counts as heat.
+        heat_margin_c: Accepted rise of the temperature above the maximum of the day before.
+        unhealthy_s: Maximum continuous time in which a device may be unhealthy or too hot.
+        crashes: Maximum number of crashes of engine children.
     """
 
     least_s: float = 600.0
@@ -64,13 +64,13 @@ class TrialSettings(msgspec.Struct, frozen=True):
 
 
 class TrialProgress(msgspec.Struct, frozen=True):
-    """A trial at one moment.
+    """The state of a trial at one moment.
 
     Attributes:
-        elapsed_s: Since the bundle began to serve.
-        settings: The trial's bounds.
+        elapsed_s: Seconds since the bundle began to serve.
+        settings: The trial's limits.
         now: Requests under the bundle.
-        before: Requests of the time before; none: unknown.
+        before: Earlier requests, for comparison; None if unknown.
     """
 
     elapsed_s: float
@@ -80,17 +80,17 @@ class TrialProgress(msgspec.Struct, frozen=True):
 
 
 class ConditionHistory:
-    """The device's condition at the looks of the last day: the time before a trial."""
+    """The device's condition at the checks of the last day, with which a trial compares."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, DeviceCondition]] = deque(maxlen=_MOST_LOOKS)
 
     def add(self, at: float, condition: DeviceCondition) -> None:
-        """Note the condition at a look, in monotonic seconds."""
+        """Record the condition at a check, in monotonic seconds."""
         self._looks.append((at, condition))
 
     def leave_out(self, part: Traffic) -> None:
-        """Leave the requests of a bundle that was undone out of the time before."""
+        """Exclude the requests of a bundle that was undone from the comparison."""
         none = Traffic()
         shifted = [
             (at, msgspec.structs.replace(look, traffic=look.traffic - (none - part))) for at, look in self._looks
@@ -98,7 +98,7 @@ class ConditionHistory:
         self._looks = deque(shifted, maxlen=_MOST_LOOKS)
 
     def before(self, at: float, now: DeviceCondition) -> DeviceCondition:
-        """Return the requests since the fourth look before, and the heat of the day before, if it is known.
+        """Return the requests since the fourth check before, and the heat of the day before, if it is known.
 
         Heat follows the traffic: a device that changes in a quiet night gets warm in the morning under any bundle.
         """
@@ -120,9 +120,9 @@ class Trial:
     """One trial.
 
     Args:
-        before: The sums of the time before, and the highest temperature of the day before; None: unknown.
+        before: The sums for comparison, and the highest temperature of the day before; None if unknown.
         start: The sums when the bundle began to serve.
-        began: Monotonic seconds, then.
+        began: The time when it began, monotonic seconds.
     """
 
     def __init__(self, settings: TrialSettings, before: DeviceCondition | None, start: Traffic, began: float) -> None:
@@ -137,7 +137,7 @@ class Trial:
         """Return whether the bundle is proven.
 
         Raises:
-            UpdateRefused: The bundle failed; the subclass says why.
+            UpdateRefused: The bundle failed; the subclass names the reason.
         """
         traffic = health.traffic - self._start
         for refusal in (*self._health(now, health, traffic), *self._shares(traffic)):
@@ -147,11 +147,11 @@ class Trial:
         return proven and not health.problem
 
     def progress(self, now: float, health: DeviceCondition) -> TrialProgress:
-        """Return how far the trial is."""
+        """Return the progress of the trial."""
         return TrialProgress(now - self._began, self._settings, health.traffic - self._start, self._before.traffic)
 
     def is_over(self, now: float) -> bool:
-        """Whether an idle device commits now, unproven."""
+        """Return whether an idle device commits now, unproven."""
         return now - self._began >= self._settings.longest_s
 
     def _health(self, now: float, health: DeviceCondition, traffic: Traffic) -> Iterator[UpdateRefused]:
@@ -198,7 +198,7 @@ class Trial:
 
 
 def _slow_bound(before: Traffic) -> int:
-    """Return the first bound that at most `_SLOW_SHARE` of the requests were beyond."""
+    """Return the first bound that at most `_SLOW_SHARE` of the requests exceeded."""
     return next(
         (
             bound

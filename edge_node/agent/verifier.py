@@ -1,8 +1,9 @@
-"""Verify what a fleet publishes: python-tuf's client, with bounds of its own and a version floor that survives a crash.
+"""Verify a fleet's published files: python-tuf's client, with additional limits and a version floor that survives
+crashes.
 
-Nothing here chooses a transport: `fetch` maps a path such as ``tuf/metadata/timestamp.json`` to chunks of bytes.
-python-tuf does not sync its metadata to disk, and takes older signed metadata if its own copy was lost; the floor,
-which is synced, refuses that.
+The transport is a parameter: `fetch` maps a path such as ``tuf/metadata/timestamp.json`` to chunks of bytes. python-tuf
+does not sync its metadata to disk, and accepts older signed metadata if its own copy was lost; the floor, which is
+synced, refuses that.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from .source import DownloadBounds
 from .store import Disk
 
 Fetch = Callable[[str], Iterator[bytes]]
-"""Yields the file at a path. Raises FileNotFoundError if the source does not have it, OSError if it cannot tell."""
+"""Function that yields the file at a path. Raises FileNotFoundError for a missing file, OSError for a failed source."""
 
 _METADATA, _TARGETS, _FLOOR = "tuf/metadata/", "tuf/targets/", "floor.json"
 _FRESHNESS = ("timestamp", "snapshot")
@@ -55,20 +56,20 @@ _CONFIG = UpdaterConfig(root_max_length=256 * 1024, snapshot_max_length=256 * 10
 
 
 BOUNDS = DownloadBounds(deadline_s=120.0, grace_s=10.0, least_bytes_per_s=256.0)
-"""Of one update's metadata and manifests together."""
+"""Limits of one update's metadata and manifests together."""
 
 
 class UpdateVerifier:
-    """The verified state of one fleet, for one update: make a new one for each.
+    """The verified state of one fleet, for one update: create a new one for each.
 
     Args:
-        folder: A folder of its own for the metadata and the floor; made if it does not exist.
+        folder: A separate folder for the metadata and the floor; created if it does not exist.
         root: The root metadata that the device trusts, from its enrolment.
         fetch: The source.
-        monotonic: Seconds that only grow.
+        monotonic: Function that returns monotonic seconds.
         bounds: Limits of the download.
-        not_before: The least time that it can be, whatever the clock says: Unix seconds. Metadata that
-            expired before is old, also for a device whose clock stands in the past.
+        not_before: The earliest possible time, whatever the clock says, Unix seconds. Metadata that expired before it
+            is refused, also on a device whose clock is slow.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class UpdateVerifier:
         """Fetch and verify root, timestamp, snapshot and artifacts.
 
         Raises:
-            UpdateRefused: One of its kinds; the message names the role.
+            UpdateRefused: The metadata cannot be used; the message names the role.
             OSError: The folder cannot be read or written.
         """
         with self._translated():
@@ -103,12 +104,12 @@ class UpdateVerifier:
         self._raise_floor()
 
     def plan(self, cohort: str) -> RolloutPlan | None:
-        """Return the cohort's plan, None if it has none. Every bundle that it names is signed by artifacts.
+        """Return the cohort's plan; None if it has none. Every bundle that it names is signed by artifacts.
 
         Raises:
-            BundleNotSigned: The plan names another bundle.
+            BundleNotSigned: The plan names an unsigned bundle.
             BundleInvalid: The plan is malformed or another cohort's.
-            UpdateRefused: Another of its kinds.
+            UpdateRefused: The plan cannot be used for another reason.
         """
         with self._translated():
             target = self._updater.get_targetinfo(f"rollouts/{cohort}.json")
@@ -125,7 +126,7 @@ class UpdateVerifier:
 
         Raises:
             BundleNotSigned: Artifacts did not sign it.
-            UpdateRefused: Another of its kinds.
+            UpdateRefused: The manifest cannot be used for another reason.
         """
         return read_manifest(self._download(self._signed_bundle(bundle), MAX_MANIFEST_BYTES), bundle, daemon_version)
 
@@ -148,7 +149,7 @@ class UpdateVerifier:
         return path.read_bytes()
 
     def _check_time(self) -> None:
-        """Compare with the least time what python-tuf compared with the clock."""
+        """Check the expiry times against the earliest possible time, as python-tuf did against the clock."""
         for role in ("root", "timestamp", "snapshot", "targets"):
             self._check_role(role)
 
@@ -179,7 +180,7 @@ class UpdateVerifier:
 
     @contextmanager
     def _translated(self, role: str = "") -> Iterator[None]:
-        """Translate python-tuf's errors; the role is that of the file that was asked for last."""
+        """Translate python-tuf's errors; the role is that of the file requested last."""
         try:
             yield
         except (tuf.RepositoryError, tuf.DownloadError) as error:
@@ -213,7 +214,7 @@ _REFUSALS: tuple[tuple[type[Exception], type[UpdateRefused]], ...] = (
 
 
 class _BoundedFetcher(FetcherInterface):
-    """Bounds the time and the rate of all files together; python-tuf bounds the length of each."""
+    """A fetcher that limits the time and the rate of all files together; python-tuf limits the length of each."""
 
     def __init__(self, fetch: Fetch, monotonic: Callable[[], float], bounds: DownloadBounds) -> None:
         self._source = fetch
@@ -255,8 +256,10 @@ def _read_signed(path: Path) -> Signed:
 
 
 def _read_floor(path: Path) -> dict[str, int]:
-    """Return the floor. A damaged one is none: a device with a failing disk must not be cut off from updates for ever,
-    and no remote party can damage it."""
+    """Return the floor. A damaged file counts as empty: a device with a failing disk must not lose updates forever.
+
+    A remote party cannot damage the file.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
@@ -264,7 +267,7 @@ def _read_floor(path: Path) -> dict[str, int]:
 
 
 def look(request: LookRequest, fetch: Fetch, monotonic: Callable[[], float]) -> Looked:
-    """Look once at what the fleet publishes: the verified plan and manifest. Raises UpdateRefused, OSError."""
+    """Check the fleet's published files once: return the verified plan and manifest. Raises UpdateRefused, OSError."""
     update = UpdateVerifier(Path(request.folder), request.root, fetch, monotonic, not_before=request.not_before)
     update.refresh()
     plan = update.plan(request.cohort)

@@ -1,1 +1,3 @@
-"""What generates answers. `backend` is the interface; `engine` the models on this device; `cloud` an OpenAI server."""
+"""Backends that generate answers: `backend` is the interface; `engine` the models on this device; `cloud` an OpenAI
+server.
+"""

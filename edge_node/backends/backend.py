@@ -1,4 +1,4 @@
-"""The interface between serving and what generates: the engine child on the device, an OpenAI server in the cloud."""
+"""The interface between serving and the backends: the engine child on the device, an OpenAI server in the cloud."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ if TYPE_CHECKING:
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
-    """What a cloud's response headers report of its answer: the tier, why that tier, whether it is degraded.
+    """Tier metadata from the cloud's response headers: the tier, why it was chosen, whether it is degraded.
 
-    `modalities`: what became of the parts that it read itself.
+    `modalities`: how the cloud handled the parts that it read itself.
     """
 
     tier: str
     reason: str
     degraded: bool
     modalities: str = ""
-    loosened: str = ""  # offered tools whose arguments it does not hold to their schemas
+    loosened: str = ""  # names of offered tools whose arguments are not constrained to their schemas
 
     def __str__(self) -> str:
         return f"answered by tier {self.tier}: {self.reason}" if self.degraded else ""
 
 
 class JobTerms(msgspec.Struct, frozen=True):
-    """A request that is a job: it may wait in the cloud, and has one effect there by its key.
+    """Additional terms of a request that is a job: it may wait in the cloud, and its key makes it idempotent there.
 
-    `pin` notes the target that the request is about to be sent to; False: the job was cancelled meanwhile.
+    `pin` records the target that the request is about to be sent to; it returns False if the job was cancelled
+    meanwhile.
     """
 
     key: str  # the cloud's Idempotency-Key
     priority: Priority
     pin: Callable[[str], Awaitable[bool]]
-    late: LateTerms | None = None  # what becomes of parts whose branch is late; None: it ends
+    late: LateTerms | None = None  # terms for parts whose branch is late; None: the branch ends
 
 
 class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
-    """The cloud ended the job without an answer; another try with its key finds the same end."""
+    """The cloud ended the job without an answer; another attempt with its key gets the same result."""
 
     def __init__(self, event: JobEvent, body: bytes, message: str) -> None:
-        """`event`: how the job of the device ends, too. `body`: the cloud's error object, JSON."""
+        """Create the error. `event`: how the device's job ends, too. `body`: the cloud's error object, JSON."""
         super().__init__(message, phase="stream")
         self.event = event
         self.body = body
@@ -73,20 +74,20 @@ class BackendRequest(msgspec.Struct, frozen=True):
     id: str  # the decision's id, for logs and `x-request-id`
     request: Request
     target: Target
-    deadline: float  # all work for this request must stop here
-    first_token_by: float = math.inf  # for a target that streams
+    deadline: float  # deadline of the request, at which all its work stops
+    first_token_by: float = math.inf  # deadline of the first token, for a target that streams
     confidence_tokens: int = 0  # > 0: report Confidence on the chunks of the first tokens (a handoff is possible)
     traceparent: str = ""
     policy: str = ""  # name@revision, for the upstream's records
-    cacheable: bool = True  # False: the policy keeps the answer out of caches, the cloud's included
-    durable: bool = False  # False: nothing of it may reach a disk
+    cacheable: bool = True  # False: the policy keeps the answer out of caches, including the cloud's
+    durable: bool = False  # False: no content of the request may be written to a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
-    report_loosened: Callable[[HeldRequest], None] = lambda _: None  # likewise
-    job: JobTerms | None = None  # the request is a job
-    soft: tuple[SoftTokens, ...] = ()  # whose markers are in the request's text; for targets on the device
-    relay: TextRelay | None = None  # is offered events that are text alone
+    report_loosened: Callable[[HeldRequest], None] = lambda _: None  # called before the first chunk
+    job: JobTerms | None = None  # set if the request is a job
+    soft: tuple[SoftTokens, ...] = ()  # soft tokens whose markers are in the request's text; for targets on the device
+    relay: TextRelay | None = None  # relay for chunks that consist of text alone
     is_shadow: bool = (
-        False  # compared with an answer that the client has: its failure must not count against the target
+        False  # compared with an answer that the client already has: its failure must not count against the target
     )
 
 

@@ -1,6 +1,6 @@
-"""`causeway-edge ask`, `route` and `listen`: send one prompt or audio to the running daemon through the SDK.
+"""`causeway-edge ask`, `route` and `listen`: send one prompt or audio file to the running daemon through the SDK.
 
-`listen` shows the transcript of the audio besides. `route --policy FILE` tries a draft of a policy, without a daemon.
+`listen` also shows the transcript of the audio. `route --policy FILE` tries a draft of a policy, without a daemon.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from causeway_server.router.types import NowSignals
 from .options import PATH, connect, read_prompt, request_arguments, request_options, usage_error
 
 FAILED, USAGE_ERROR, UNREACHABLE, TIMED_OUT, BROKEN, INTERRUPTED = 1, 2, 3, 4, 5, 130
-"""Exit codes; 2 is click's own. Ctrl-C ends as the shell names a program that SIGINT ended."""
+"""Exit codes; 2 is click's own. Ctrl-C ends with the code that a shell reports for SIGINT."""
 _DEADLINE = "deadline_exceeded"  # the daemon's code for a request whose deadline passed
-_GATEWAY_TIMEOUT = 504  # no target answered in its time
-_RATE = 16_000  # Hz
+_GATEWAY_TIMEOUT = 504  # no target answered in time
+_RATE = 16_000  # sample rate, Hz
 _MAX_BYTES = 64 * 1024 * 1024
 _NO_MICROPHONE = (
     "give a WAV file, or `-` for stdin; a microphone needs `pip install 'causeway-router[microphone]'` and PortAudio"
@@ -55,10 +55,10 @@ _NO_MICROPHONE = (
 @request_options
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
 def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
-    """Send a prompt to the running daemon; TEXT `-` reads stdin.
+    """Send a prompt to the running daemon.
 
-    The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected or failed, 2 usage
-    error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer, 130 Ctrl-C.
+    TEXT `-` reads stdin. The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected
+    or failed, 2 usage error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer, 130 Ctrl-C.
     """
     prompt, arguments = read_prompt(text), request_arguments(flags)
     with _daemon(url, api_key) as (causeway, console):
@@ -95,7 +95,10 @@ def route(
     settings: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Show how a prompt would be routed, and why, without running it; TEXT `-` reads stdin. Exit codes as for ask."""
+    """Show how a prompt would be routed, and why, without running it.
+
+    TEXT `-` reads stdin. Exit codes as for ask.
+    """
     prompt, arguments = read_prompt(text), request_arguments(flags)
     if policy_path is not None:
         document: object = _try_policy(policy_path, prompt, (*_request_settings(arguments), *settings))
@@ -123,9 +126,10 @@ def route(
     help="Length of the recording, without AUDIO.",
 )
 def listen(audio: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
-    """Send a spoken request to the running daemon: the file AUDIO, stdin for `-`, else the microphone.
+    """Send a spoken request to the running daemon.
 
-    The answer goes to stdout; its transcript, route and times to stderr. Exit codes as for ask.
+    SOUND is an audio file, or `-` for stdin; without it the microphone is recorded. The answer goes to stdout; its
+    transcript, route and times to stderr. Exit codes as for ask.
     """
     data = _read_audio(audio, seconds)
     with _daemon(url, api_key) as (causeway, console):
@@ -145,7 +149,7 @@ def listen(audio: str, url: str, api_key: str, as_json: bool, seconds: float, **
 def _daemon(url: str, api_key: str) -> Iterator[tuple[Causeway, Console]]:
     """Yield a client of the running daemon and a console on stderr.
 
-    An error of the client's, or Ctrl-C, is printed and ends the process with its exit code.
+    Ctrl-C, or an error of the client, is printed and ends the process with its exit code.
     """
     console = Console(stderr=True)
     with connect(url, api_key) as causeway:
@@ -209,7 +213,7 @@ def _summary(answer: Answer) -> Text:
 
 
 def _answer_document(answer: Answer) -> dict[str, object]:
-    """Return what ``--json`` prints of an answer."""
+    """Return the document that ``--format json`` prints for an answer."""
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
@@ -244,9 +248,9 @@ def _describe(error: CausewayError) -> tuple[list[str], int]:
 
 
 def _read_audio(source: str, seconds: float) -> bytes:
-    """Return the audio of a file, of stdin ("-") or of the microphone ("", for so many seconds), as a file.
+    """Return the audio file of a path, of stdin ("-") or of the microphone ("", for this many seconds).
 
-    Exit with status 2 where there is none.
+    Exits with status 2 if it cannot be read.
     """
     if not source:
         return _record(seconds)
@@ -263,7 +267,7 @@ def _read_audio(source: str, seconds: float) -> bytes:
 
 
 def _transcript(causeway: Causeway, audio: bytes) -> str:
-    """Return the words as people read them; "" on a device without an encoder, whose target took the audio itself."""
+    """Return the transcript for display; "" on a device without an encoder, whose target took the audio itself."""
     try:
         return causeway.transcribe(audio)
     except CausewayAPIError:
@@ -271,7 +275,7 @@ def _transcript(causeway: Causeway, audio: bytes) -> str:
 
 
 def _parts(causeway: Causeway, decision_id: str) -> list[dict[str, Any]]:
-    """What the decision record says of the audio."""
+    """Return the decision record's entries about the audio."""
     record: Any = causeway.decision(decision_id)
     return [dict(part) for part in record["parts"]]
 
@@ -282,7 +286,7 @@ def _line(part: dict[str, Any]) -> str:
 
 
 def _record(seconds: float) -> bytes:
-    """Record the microphone; exit with status 2 where there is none."""
+    """Record the microphone. Exits with status 2 if there is none."""
     try:
         import sounddevice
     except (ModuleNotFoundError, OSError):  # OSError: no PortAudio
@@ -314,7 +318,7 @@ def _request_settings(arguments: RequestOptions) -> Iterator[str]:
 def _try_policy(path: Path, prompt: str, settings: Iterable[str]) -> RouteExplanation:
     """Return how the policy in a file would route a prompt, with the settings that `try_draft` takes.
 
-    Its problems are printed; where it routes nothing, the process ends with the exit code.
+    Prints the policy's problems; exits with the error's code if the policy cannot route.
     """
     console = Console(stderr=True)
     try:

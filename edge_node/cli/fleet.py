@@ -31,7 +31,10 @@ NO_FLEET = "this device is in no fleet"
 
 @click.group()
 def fleet() -> None:
-    """The fleet that this device belongs to: it brings policies, models and settings, and the token for the cloud."""
+    """Manage this device's membership in a fleet.
+
+    A fleet provides policies, models and settings, and the token for the cloud.
+    """
 
 
 @fleet.command()
@@ -51,9 +54,10 @@ def join(
     site: str,
     ca_file: Path | None,
 ) -> None:
-    """Make a device key and enrol it with a join token; then restart the daemon.
+    """Enrol this device with a join token.
 
-    Exit code: 0 joined, 1 refused, 2 usage error, 3 the control plane is unreachable: try again.
+    Makes a device key; restart the daemon afterwards. Exit code: 0 joined, 1 refused, 2 usage error, 3 the control
+    plane is unreachable: try again.
     """
     from ..agent.link.control_plane import FleetError, FleetUnreachable
     from ..agent.link.identity import JoinRequest, as_owner, join
@@ -85,10 +89,11 @@ def join(
 @config_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def leave(config: Config, yes: bool) -> None:
-    """Remove identity, key and bundles; the device answers from its own files again. Stop the daemon before.
+    """Leave the fleet and delete its identity, key and bundles.
 
-    It asks before. The control plane keeps the device until an operator revokes it. Exit code: 0 left, 1 the answer is
-    no, 2 usage error, or there is no terminal to ask at and no --yes.
+    The device then answers from its own files. Stop the daemon first. The command asks for confirmation. The control
+    plane keeps the device until an operator revokes it. Exit code: 0 left, 1 not confirmed, 2 usage error, or neither a
+    terminal nor --yes.
     """
     from ..agent.link.identity import FOLDER, as_owner, read_identity
     from ..agent.link.identity import leave as leave_fleet
@@ -99,7 +104,7 @@ def leave(config: Config, yes: bool) -> None:
         if not (state_dir / FOLDER).exists():
             click.echo(f"{NO_FLEET}, so there is nothing to leave")
             return
-        with suppress(ConfigError):  # a damaged identity is left as well
+        with suppress(ConfigError):  # a damaged identity is removed as well
             if (identity := read_identity(state_dir / FOLDER)) is not None:
                 device = identity.device
         try:
@@ -119,10 +124,10 @@ def leave(config: Config, yes: bool) -> None:
 @config_options
 @click.argument("medium", metavar="FILE", type=click.Path(path_type=Path, exists=True))
 def import_(config: Config, medium: Path) -> None:
-    """Take a bundle from a USB stick: a folder, tar or zip of what the fleet publishes (`tuf/` and `blobs/`).
+    """Import a bundle from a USB stick: a folder, tar or zip file.
 
-    It is verified as from the network. The daemon takes it within a minute, or at its next start. Exit code: 0
-    imported, 1 refused, 2 usage error.
+    MEDIUM holds the fleet's published files (`tuf/` and `blobs/`), which are verified as from the network. The daemon
+    installs the bundle within a minute, or at its next start. Exit code: 0 imported, 1 refused, 2 usage error.
     """
     from ..agent.link.connection import read_record
     from ..agent.link.identity import FOLDER, as_owner, read_identity
@@ -157,9 +162,9 @@ def import_(config: Config, medium: Path) -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(config: Config, as_json: bool) -> None:
-    """Print this device's identity, its bundle and its problems, as the daemon wrote them last.
+    """Print this device's identity, its bundle and its problems.
 
-    Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
+    The daemon wrote them last. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage error.
     """
     from ..agent.link.connection import read_record
     from ..agent.link.identity import FOLDER, read_identity
@@ -205,7 +210,7 @@ def _lines(identity: Identity | None, record: LinkRecord | None, folder: Path) -
         yield f"wanted     bundle {report.wanted}"
     if report.code:
         yield f"last       {report.code}: {report.reason}"
-    reasons = Journal(folder / JOURNAL, Disk()).last.quarantined  # why each of them is not tried again
+    reasons = Journal(folder / JOURNAL, Disk()).last.quarantined  # the reason by quarantined bundle
     for bundle in report.quarantined:
         reason = f": {reasons[bundle]}" if bundle in reasons else ""
         yield f"refused    bundle {bundle} is not tried again{reason}"

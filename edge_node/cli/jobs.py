@@ -1,4 +1,4 @@
-"""`causeway-edge jobs`: look at the jobs of the running daemon, retry dead letters, purge what has ended."""
+"""`causeway-edge jobs`: list the jobs of the running daemon, retry dead letters, purge jobs that have ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _PAGE = 100
 
 @click.group()
 def jobs() -> None:
-    """The jobs of this client on the running daemon. Exit codes: 0 done, 1 refused, 2 usage error, 3 unreachable."""
+    """List, retry and purge this client's jobs on the running daemon.
+
+    Exit codes: 0 done, 1 refused, 2 usage error, 3 unreachable.
+    """
 
 
 @jobs.command("list")
@@ -34,7 +37,7 @@ def jobs() -> None:
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many, newest first."
 )
 def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
-    """Print id, status, attempts and the last error of each job, newest first; never content."""
+    """Print id, status, attempts and last error of each job, newest first."""
 
     def run(causeway: Causeway) -> list[Job]:
         found: list[Job] = []
@@ -77,7 +80,7 @@ def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
 
 
 def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
-    """Exits if the daemon refuses or cannot be reached."""
+    """Return the jobs that `run` gets from the daemon. Exits if the daemon refuses or cannot be reached."""
     try:
         with connect(url, api_key) as causeway:
             return run(causeway)

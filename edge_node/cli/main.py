@@ -20,11 +20,11 @@ from ..config.schema import Config
 from .options import PATH, command_line, config_options, usage_error
 
 _CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jobs": "jobs"}
-"""The commands that ask a running daemon, and the modules that they stand in."""
+"""The commands that talk to a running daemon, and their modules."""
 
 
 class _Commands(click.Group):
-    """Imports the commands that are clients on demand: the daemon needs neither the SDK nor its HTTP client."""
+    """Imports the client commands on demand: the daemon needs neither the SDK nor its HTTP client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_CLIENTS})
@@ -45,7 +45,10 @@ def main() -> None:
 @main.command()
 @config_options
 def serve(config: Config) -> None:
-    """Run the daemon. Prints `ready url=…` once it accepts requests; SIGTERM or Ctrl-C drains it."""
+    """Run the daemon until SIGTERM or Ctrl-C, which drain it.
+
+    Prints `ready url=…` once it accepts requests.
+    """
     from .serve import run
 
     try:
@@ -58,7 +61,10 @@ def serve(config: Config) -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(config: Config, as_json: bool) -> None:
-    """Check everything that the daemon needs and say how to fix it. Exit code 1 if a check fails."""
+    """Check everything that the daemon needs and say how to fix it.
+
+    Exit code 1 if a check fails.
+    """
     from .doctor.report import run
 
     sys.exit(run(config, as_json=as_json))
@@ -97,7 +103,10 @@ def _print_schema(context: click.Context, _option: click.Parameter, wanted: bool
     help="Print the JSON schema of the file, for editors.",
 )
 def print_config(config: Config) -> None:
-    """Print the effective configuration as a file that --config accepts, or list every key. Secrets are hidden."""
+    """Print the effective configuration, or list every key.
+
+    The output is a file that --config accepts. Secrets are hidden.
+    """
     import yaml
 
     document = msgspec.to_builtins(_without_secret(config))
@@ -111,7 +120,10 @@ def _without_secret(config: Config) -> Config:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of the daemon, which it serves as /openapi.json."""
+    """Print the daemon's OpenAPI document.
+
+    The daemon serves it as /openapi.json.
+    """
     from ..openapi import edge_document
 
     click.echo(msgspec.json.format(msgspec.json.encode(edge_document())))
@@ -119,16 +131,17 @@ def openapi() -> None:
 
 @main.group()
 def decisions() -> None:
-    """Decision records of past requests, without their content."""
+    """Export the decision records of past requests, without their content."""
 
 
 @decisions.command()
 @config_options
 @click.option("--since", default="", metavar="DURATION", help="Only records of the last, for example, 24h or 7d.")
 def export(config: Config, since: str) -> None:
-    """Print the records on disk as JSON lines, oldest first, for `causeway-fleet replay`. The daemon may be running.
+    """Print the records on disk as JSON lines, oldest first.
 
-    Exit code: 0 printed, 1 the records cannot be read, 2 usage error.
+    `causeway-fleet replay` reads them. The daemon may be running. Exit code: 0 printed, 1 the records cannot be read, 2
+    usage error.
     """
     from ..storage.decisions import read_stored
 
@@ -161,10 +174,10 @@ def export(config: Config, since: str) -> None:
 @click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
 @click.option("--run-dir", type=PATH, help="Folder of logs and state.")
 def up(config: Config, small: str | None, large: str | None, no_cloud: bool, once: bool, run_dir: Path | None) -> None:
-    """Start Triton, the gateway and the daemon on this machine, ask demo questions, then serve until Ctrl-C.
+    """Start Triton, the gateway and the daemon on this machine.
 
-    Triton serves every cloud model that the policy names, from this machine's models. With --small or --large the
-    policy is written for that pair.
+    Then ask demo questions, and serve until Ctrl-C. Triton serves every cloud model that the policy names, from this
+    machine's models. With --small or --large the policy is written for that pair.
     """
     flags = click.get_current_context().params
     if flags["policy"] is not None and (small is not None or large is not None):

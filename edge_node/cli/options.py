@@ -1,4 +1,4 @@
-"""Flags that several commands share, and how they become a `Config` or the arguments of a request."""
+"""Flags that several commands share, and their conversion to a `Config` or to the arguments of a request."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CONFIG_FLAGS = {
     "log": ("log", "debug, info, warning or error."),
     "log_format": ("log_format", "text or json."),
 }
-"""The key that each flag sets, and what it means."""
+"""The configuration key that each flag sets, and the flag's help."""
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of every command that loads the configuration, which it gets as `config`.
+    """Add the flags of every command that loads the configuration, which is passed to it as `config`.
 
     An error in the configuration is printed, and the process ends with status 2.
     """
@@ -73,7 +73,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the flags of `config_options`, as click has them, as arguments for another `causeway-edge` command."""
+    """Return the parsed flags of `config_options` as arguments for another `causeway-edge` command."""
     pairs = [(f"--{name.replace('_', '-')}", flags[name]) for name in _CONFIG_FLAGS]
     pairs += [("--set", setting) for setting in flags["settings"]] + [("--config", flags["config_path"])]
     return tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
@@ -95,7 +95,7 @@ def request_options(command: F) -> F:
 
 
 def daemon_options(command: F) -> F:
-    """Add the flags of the commands that ask a running daemon, which `connect` takes, and `--json`."""
+    """Add the flags of commands that talk to a running daemon: those of `connect`, and `--format`."""
     options = [
         click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
         click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
@@ -105,13 +105,13 @@ def daemon_options(command: F) -> F:
 
 
 def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
-    """Return the SDK's arguments for those flags of `request_options` that are given."""
+    """Return the SDK's arguments for the `request_options` flags that are set."""
     return cast("RequestOptions", {name: value for name, value in flags.items() if value is not None})
 
 
 def connect(url: str, api_key: str) -> Causeway:
     """Return a client of the running daemon. Exits with status 2 if the URL or the key is malformed."""
-    from causeway_sdk import Causeway, CausewayError  # the daemon, which has these flags, too, does without
+    from causeway_sdk import Causeway, CausewayError  # the daemon has these flags, too, and does not need the SDK
 
     try:
         return Causeway(url, api_key=api_key)
@@ -120,13 +120,13 @@ def connect(url: str, api_key: str) -> Causeway:
 
 
 def read_prompt(text: str, what: str = "prompt") -> str:
-    """Return the prompt, or another text (`what` it is); `-` reads it from stdin.
+    """Return the prompt, or another text named by `what`; `-` reads it from stdin.
 
-    Exits with status 2 if it is blank, or no text in UTF-8.
+    Exits with status 2 if it is blank, or not UTF-8.
     """
     try:
         text = sys.stdin.read() if text == "-" else text
-        text.encode()  # Python hands over bytes that are not UTF-8 as lone surrogates
+        text.encode()  # Python passes bytes that are not UTF-8 as lone surrogates
     except UnicodeError:
         usage_error(f"the {what} is not UTF-8 text")
     if not text.strip():

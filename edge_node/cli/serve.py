@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 def run(config: Config, fleet: FleetLink | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code; 1 if a background task failed.
 
-    For a bundle with other settings the program is executed anew, in the same process, after the drain.
+    For a bundle with other settings the program is executed again, in the same process, after the drain.
 
     Args:
+        config: The configuration.
         fleet: The fleet whose plan the daemon follows; by default the one that the device joined.
 
     Raises:
         ConfigError: The daemon cannot start.
     """
     start_log(config.log, config.log_format)
-    os.umask(0o077)  # what it writes, side files of databases too, is for its own account alone
+    os.umask(0o077)  # its files, including those beside databases, are for its own account alone
 
     async def run_daemon() -> App:
         app = build(config, fleet=fleet)
@@ -51,7 +52,7 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
 
 
 def _print_summary(config: Config, app: App) -> None:
-    """Print what the daemon listens on and answers with, and in red what it cannot."""
+    """Print the addresses and targets of the daemon, and in red its problems."""
     for line in _summary(config, app):
         click.echo(line)
     readiness = app.parts.readiness()

@@ -1,1 +1,1 @@
-"""The daemon's configuration: `schema` (the keys and what they mean), `loader` (file < environment < flag)."""
+"""The daemon's configuration: `schema` (the keys and their meaning), `loader` (file < environment < flag)."""

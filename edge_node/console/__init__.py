@@ -1,1 +1,1 @@
-"""The device's page at `/console`: decisions as they are made, their reasons, and what another signal would change."""
+"""The device's page at `/console`: decisions as they are made, their reasons, and the effect of other signal values."""

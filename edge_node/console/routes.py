@@ -1,11 +1,11 @@
-"""The page's paths, and the device's state for it. Nothing here runs, and nothing is in memory, until a browser asks.
+"""The page's paths, and the device's state for it. Everything is loaded at the first request of a browser.
 
 GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
 GET  /console/state              the device at this moment
-POST /console/what-if            {id, signals: {name: value}} → a recorded request decided anew; nothing is run
+POST /console/what-if            {id, signals: {name: value}} → a recorded request, decided again without running it
 
-The last two need the API key where `server.keys` names some, as `/v1/decisions` does; the page asks for it. They answer
-the page that this daemon served and no other origin: nothing sends CORS headers.
+The last two need the API key where `server.keys` names some, as `/v1/decisions` does; the page asks for it. They send
+no CORS headers, so that only the page of this daemon can read them.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from ..daemon.components import Components
 from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
 
-if TYPE_CHECKING:  # most devices are in no fleet and load none of its code
+if TYPE_CHECKING:  # most devices are not in a fleet and load none of its code
     from ..agent.agent import Agent
     from ..agent.journal import JournalRow
     from ..agent.trial import TrialProgress
 
 PAGE: Final = Path(__file__).parent / "page"
-_ROWS = 20  # of the journal: two updates
+_ROWS = 20  # rows of the journal: two updates
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `/console/what-if`: a decision's id, and signals with the values that they shall have."""
+    """The body of `/console/what-if`: a decision's id, and the values to assume for signals."""
 
     id: str
     signals: dict[str, object] = {}
 
 
 class Console:
-    """Answers the page's requests.
+    """The request handlers of the page.
 
     Args:
-        parts: The daemon's components; the active policy decides recorded requests anew.
-        agent: Of a device in a fleet.
+        parts: The daemon's components; the active policy decides recorded requests again.
+        agent: The agent of a device in a fleet; None without one.
     """
 
     def __init__(self, parts: Components, agent: Agent | None) -> None:
@@ -78,7 +78,8 @@ class Console:
         record = await parts.decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
-        from causeway_server.router.checks.what_if import what_if  # much code, for a page that few open
+        # loaded on demand: much code, for a page that is seldom opened
+        from causeway_server.router.checks.what_if import what_if
 
         return _json(what_if(parts.policies.active, record, question.signals))
 
@@ -89,19 +90,19 @@ def _json(value: object) -> web.Response:
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """The body's part `fleet` of `/console/state`. Times are Unix seconds.
+    """The part `fleet` of the body of `/console/state`. Times are Unix seconds.
 
     Attributes:
         fleet: The fleet's name; "" for a device without a control plane, as are `device` and `cohort`.
-        reachable: Whether the control plane answered last; None: there is none.
-        last_seen: When it answered last; 0.0: not since the daemon started.
-        row: The newest row of the journal: the agent's state, its last refusal, the bundles in quarantine.
-        doing: What the agent does in this state.
-        running: The bundle that serves requests; None: the device's own files.
-        wanted: The bundle that the plan assigns, if another one.
+        reachable: Whether the last request to the control plane succeeded; None: there is no control plane.
+        last_seen: Time of the control plane's last response; 0.0: none since the daemon started.
+        row: The newest row of the journal: the agent's state, its last refusal, the quarantined bundles.
+        doing: Description of the agent's work in this state.
+        running: The bundle that serves requests; None: the factory files.
+        wanted: The bundle that the plan assigns; None if it is the running one.
         serials: The number in its cohort of each bundle whose manifest this daemon has read.
-        trial: How far the trial is; None: none is in progress.
-        journal: The rows before, the newest first, without what only the newest tells.
+        trial: Progress of the trial; None if there is none.
+        journal: The earlier rows, newest first, without the fields that only the newest row needs.
     """
 
     fleet: str
@@ -124,12 +125,12 @@ class ConsoleState(msgspec.Struct, frozen=True):
     Attributes:
         device: The host's name.
         now: The device's clock, Unix seconds.
-        readiness: As in `/readyz`.
+        readiness: The same as in `/readyz`.
         snapshot: The signals that a decision would read now.
-        running: Generations in progress, of `concurrent` at most.
-        waiting: Requests in the queue, of `queue` at most.
-        requests: Requests since the daemon started.
-        fleet: The device in its fleet; None for one that joined none.
+        running: Number of generations in progress, out of at most `concurrent`.
+        waiting: Number of queued requests, out of at most `queue`.
+        requests: Number of requests since the daemon started.
+        fleet: The device in its fleet; None if it has not joined one.
     """
 
     device: str
@@ -145,7 +146,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
 
 
 def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
-    """Return the state of the daemon with these parts. `agent`: of a device in a fleet."""
+    """Return the state of the daemon with these parts. `agent`: the agent of a device in a fleet."""
     policy = parts.policies.active
     admission = parts.admission
     return ConsoleState(

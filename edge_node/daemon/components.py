@@ -46,11 +46,11 @@ _counter = partial(Gauge, is_counter=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Backends:
-    """What generates answers, and the signals of it."""
+    """The backends that generate answers, and the signals about them."""
 
     engines: EnginePool | None
     cloud: CloudBackend | None
-    encoders: PartEncoders | None  # of a device that has some
+    encoders: PartEncoders | None  # None on a device without one
     learned: LearnedEstimators
     spend: SpendStore
     signals: SignalCollector
@@ -58,7 +58,7 @@ class Backends:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The service, and what it keeps."""
+    """The service and its stores."""
 
     admission: Admission
     cache: AnswerCache
@@ -72,7 +72,7 @@ class Serving:
 
 @dataclass(frozen=True, kw_only=True)
 class WaysIn:
-    """What takes requests."""
+    """The sources of requests."""
 
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     reader: RequestReader
@@ -80,23 +80,23 @@ class WaysIn:
     jobs: JobEntry
     audio: AudioEntry
     sessions: Sessions[DeviceClient]
-    mqtt: MqttBridge | None  # of a device that knows a broker
+    mqtt: MqttBridge | None  # None without a configured broker
     tracing: RequestTracer | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Components(Backends, Serving, WaysIn):
-    """What `build` constructs; the lifecycle starts and closes it."""
+    """The components that `build` constructs, and that the lifecycle starts and closes."""
 
     started: float  # monotonic s
     clock: Clock
     metrics: Metrics
     state_folder: StateFolderLock
-    fleet: FleetConnection | None  # of a device that joined a fleet
-    fleet_problem: str  # why such a device has no connection
+    fleet: FleetConnection | None  # None on a device that has not joined a fleet
+    fleet_problem: str  # why a device in a fleet has no connection
 
     def readiness(self) -> Readiness:
-        """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
+        """Return whether a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
         targets = self.policies.active.targets
         snapshot = self.signals.snapshot(self.policies.active)
         unusable = snapshot.down | snapshot.absent
@@ -114,7 +114,7 @@ class Components(Backends, Serving, WaysIn):
         )
 
     def problems(self) -> tuple[str, ...]:
-        """What operators should look at: missing models, the cloud, storage that is lost."""
+        """Return the problems for operators: missing models, the cloud, failed storage."""
         disks = (self.cache.disk(), self.decisions.disk(), self.spend.disk())
         found = (
             *(() if self.engines is None else self.engines.problems),
@@ -132,9 +132,10 @@ class Components(Backends, Serving, WaysIn):
         return tuple(problem for problem in found if problem)
 
     def can_answer(self) -> bool:
-        """Whether the start is complete: a model is loaded, or a cloud is configured, for a target of the policy.
+        """Return whether the start is complete: a model is loaded, or a cloud is configured, for a target of the
+        policy.
 
-        A cloud that cannot be reached counts: a device that boots without a network has started.
+        An unreachable cloud counts as well: a device that boots without a network has started.
         """
         snapshot = self.signals.snapshot(self.policies.active)
         targets = self.policies.active.targets

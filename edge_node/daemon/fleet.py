@@ -1,7 +1,7 @@
 """A daemon in a fleet: its connection to the control plane, its agent, and the bundles that it uses.
 
-A bundle brings a policy and models while the daemon answers, and settings by a restart in place. Settings are read
-where components are constructed, so another value means a drain and a new start of the program in the same process;
+A bundle changes the policy and models while the daemon answers, and settings by a restart in place. Settings are read
+when components are constructed, so another value requires a drain and a restart of the program in the same process;
 that is simpler than components that change under a request, and a device changes its settings rarely.
 
 Imported only by a daemon that joined a fleet.
@@ -53,26 +53,30 @@ from .components import Components
 
 log = logging.getLogger(__name__)
 
-_GOLDEN_S = 180.0  # of one prompt, loading the model included
+_GOLDEN_S = 180.0  # time for one prompt, including the loading of the model
 _GOLDEN_TOKENS = 256
-_PROBE, _PROBE_TOKENS = "hello", 1  # whether an adapter can be used shows with its first request
+_PROBE, _PROBE_TOKENS = "hello", 1  # an adapter is tested by its first request
 See = Callable[[Blob], Awaitable[SoftTokens]]
-"""Turns an image of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
+"""Function that turns an image of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
 _GOLDEN_TRIES = 3
 _LOAD_S = 300.0
 _Section = TypeVar("_Section", bound=msgspec.Struct)
-_BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
+# memory of a model beside others: this multiple of its file's size, plus a constant
+_BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20
 
 
 def connect(
     folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic]
 ) -> tuple[FleetConnection | None, str]:
-    """Return the connection of a device that joined a fleet, or None and what is wrong, "" if nothing is.
+    """Return the connection of a device that joined a fleet, or None, and the problem; "" if there is none.
 
-    A damaged identity does not keep the daemon from starting: it goes on with what it last ran.
+    A damaged identity does not prevent the daemon's start: it continues with its last bundle.
 
     Args:
         folder: STATE_DIR/fleet.
+        config: The fleet's settings.
+        clock: Wall and monotonic time.
+        read_traffic: Function that returns the daemon's sums of requests.
     """
     try:
         if (identity := read_identity(folder)) is None:
@@ -105,8 +109,8 @@ def make_agent(
     """Return the agent of a device in a fleet, whose connection reports its state and wakes it.
 
     Args:
-        link: given by a test, in place of the connection.
-        factory: the configuration without a bundle.
+        link: Replacement for the connection, in tests.
+        factory: The configuration without a bundle.
     """
     if link is None:
         assert connection is not None
@@ -154,7 +158,7 @@ def _agent_report(agent: Agent) -> AgentReport:
 
 
 def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> TokenKeeper | None:
-    """Return the fleet's token for the cloud, unless a key is configured or others could read it on the way."""
+    """Return the fleet's token for the cloud; None if a key is configured, or if plain HTTP would expose the token."""
     if connection is None or cloud.api_key or not cloud.url:
         return None
     if not carries_secrets(cloud.url):
@@ -166,14 +170,18 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
 async def check_golden(
     engine: Backend, model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig, tries: int = 1
 ) -> None:
-    """Ask a model and each of its adapters directly.
+    """Send a model and each of its adapters their golden prompts.
 
     Args:
-        tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
+        engine: The model's engine.
+        model: The model's description in the bundle.
+        model_dirs: Folders that are searched for models.
+        config: Settings of the image decoder.
+        tries: Attempts per prompt; an engine that also decodes other requests may break a near tie in another way.
 
     Raises:
-        GoldenAnswerDiffers: One of them answers something else.
-        ModelUnusable: One of them does not answer, or an image cannot be read.
+        GoldenAnswerDiffers: An answer differs from the expected one.
+        ModelUnusable: The model or an adapter does not answer, or an image cannot be read.
     """
     async with golden_images(model, model_dirs, config) as see:
         await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
@@ -202,10 +210,14 @@ async def _check_answers(
 async def golden_answer(
     engine: Backend, target: Target, prompt: str, soft: SoftTokens | None = None, max_tokens: int = _GOLDEN_TOKENS
 ) -> str:
-    """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable.
+    """Return the answer of a model, with its adapter if the target has one, to a golden prompt. Raises ModelUnusable.
 
     Args:
-        soft: Of the image after the prompt.
+        engine: The model's engine.
+        target: The model and its adapter.
+        prompt: The golden prompt.
+        soft: Soft tokens of the image after the prompt.
+        max_tokens: Maximum number of tokens of the answer.
     """
     content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
     request = Request(
@@ -228,8 +240,8 @@ async def golden_answer(
 async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: PartsConfig) -> AsyncIterator[See]:
     """Yield the function that reads the images of a model's golden prompts.
 
-    It has processes of its own, because requests may still use the projector of the bundle before. A model without such
-    prompts starts none.
+    It has its own processes, because requests may still use the projector of the previous bundle. No process is started
+    for a model without such prompts.
 
     Raises:
         ModelUnusable: The model's projector cannot be used here.
@@ -239,7 +251,7 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
         return
     if not config.enabled:
         raise ModelUnusable(f"{model.name}: a golden prompt has an image, and this device reads none: parts.enabled")
-    # Imported only where a bundle needs it.
+    # Imported only if a bundle needs it.
     from causeway_server.models.parts.installed import DECODER
     from causeway_server.models.parts.process.messages import PartLimits, Refusal, WorkerSpec
     from causeway_server.models.parts.process.parent import WorkerFailed, WorkerProcess
@@ -278,7 +290,7 @@ async def _no_image(image: Blob) -> SoftTokens:
 
 
 def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
-    """Return the configuration of a daemon that starts with this bundle; None: the factory's files."""
+    """Return the configuration of a daemon that starts with this bundle; None stands for the factory files."""
     if bundle is None:
         return config
     config = with_settings(config, bundle.manifest.settings)
@@ -302,16 +314,16 @@ def _with_value(section: _Section, key: str, value: SettingValue) -> _Section:
     )
 
 
-@dataclass(eq=False, repr=False)  # the configuration has a key
+@dataclass(eq=False, repr=False)  # the configuration may contain a key
 class BundleHost:
-    """The daemon as its agent sees it.
+    """The daemon from its agent's point of view.
 
     Args:
         parts: The daemon's components.
         config: The configuration without a bundle.
         settings: The settings of the bundle that the daemon started with.
-        model_dirs: The folders that models are found in, the bundle's first; changed here and read everywhere.
-        restart: Lets the daemon drain and start anew.
+        model_dirs: The folders in which models are found, the bundle's first; changed here and read everywhere.
+        restart: Function that makes the daemon drain and restart.
     """
 
     parts: Components
@@ -323,7 +335,7 @@ class BundleHost:
     def __post_init__(self) -> None:
         self._running = with_settings(self.config, self.settings)
         self.daemon_version = daemon_version()
-        # Models and weights that answered their golden prompts before they served.
+        # Models and weights that have passed their golden prompts.
         self._checked_models: set[tuple[str, str]] = set()
 
     @property
@@ -375,7 +387,7 @@ class BundleHost:
             raise
 
     async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
-        """Load the models that are new beside those that answer, where memory allows, and ask them their prompts.
+        """Load the new models beside the running ones if memory allows, and check their golden prompts.
 
         Raises:
             ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
@@ -401,7 +413,7 @@ class BundleHost:
             artifact = find_artifact(model, self.model_dirs)
             need = artifact.path.stat().st_size * _BESIDE_SHARE + _beside_weights(artifact) + _BESIDE_BYTES
         except (ArtifactError, OSError):
-            return True  # loading it says what is wrong
+            return True  # loading it reports the error
         return bool(need < psutil.virtual_memory().available)
 
     async def check_model(self, model: BundleModel) -> None:
@@ -413,14 +425,14 @@ class BundleHost:
 
 
 def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:
-    """Hash the projectors of the policy's models in this thread: the daemon, which needs them next, remembers."""
+    """Hash the projectors of the policy's models in this thread, so that the daemon finds the hashes in its cache."""
     for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
-        with contextlib.suppress(ArtifactError):  # the daemon says so
+        with contextlib.suppress(ArtifactError):  # the daemon reports the error
             find_projector(model, model_dirs)
 
 
 def _beside_weights(artifact: Artifact) -> int:
-    """The bytes of a model's adapters and of its projector. Raises OSError."""
+    """Return the bytes of a model's adapters and of its projector. Raises OSError."""
     projector = artifact.manifest.projector
     files = () if projector is None else projector.files
     adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())

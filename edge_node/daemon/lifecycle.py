@@ -1,7 +1,7 @@
-"""The daemon's lifecycle: start, background tasks, drain, close; and what systemd is told of it.
+"""The daemon's lifecycle: start, background tasks, drain, close; and its notifications to systemd.
 
 One task is the parent of all others (shared generations, engines, periodic tasks): when it ends, they have ended. If it
-ends early, the daemon closes and `serve` ends with `failed` set, so that the supervisor starts it again.
+ends early, the daemon closes and `serve` ends with `failed` set, so that the supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _SAMPLE_S = 1.0
 _POLL_S = 2.0
 _SWEEP_S = 5.0
 _READY_POLL_S = 0.05
-_STARTING_S = 5.0  # between two messages to systemd while no target can answer
-_EXTENSION_S = 60  # of the start, as systemd is asked for
+_STARTING_S = 5.0  # interval of messages to systemd while no target can answer
+_EXTENSION_S = 60  # time for the start, requested from systemd
 
 
 class StopRequest:
-    """Asks the daemon to stop: a signal does, or its agent, to start it again with the settings of another bundle."""
+    """A request to stop the daemon: from a signal, or from its agent to restart with the settings of another bundle."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.restarting = False
 
     def restart(self) -> None:
-        """Let `serve` drain, close and end, to be started anew."""
+        """Let `serve` drain, close and end, to be restarted."""
         self.restarting = True
         self.requested.set()
 
 
-@dataclass(eq=False, repr=False)  # the configuration has a key
+@dataclass(eq=False, repr=False)  # the configuration may contain a key
 class App:
-    """One daemon, constructed by `edge_node.app.build`. `agent`: of a device that joined a fleet.
+    """One daemon, constructed by `edge_node.app.build`. `agent`: None on a device that has not joined a fleet.
 
     Attributes:
-        config: the daemon's configuration, with the settings of its bundle.
-        paths: the methods of each path.
-        failed: after `serve`: a background task ended early, and the daemon with it.
+        config: The daemon's configuration, with the settings of its bundle.
+        paths: The methods of each path.
+        failed: Whether a background task ended early, and the daemon with it; set after `serve`.
     """
 
     config: Config
@@ -84,9 +84,9 @@ class App:
         )
         self._stop = asyncio.Event()
         self.failed = False
-        self._reload_requested = asyncio.Event()  # by SIGHUP
+        self._reload_requested = asyncio.Event()  # set by SIGHUP
         self._listening = asyncio.Event()
-        self._ready = asyncio.Event()  # a target can answer
+        self._ready = asyncio.Event()  # set when a target can answer
         self._root: asyncio.Task[None] | None = None
 
     @property
@@ -96,20 +96,20 @@ class App:
 
     @property
     def in_flight(self) -> int:
-        """HTTP requests in progress."""
+        """Number of HTTP requests in progress."""
         return self._listener.in_flight
 
     @property
     def restarting(self) -> bool:
-        """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
+        """Whether the caller must restart the daemon after `serve`, with the settings of another bundle."""
         return self.stop_request.restarting
 
     async def start(self) -> None:
         """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
 
         Raises:
-            ConfigError: an address, the policy, a certificate or the state folder cannot be used; everything is closed
-                again.
+            ConfigError: An address, the policy, a certificate or the state folder cannot be used; everything has been
+                closed again.
         """
         parts = self.parts
         raise_file_limit()
@@ -141,7 +141,7 @@ class App:
         )
 
     def _root_ended(self, started: asyncio.Future[None], root: asyncio.Task[None]) -> None:
-        """End the daemon with its background tasks: without them it would answer for a while and repair nothing."""
+        """End the daemon when its background tasks end: without them it would no longer repair faults."""
         if self._stop.is_set() or root.cancelled():
             return
         error = root.exception() or RuntimeError("the background tasks ended")
@@ -153,7 +153,7 @@ class App:
             started.set_exception(error)
 
     async def drain(self) -> bool:
-        """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
+        """Refuse new requests and wait for those in progress. Return False if some are left at the timeout."""
         log.info("draining for up to %g s, requests in progress: %d", self.config.server.drain_s, self.in_flight)
         if self.stop_request.restarting:
             self.notifier.reloading("draining, to start anew with other settings")
@@ -166,7 +166,7 @@ class App:
         return await self._listener.drain(self.config.server.drain_s)
 
     async def close(self) -> None:
-        """Cancel what is in progress and release everything."""
+        """Cancel the requests in progress and release everything."""
         parts = self.parts
         parts.admission.end()
         parts.shadows.stop()
@@ -203,7 +203,8 @@ class App:
 
         A background task that ends early closes the daemon without a drain, and `failed` is set.
 
-        `on_listening` is called after `start`, `on_ready` once a target can answer, as systemd is told.
+        `on_listening` is called after `start`, `on_ready` once a target can answer; systemd is notified at the same
+        moments.
 
         A SIGINT during the drain ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
@@ -246,7 +247,7 @@ class App:
     # --- tasks -------------------------------------------------------------------------------------------------------
 
     async def _run_tasks(self, started: asyncio.Future[None]) -> None:
-        """The parent of all tasks: shared generations, engines, periodic tasks."""
+        """Run the parent of all tasks: shared generations, engines, periodic tasks."""
         parts = self.parts
         async with anyio.create_task_group() as tasks:
             parts.shared_generations.start(tasks)
@@ -342,13 +343,13 @@ async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:
 
 
 class SystemdNotifier:
-    """Reports the daemon's state to systemd, which `NOTIFY_SOCKET` names; without it every call does nothing.
+    """Reports the daemon's state to the systemd socket named by `NOTIFY_SOCKET`; without it every method is a no-op.
 
     One datagram per message (sd_notify(3)); one that cannot be sent is dropped, without blocking the daemon. A small
     library does the same, but it reads the process's environment itself, drops text that is not Latin-1, and blocks the
     caller when systemd is slow.
 
-    `watchdog_s`: seconds between two `watchdog` calls, half of what systemd allows; None when its watchdog is off.
+    `watchdog_s`: seconds between two `watchdog` calls, half of systemd's limit; None when its watchdog is off.
     """
 
     def __init__(self, environ: Mapping[str, str], *, pid: int | None = None) -> None:
@@ -359,7 +360,7 @@ class SystemdNotifier:
         return self._send("READY=1", status)
 
     def starting(self, status: str) -> bool:
-        """Ask for another minute to start. Call it again within that time, for as long as the start goes on."""
+        """Ask for another minute to start. Call it again within that time, for as long as the start continues."""
         return self._send(f"EXTEND_TIMEOUT_USEC={_EXTENSION_S * 1_000_000}", status)
 
     def watchdog(self) -> bool:
@@ -367,14 +368,14 @@ class SystemdNotifier:
         return self._send("WATCHDOG=1", "")
 
     def reloading(self, status: str = "") -> bool:
-        """Say that the daemon starts anew in the same process; `ready` follows."""
+        """Report that the daemon restarts in the same process; `ready` follows."""
         return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", status)
 
     def stopping(self, status: str = "") -> bool:
         return self._send("STOPPING=1", status)
 
     def _send(self, state: str, status: str) -> bool:
-        """Whether the message was delivered."""
+        """Send a message; return whether it was delivered."""
         if not self._address:
             return False
         line = "STATUS=" + " ".join(status.split()) if status else ""  # a newline would begin another variable
@@ -389,7 +390,7 @@ class SystemdNotifier:
 
 
 def _socket_name(name: str) -> str:
-    """A path, or with ``@`` an abstract name, whose first byte is zero; others (vsock) are not supported."""
+    """Return the address of a socket name: a path, or an abstract name for ``@``; others (vsock) are not supported."""
     if name.startswith("@"):
         return "\0" + name[1:]
     return name if name.startswith("/") else ""

@@ -1,6 +1,6 @@
-"""What only some devices have: an engine, encoders, jobs, audio, shadow requests, a broker, traces, a fleet.
+"""Components that only some devices have: an engine, encoders, jobs, audio, shadow requests, a broker, traces, a fleet.
 
-Each function imports what it makes, so that a device without it needs neither its packages nor its memory.
+Each function imports its component, so that a device without it needs neither its packages nor its memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
     """Return the bundle to start with, and the configuration under it; None for a device that was never in a fleet.
 
     Raises:
-        ConfigError: another daemon uses the state folder.
+        ConfigError: Another daemon uses the state folder.
     """
     state_dir = state_folder.folder
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
@@ -63,7 +63,7 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
 def connect_fleet(
     config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics
 ) -> tuple[FleetConnection | None, str, Credentials | None]:
-    """Return the connection of a device that joined a fleet, what is wrong with it, and its token for the cloud."""
+    """Return the connection of a device that joined a fleet, its problem, and its token for the cloud."""
     if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
         return None, "", None
     from .fleet import connect, credentials
@@ -75,7 +75,7 @@ def connect_fleet(
 def make_engine_factory(
     config: EngineConfig, model_dirs: Sequence[Path], state_dir: Path | None
 ) -> Callable[[str], Engine]:
-    """Return what makes engines from artifacts: `model_dirs` are searched first, then the models that ship."""
+    """Return the factory of engines from artifacts: `model_dirs` are searched first, then the models that ship."""
 
     def make(model: str) -> Engine:
         from causeway_server.models.llama_cpp.protocol import adapter_files
@@ -134,7 +134,7 @@ def make_audio(
     serving: Serving,
     reader: RequestReader,
 ) -> tuple[AudioService, AudioApi]:
-    """Return what serves `/v1/audio/*` and the audio of live sessions."""
+    """Return the service of `/v1/audio/*` and the audio of live sessions."""
     from ..parts.audio import AudioApi, AudioService
     from ..parts.speaker import Speaker, Voices
 
@@ -154,7 +154,7 @@ def make_audio(
 def make_jobs(
     folder: Path, config: OutboxConfig, backends: Backends, serving: Serving, reader: RequestReader
 ) -> JobParts:
-    """Return the outbox of jobs in the state folder, with what runs them."""
+    """Return the outbox of jobs in the state folder, with its runner."""
     from causeway_server.router.serving.webhooks import WebhookSender
 
     from ..jobs.api import JobIntake, OutboxApi
@@ -178,7 +178,7 @@ def make_jobs(
 def make_shadow(
     state_dir: Path | None, clock: Clock, learned: LearnedEstimators, model_dirs: Sequence[Path]
 ) -> tuple[ShadowStore, ShadowObserver]:
-    """Return what keeps and compares the answers of shadow requests."""
+    """Return the store and the observer of shadow requests."""
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
 
@@ -200,7 +200,7 @@ def make_mqtt_bridge(config: Config, jobs: JobEntry, service: Service, metrics: 
 
 
 def make_tracer(config: Config) -> RequestTracer | None:
-    """Return the tracer of requests; OpenTelemetry costs a tenth of a second and some megabytes."""
+    """Return the tracer of requests. Imported on demand: OpenTelemetry takes a tenth of a second and some megabytes."""
     if not config.tracing.endpoint:
         return None
     from ..observability.tracing import RequestTracer
@@ -211,10 +211,10 @@ def make_tracer(config: Config) -> RequestTracer | None:
 class Manifests:
     """Reads the manifests of this device's models at each use, because a fleet's bundle may bring other models.
 
-    What is missing is reported by the engine.
+    Missing models are reported by the engine.
 
     Args:
-        model_dirs: the folders that are searched before the models that ship.
+        model_dirs: The folders that are searched before the models that ship.
     """
 
     def __init__(self, model_dirs: Sequence[Path]) -> None:
@@ -234,7 +234,7 @@ class Manifests:
         return "\n".join(models).encode() + config.kv_type.encode()
 
     def temperature(self, model: str) -> float | None:
-        """Return a model's temperature, 1 (what the engine uses) if its manifest names none; None without the model."""
+        """Return a model's temperature, by default 1 (the engine's default); None if the model is missing."""
         if (artifact := self._find(model)) is None:
             return None
         return OPENAI_TEMPERATURE if artifact.manifest.temperature is None else artifact.manifest.temperature
@@ -244,11 +244,11 @@ class Manifests:
         return "written" if (artifact := self._find(model)) is None else artifact.manifest.transcripts
 
     def adapters(self, model: str) -> Sequence[str] | None:
-        """Return the names of a model's adapters; None without the model."""
+        """Return the names of a model's adapters; None if the model is missing."""
         return None if (artifact := self._find(model)) is None else tuple(artifact.manifest.adapters)
 
     def weights(self, model: str) -> str:
-        """Return the hash of a model's weights and what belongs to them; "" without the model."""
+        """Return the hash of a model's weights and its other files; "" if the model is missing."""
         return "" if (artifact := self._find(model)) is None else artifact.version
 
     def _find(self, model: str) -> Artifact | None:

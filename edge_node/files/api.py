@@ -24,7 +24,7 @@ _MAX_TAG_BYTES = 1024  # they are in the file's header
 
 
 class FileApi:
-    """The handlers."""
+    """The request handlers of uploaded files."""
 
     def __init__(self, store: DeviceFileStore, reader: RequestReader, piece_s: float) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class FileApi:
         self._piece_s = piece_s
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Methods and handler of each path."""
+        """Return the methods and the handler of each path."""
         return {
             PATH: ("GET, POST", self._collection),
             f"{PATH}/{{id}}": ("GET, DELETE", self._file),

@@ -1,11 +1,12 @@
-"""Uploaded files in a folder: one file each, a header of 4 KiB and the bytes. Blocks; one thread uses it.
+"""Uploaded files in a folder: one file each, a header of 4 KiB and the bytes. Blocking; used by one thread.
 
-1. A file is written under the name of a draft, flushed to the disk and renamed: it is there whole or not at all.
-2. A deleted file is overwritten with zeros before its name goes. A file system that writes elsewhere (copy-on-write,
-   or one with a data journal) and the controller of a flash disk may keep the old blocks: only encryption helps there.
-3. What a killed daemon left (drafts, files that were half overwritten) is erased at the start.
-4. A file whose header cannot be read, damaged or of a newer version, is set aside as ID.EXPIRES.unreadable until it
-   expires (s of the device's own time); a version that can read it takes it back.
+1. A file is written under the name of a draft, flushed to the disk and renamed: it exists completely or not at all.
+2. A deleted file is overwritten with zeros before its name is removed. A file system that writes elsewhere
+   (copy-on-write, or with a data journal) and the controller of a flash disk may keep the old blocks: only encryption
+   helps there.
+3. Remains of a killed daemon (drafts, files that were half overwritten) are erased at the start.
+4. A file with an unreadable header, damaged or of a newer version, is set aside as ID.EXPIRES.unreadable until it
+   expires (s of the device's own time); a version that can read it restores it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ _ZEROS = bytes(_PIECE_BYTES)
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's header. `created_unix`: s, for people; `expires`: s of the device's own time.
+    """A file's header. `created_unix`: s, for display; `expires`: s of the device's own time.
 
-    `tags`, `prefer`: of the upload; every request that names the file carries them.
+    `tags`, `prefer`: the hints of the upload, which apply to every request that names the file.
     """
 
     id: str
@@ -59,9 +60,10 @@ class FileFolder:
         self.path = path
 
     def open(self) -> tuple[list[DeviceFile], list[str], ClockMark | None]:
-        """Make the folder if it is missing and erase what a killed daemon left (3).
+        """Create the folder if it is missing and erase the remains of a killed daemon (3).
 
-        Returns the files in it, the names of unreadable ones that were not set aside yet (4), and the last time.
+        Returns:
+            The files in it, the names of unreadable ones that are not set aside yet (4), and the last recorded time.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_back()
@@ -79,7 +81,7 @@ class FileFolder:
         return files, unreadable, self._read_mark()
 
     def _take_back(self) -> None:
-        """Give the files that were set aside their names back, if they can be read now. (4)"""
+        """Restore the names of files that were set aside and can be read now. (4)"""
         for path in self.path.glob(f"*{_UNREADABLE}"):
             if _read_header(path) is not None:
                 path.replace(path.with_name(path.name.partition(".")[0]))
@@ -107,7 +109,7 @@ class FileFolder:
         return Draft(self.path / f"{name}{_DRAFT}")
 
     def publish(self, draft: Draft, file: DeviceFile, mark: ClockMark) -> None:
-        """Give a draft its header and its name; the file survives a power cut when this returns (1)."""
+        """Give a draft its header and its name; when this returns, the file survives a power cut (1)."""
         header = msgspec.json.encode(file)
         assert len(header) < HEADER_BYTES
         draft.finish(header)
@@ -122,7 +124,7 @@ class FileFolder:
             self._erase(draft.path)
 
     def read(self, file: DeviceFile) -> bytes | None:
-        """Return the bytes of a file; None if they are damaged or gone."""
+        """Return the bytes of a file; None if they are damaged or missing."""
         try:
             with (self.path / file.id).open("rb") as opened:
                 opened.seek(HEADER_BYTES)
@@ -132,13 +134,13 @@ class FileFolder:
         return data if hashlib.sha256(data).hexdigest() == file.sha256 else None
 
     def delete(self, name: str) -> None:
-        """Erase a file (2). It stays deleted after a power cut when this returns."""
+        """Erase a file (2). When this returns, the deletion survives a power cut."""
         path = self.path / name
         if path.exists():
             self._erase(path)
 
     def write_mark(self, mark: ClockMark) -> None:
-        """Note the time: after a restart the device's own time goes on from here."""
+        """Record the time: after a restart the device's own time continues from it."""
         write_atomically(self.path / _CLOCK, msgspec.json.encode(mark), 0o600)
 
     def _read_mark(self) -> ClockMark | None:
@@ -150,14 +152,14 @@ class FileFolder:
     def _erase(self, path: Path) -> None:
         try:
             _overwrite(path)
-        except OSError as error:  # the name goes all the same
+        except OSError as error:  # the name is removed in any case
             log.warning("an uploaded file was deleted without being overwritten: %s", error.strerror)
         path.unlink()
         sync(self.path)
 
 
 class Draft:
-    """A file that is being written; it exists with its first bytes."""
+    """A file that is being written; it is created with its first bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,14 +198,14 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _read_header(path: Path) -> DeviceFile | None:
-    """None: the header is damaged, of another version, or overwritten."""
+    """Return the header; None if it is damaged, of another version, or overwritten."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError), path.open("rb") as opened:
         return msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=DeviceFile)
     return None
 
 
 def _has_header(path: Path) -> bool:
-    """Whether there is a header, readable or not: it is overwritten first, and written last."""
+    """Return whether there is a header, readable or not: it is overwritten first, and written last."""
     with path.open("rb") as opened:
         return any(opened.read(HEADER_BYTES))
 

@@ -1,7 +1,8 @@
-"""The uploaded files of a device: who owns them, how many there may be, and until when.
+"""The uploaded files of a device: their owners, limits and expiry.
 
-A file of another owner does not exist for a client. Files expire by the device's own time (`DeviceTime`): a wall clock
-that jumps deletes none and keeps none. The disk is one thread's, so a file is never read while it is being erased.
+To a client, a file of another owner does not exist. Files expire by the device's own time (`DeviceTime`), so that a
+jump of the wall clock neither deletes nor keeps any. One thread does all disk operations, so that a file is never read
+while it is being erased.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from .folder import DeviceFile, Draft, FileFolder
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FOLDER = "files"  # in the state folder
-_MOST_UPLOADS = 32  # at the same time; each has about 2 MiB in memory
+FOLDER = "files"  # folder in the state folder
+_MOST_UPLOADS = 32  # maximum concurrent uploads; each has about 2 MiB in memory
 _WRITE_BYTES = 1024 * 1024
-_MARK_S = 600.0  # between two notes of the time, while there are files
+_MARK_S = 600.0  # interval of recording the time, while there are files
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class StorageFull(CausewayError, status=507, code="storage_full"):
-    """The disk is full, or the files of this device have as much room as they may."""
+    """The disk is full, or the files of this device have reached their limit."""
 
 
 class FileFolderUnavailable(CausewayError, status=503, code="file_store_unavailable"):
@@ -58,15 +59,15 @@ class FileFolderUnavailable(CausewayError, status=503, code="file_store_unavaila
 class FileStats(msgspec.Struct, frozen=True):
     files: int
     bytes: int
-    expired: int  # so far
+    expired: int  # bytes so far
 
 
 class DeviceFileStore:
     """The files of all clients.
 
     Args:
-        state_dir: has the folder of files; None: this device keeps none.
-        max_body_bytes: of a request's body with its files in base64, which also bounds a file.
+        state_dir: The state folder, which contains the folder of files; None: this device keeps none.
+        max_body_bytes: Maximum size of a request's body with its files in base64, which also limits a file.
     """
 
     def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_body_bytes: int, clock: Clock) -> None:
@@ -79,19 +80,19 @@ class DeviceFileStore:
         self._writing: set[DeviceFileWriter] = set()
         self._uploads = FairShare(_MOST_UPLOADS)
         self._expired = 0
-        self._aside = 0  # files that cannot be read
+        self._aside = 0  # number of files that cannot be read
         self._marked_at = 0.0
         self._opened = False
-        self._lock = asyncio.Lock()  # of `_open`
-        self._thread = ThreadPoolExecutor(1, "files")  # starts with its first work
+        self._lock = asyncio.Lock()  # guards `_open`
+        self._thread = ThreadPoolExecutor(1, "files")  # started by its first work
         self._fault = Fault(log, logging.WARNING, clock.monotonic)
         self._max_body_bytes = max_body_bytes
         self.max_file_bytes = largest_file(max_body_bytes)
-        self.max_ttl_s = config.ttl_s  # how long a file is kept at most, s
+        self.max_ttl_s = config.ttl_s  # maximum lifetime of a file, s
 
     @property
     def in_use(self) -> bool:
-        """Whether ids of files can mean anything on this device."""
+        """Return whether file ids can be valid on this device."""
         return self._config.accept or bool(self._files)
 
     @property
@@ -100,7 +101,7 @@ class DeviceFileStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What operators should look at."""
+        """Return the problems for operators."""
         found = [self._fault.problem] if self._fault.problem else []
         if self._aside:
             found.append(
@@ -110,7 +111,7 @@ class DeviceFileStore:
         return tuple(found)
 
     async def start(self) -> None:
-        """Read what an earlier run left."""
+        """Read the files of an earlier run."""
         if self._has_folder and self._folder.path.is_dir():
             try:
                 await self._open()
@@ -118,7 +119,7 @@ class DeviceFileStore:
                 self._fault.begin(f"the uploaded files are not available: {error.message}")
 
     def close(self) -> None:
-        """Note the time. Blocks."""
+        """Record the time. Blocking."""
         if self._opened and self._files:
             try:
                 self._folder.write_mark(self._time.mark())
@@ -142,7 +143,7 @@ class DeviceFileStore:
         return sorted(found, key=lambda file: (file.created_unix, file.id), reverse=True)
 
     def view(self, file: DeviceFile) -> FileView:
-        """Return what the API shows of a file."""
+        """Return the API's view of a file."""
         expires = int(self._clock.unix() + file.expires - self._time.now())
         return FileView(file.id, file.bytes, int(file.created_unix), expires, file.filename, file.purpose)
 
@@ -159,16 +160,16 @@ class DeviceFileStore:
         )
 
     async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
-        """Return a body with its files in it; one that names none as it is. Afterwards no file is needed any more.
+        """Return a body with its files inlined, or unchanged if it names none; afterwards the files may be deleted.
 
-        A device without files leaves ids to the target: it may know them.
+        A device without files passes ids on to the target, which may know them.
 
         Raises:
-            NotFound: `owner` has no such file; names the part.
-            BodyTooLarge: the files are too large for one request.
-            QueueFull: too much is in memory.
-            InvalidRequest: the body is malformed, a file is no image, or the preference contradicts that of a file.
-            FileStoreUnavailable: a file cannot be read.
+            NotFound: `owner` has no such file; the message names the part.
+            BodyTooLarge: The files are too large for one request.
+            QueueFull: Too many bytes are in memory.
+            InvalidRequest: The body is malformed, a file is not an image, or the preference contradicts that of a file.
+            FileStoreUnavailable: A file cannot be read.
         """
         named = named_files(body) if self.in_use else None
         if named is None:
@@ -201,17 +202,18 @@ class DeviceFileStore:
 
     @asynccontextmanager
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[DeviceFileWriter]:
-        """Write a new file. Unless its writer finishes it, nothing remains of it.
+        """Write a new file. Unless its writer finishes it, all of it is deleted.
 
         Args:
-            expected_bytes: if known, else 0: a file that does not fit is refused before it is read.
+            owner: The client that owns the file.
+            expected_bytes: The size if known, else 0: a file that does not fit is refused before it is read.
 
         Raises:
-            UnsupportedFeature: this device keeps no files.
-            BodyTooLarge: no file may be so large.
-            StorageFull: there is no room for it.
-            QueueFull: too many files arrive at the same time.
-            FileStoreUnavailable: the disk fails.
+            UnsupportedFeature: This device keeps no files.
+            BodyTooLarge: The file exceeds the maximum size.
+            StorageFull: There is no room for it.
+            QueueFull: Too many files arrive at the same time.
+            FileStoreUnavailable: The disk fails.
         """
         self._check_accepts()
         await self._open()
@@ -235,7 +237,7 @@ class DeviceFileStore:
                     await asyncio.shield(asyncio.ensure_future(self._discard(writer)))
 
     async def sweep(self) -> None:
-        """Erase what expired, and note the time."""
+        """Erase expired files, and record the time."""
         if not self._opened:
             return
         now = self._time.now()
@@ -255,7 +257,7 @@ class DeviceFileStore:
     # --- for the writer ----------------------------------------------------------------------------------------------
 
     async def reserve(self, writer: DeviceFileWriter, size: int) -> None:
-        """Make sure that a file may have `size` bytes. Raises BodyTooLarge or StorageFull."""
+        """Reserve room for `size` bytes of a file. Raises BodyTooLarge or StorageFull."""
         if size > self.max_file_bytes:
             raise BodyTooLarge(
                 f"the file has more than {self.max_file_bytes} bytes, the most that a request can carry in base64 "
@@ -280,7 +282,7 @@ class DeviceFileStore:
         writer.reserved = size
 
     def _has_room(self, writer: DeviceFileWriter, size: int) -> bool:
-        """Whether a file fits into the folder, and into its owner's share of it."""
+        """Return whether a file fits into the folder, and into its owner's share of it."""
         owner = network_of(writer.owner)
         own = [file.bytes for file in self._files.values() if network_of(file.owner) == owner]
         own += [one.reserved for one in self._writing if one is not writer and network_of(one.owner) == owner]
@@ -292,7 +294,7 @@ class DeviceFileStore:
         )
 
     def _fits(self, writer: DeviceFileWriter, size: int) -> bool:
-        """Whether a file fits beside those that are there and that are being written."""
+        """Return whether a file fits beside the stored files and those that are being written."""
         stats, others = self.stats, [one.reserved for one in self._writing if one is not writer]
         taken = stats.bytes + sum(others) + size
         return stats.files + len(others) < self._config.max_files and taken <= self._config.max_bytes
@@ -300,7 +302,7 @@ class DeviceFileStore:
     async def publish(
         self, writer: DeviceFileWriter, filename: str, terms: UploadTerms, hints: RoutingHints
     ) -> DeviceFile:
-        """Make a written file visible to its owner. `hints`: of the upload."""
+        """Make a written file visible to its owner. `hints`: the hints of the upload."""
         ttl_s = self.max_ttl_s if terms.ttl_s is None else float(terms.ttl_s)
         file = DeviceFile(
             id=writer.id,
@@ -337,7 +339,7 @@ class DeviceFileStore:
             self._time.restore(mark)
             for name in unreadable:
                 await self.on_disk(self._folder.set_aside, name, self._time.now() + self.max_ttl_s)
-            latest = self._time.now() + self.max_ttl_s  # also where the note of the time was lost
+            latest = self._time.now() + self.max_ttl_s  # also if the recorded time was lost
             kept = [msgspec.structs.replace(file, expires=min(file.expires, latest)) for file in files]
             self._files = {file.id: file for file in kept}
             self._aside = await self.on_disk(self._folder.sweep_aside, self._time.now())
@@ -356,7 +358,7 @@ class DeviceFileStore:
             log.warning("what was written of a file remains until the next start: %s", error.message)
 
     async def on_disk(self, work: Callable[..., T], *args: object) -> T:
-        """Run `work` in the thread of the disk. Raises StorageFull or FileStoreUnavailable."""
+        """Run `work` in the thread for the disk. Raises StorageFull or FileStoreUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except OSError as error:

@@ -1,5 +1,5 @@
-"""HTTP/1.1 in and out. Read in this order:
+"""HTTP/1.1 requests and responses. Read in this order:
 
-`router.serving.listener` (sockets, limits, which web pages may ask), `api` (paths, bytes → Request, answers),
+`router.serving.listener` (sockets, limits, allowed web pages), `api` (paths, bytes → Request, answers),
 `router.serving.responses` (pieces → bytes), `inspection` (models, past decisions, health, metrics).
 """

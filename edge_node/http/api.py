@@ -1,14 +1,14 @@
-"""The HTTP API: which handler a path has, how a request is read, and the handlers of answers.
+"""The HTTP API: the handlers of all paths, the reading of requests, and the handlers of answers.
 
 Every error is sent as OpenAI's error object.
 
-POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
-POST /v1/responses                                           the same, as a Response object; nothing is stored
-POST /v1/route                                               the decision for such a request, without running it
-GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
-POST /v1/audio/transcriptions /v1/audio/speech               see `parts.api`
-POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
-GET  /console…                                               the page, see `console.routes`
+    POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
+    POST /v1/responses                                           the same, as a Response object; nothing is stored
+    POST /v1/route                                               the decision for such a request, without running it
+    GET  /v1/models, /v1/decisions, /healthz, …                  see `inspection`
+    POST /v1/audio/transcriptions /v1/audio/speech               see `parts.audio`
+    POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
+    GET  /console…                                               the page, see `console.routes`
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Endpoint = Literal["chat", "completion", "embedding", "response"]
-"""Which of OpenAI's bodies it is. A response is a request of the kind chat."""
+"""The kind of OpenAI's body. A response is a request of the kind chat."""
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
-"""Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
+"""Function that limits the bytes in memory: yields the function that reserves bytes, which raises QueueFull."""
 # The reference in ``edge_node/README.md`` is generated from this table.
 REQUEST_HEADERS: Mapping[str, str] = {
     "Authorization": "`Bearer KEY`; required if `server.keys` is set",
@@ -102,10 +102,10 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "completion": partial(parse_completion, resumes=True),
     "embedding": parse_embedding,
 }
-_MAX_LARGE_BODIES = 8  # bodies of the largest size that may be in transit at the same time
+_MAX_LARGE_BODIES = 8  # maximum number of concurrent bodies of the largest size
 _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
-_MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
+_MAX_REMEMBERED = 2048  # number of parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
 _ANSWER_PATHS = frozenset(
     {
@@ -116,14 +116,14 @@ _ANSWER_PATHS = frozenset(
 AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 _ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
-_ANY_ID = "{id:.*}"  # all the rest of it
+_ANY_ID = "{id:.*}"  # the rest of a path
 _random = random.Random(os.urandom(32))
 
 
 class Caller(msgspec.Struct, frozen=True):
     """The client: its API key's name, else the peer's address; `tags` are added to every request of the key.
 
-    `reads_all_decisions`: it may read the decision records of other clients.
+    `reads_all_decisions`: whether it may read the decision records of other clients.
     """
 
     name: str
@@ -132,12 +132,12 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def reads_decisions_of(self) -> str:
-        """The client whose decision records it may read; "": all."""
+        """The client whose decision records it may read; "" for all."""
         return "" if self.reads_all_decisions else self.name
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and what was derived from it. `echo`: only of one that is answered as a response."""
+    """A parsed request, and its derived values. `echo`: set only for a request that is answered as a response."""
 
     request: Request
     memo: RequestMemo
@@ -148,40 +148,41 @@ class BodyFiles(Protocol):
     """The uploaded files that bodies may name."""
 
     async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
-        """Return a body with the files of `owner` in it. Raises CausewayError."""
+        """Return a body with the files of `owner` inlined. Raises CausewayError."""
         ...
 
 
 class RequestReader:
-    """Reads requests as `server.*` configures: bytes → Request, with authentication and routing hints.
+    """Reads requests according to `server.*`: bytes → Request, with authentication and routing hints.
 
-    Bodies are bounded in bytes, in time and over all connections. A body that arrives together with its head, as nearly
-    every one does, needs no wait and no timer. A short body with the digest of a recent one is not parsed again; nearly
-    every cache hit starts that way.
+    Bodies are limited in bytes, in time and over all connections. A body that arrives together with its head, as nearly
+    all do, needs no wait and no timer. A short body with the digest of a recent one is not parsed again; nearly every
+    cache hit starts that way.
 
     Args:
-        files: the uploaded files that bodies may name.
+        config: The server's settings.
+        files: The uploaded files that bodies may name.
     """
 
     def __init__(self, config: ServerConfig, files: BodyFiles | None = None) -> None:
         self._files = files
-        self._keys = [  # hashes alone
+        self._keys = [  # only hashes are kept
             (bytes.fromhex(key.sha256), Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights))
             for key in config.keys
         ]
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
-        self._arriving = FairShare(config.max_connections)  # requests whose body arrives
+        self._arriving = FairShare(config.max_connections)  # number of requests whose body is arriving
         self._arriving_bytes = FairShare(config.max_body_bytes * _MAX_LARGE_BODIES)
-        # By kind, SHA-256 of the body, and hints: no body stays beside its parsed request.
+        # Key: kind, SHA-256 of the body, and hints. The body itself is not kept.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: HttpExchange) -> Caller:
-        """Raises AuthenticationFailed, or InvalidRequest for two keys."""
+        """Return the client of a request. Raises AuthenticationFailed, or InvalidRequest for two keys."""
         return self.identify(read_authorization(request), request)
 
     def identify(self, authorization: str | None, request: HttpExchange) -> Caller:
-        """The client that sends this value of `Authorization`: every one, where there are no keys.
+        """Return the client that sends this value of `Authorization`; without configured keys every client is accepted.
 
         Every key is compared, each in constant time. Raises AuthenticationFailed.
         """
@@ -222,7 +223,7 @@ class RequestReader:
         return parsed
 
     async def body(self, request: HttpExchange) -> bytes:
-        """The complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
+        """Return the complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
         body = arrived_body(request, self._max_body_bytes)
         if body is not None:
             return body
@@ -238,7 +239,7 @@ class RequestReader:
 
     @contextmanager
     def _room(self, caller: str) -> Iterator[Callable[[int], None]]:
-        """Bound the memory of all partly received bodies together; yields what counts a body's bytes."""
+        """Limit the memory of all partly received bodies together; yield the function that reserves a body's bytes."""
         caller, holder = network_of(caller), object()
 
         def hold(size: int) -> None:
@@ -268,7 +269,7 @@ def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRe
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
-    """The ``x-causeway-*`` headers, each line of them.
+    """Return the hints of the ``x-causeway-*`` headers, from every line of them.
 
     Raises:
         InvalidRequest: A value or a name is unknown, or a header has two values: it may be meant to protect privacy.
@@ -294,7 +295,7 @@ def _without_hints(client: str, tags: tuple[str, ...]) -> RoutingHints:
 
 
 def _endpoint_of(body: bytes) -> Endpoint:
-    """Which of OpenAI's four bodies this is; a malformed one counts as chat, whose parser reports the fault.
+    """Return the kind of OpenAI's body; a malformed one counts as chat, whose parser reports the fault.
 
     `input` is for embeddings, unless it has messages or the body has a key that only a response has.
     """
@@ -310,15 +311,15 @@ def _endpoint_of(body: bytes) -> Endpoint:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Api:
-    """Routes requests to handlers, and answers those for an answer.
+    """Routes requests to handlers, and handles requests for answers.
 
     Args:
-        more_paths: methods and handler of further paths, such as the console's; `{id}` stands for one step of a path,
+        more_paths: Methods and handler of further paths, such as the console's; `{id}` stands for one step of a path,
             `{id:.*}` for the rest of it.
-        as_job: answers a request with the header `Prefer`; None where that asks for nothing.
+        as_job: Handler for requests with the header `Prefer`; it returns None if the header does not ask for a job.
 
     Attributes:
-        paths: the methods of each path.
+        paths: The methods of each path.
     """
 
     service: Service
@@ -344,7 +345,7 @@ class Api:
         self._patterns = [(_pattern(path), found) for path, found in paths.items() if "{" in path]
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
-        """Answer one request. Raises CancelledError only, when the client disconnects."""
+        """Handle one request. Raises only CancelledError, when the client disconnects."""
         try:
             return await self._handler(http)(http)
         except ClientGone:
@@ -358,7 +359,7 @@ class Api:
             return _refusal(http, CausewayError("internal error"))
 
     def _handler(self, http: HttpExchange) -> ExchangeHandler:
-        """Raises NotFound or MethodNotAllowed."""
+        """Return the handler of a request. Raises NotFound or MethodNotAllowed."""
         found = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if found is None:
             found = next((one for pattern, one in self._patterns if pattern.fullmatch(http.path)), None)
@@ -371,7 +372,7 @@ class Api:
         return cast("ExchangeHandler", handler)  # a plain request has a path of `PLAIN`
 
     def _advice(self, path: str) -> str:
-        """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
+        """Return a hint at the existing path, if a client's base URL lacks `/v1`, or contains it twice."""
         if path in ("/", "/v1"):
             return "; the API is under /v1, the page at /console"
         near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in self._paths), "")
@@ -430,5 +431,5 @@ def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
 
 
 def new_decision_id() -> str:
-    """A decision's id: unique, but not secret."""
+    """Return a new decision id: unique, but not secret."""
     return f"{_random.getrandbits(96):024x}"

@@ -1,10 +1,10 @@
-"""The paths that tell about this device: its models, past decisions, health, metrics, the description of the API.
+"""The paths that describe this device: its models, past decisions, health, metrics, the OpenAPI document.
 
-GET  /v1/models[/{id}]      model names
-GET  /v1/decisions[/{id}]   records of past requests: the caller's own, or all with the right `decisions`
-GET  /healthz /readyz       liveness (/health is the same: the name that vLLM uses) and readiness
-GET  /metrics               Prometheus
-GET  /openapi.json          the OpenAPI document of all paths
+    GET  /v1/models[/{id}]      model names
+    GET  /v1/decisions[/{id}]   records of past requests: the caller's own, or all with the right `decisions`
+    GET  /healthz /readyz       liveness (/health is the same, under vLLM's name) and readiness
+    GET  /metrics               Prometheus
+    GET  /openapi.json          the OpenAPI document of all paths
 
 Health, metrics and the document need no API key.
 """
@@ -40,7 +40,7 @@ _encoder = msgspec.json.Encoder()
 
 
 Reachability = Literal["reachable", "unreachable", "unknown"]
-"""Of the cloud; unknown: not probed yet."""
+"""State of the cloud; unknown: not probed yet."""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -50,18 +50,18 @@ class Readiness(msgspec.Struct, frozen=True):
     waiting_for: tuple[str, ...]  # targets, while none of them can answer
     problems: tuple[str, ...]
     policy: PolicyReport
-    edge: str  # the engine's state, "" without one
-    cloud: Reachability | Literal[""]  # "" without one
+    edge: str  # the engine's state; "" without an engine
+    cloud: Reachability | Literal[""]  # "" without a cloud
     uptime_s: float
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Inspection:
-    """Answers questions about this device.
+    """Request handlers that describe this device.
 
     Args:
-        readiness: called for each probe, and must be cheap.
-        describe: makes the OpenAPI document, when it is first asked for.
+        readiness: Function that is called for each probe, and must be cheap.
+        describe: Function that returns the OpenAPI document; called at its first request.
     """
 
     service: Service
@@ -104,7 +104,7 @@ class Inspection:
         return body_response(encode_model(self._object(name)))
 
     def _object(self, name: str) -> ModelObject:
-        """Return what is shown of a model, owned by causeway (auto), edge or cloud."""
+        """Return the API's view of a model, owned by causeway (auto), edge or cloud."""
         locations = {target.name: target.at for target in self.policies.active.offered}
         return ModelObject(name, "causeway" if name == AUTO else locations[name], self._started)
 
@@ -124,7 +124,7 @@ class Inspection:
     # --- health ------------------------------------------------------------------------------------------------------
 
     async def _health(self, http: HttpExchange) -> web.StreamResponse:
-        """Alive while routing works; whether a target can answer is reported by `/readyz`."""
+        """Report that the daemon is alive, if routing works; `/readyz` reports whether a target can answer."""
         self.service.self_check()
         return json_response({"status": "ok", "uptime_s": self.readiness().uptime_s})
 
@@ -142,12 +142,13 @@ class Inspection:
 
 
 def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
-    """Raises InvalidRequest, also for an unknown filter, and PermissionDenied."""
+    """Return the query of a request. Raises InvalidRequest, also for an unknown filter, and PermissionDenied."""
     for name in filters:
         if name not in DecisionQuery.__struct_fields__:
             known = ", ".join(DecisionQuery.__struct_fields__)
             raise InvalidRequest(f"there is no filter {name[:64]!r}; known: {known}", param=name[:64])
-    given = {name: filters[name] for name in filters if filters[name]}  # "" matches everything; of several the first
+    # "" matches everything; the first of several values counts
+    given = {name: filters[name] for name in filters if filters[name]}
     route, status = read_choice(given, "route", get_args(Route)), read_choice(given, "status", get_args(Status))
     client = filters.get("client", "") or caller.reads_decisions_of
     if caller.reads_decisions_of not in ("", client):

@@ -1,11 +1,11 @@
-"""Room for a new job. Bounds are of jobs that have not ended, and of the bytes of requests and results:
+"""Room for a new job. Limits apply to jobs that have not ended, and to the bytes of requests and results:
 
-1. A job that is not bulk takes the place of the oldest waiting bulk jobs, if there is no other room.
-2. A bulk job takes that of older bulk jobs, and all of them have a share; the rest is reserved.
-3. Each client has a share of both: half while others hold something, else seven eighths, so that a client that comes
-   new finds room; of what bulk jobs may fill, all. Beyond it only the client's own bulk jobs give way, and a bulk job
-   takes the place of its client's own before that of others.
-4. A job for which there is no room even so is refused.
+1. A job that is not bulk displaces the oldest waiting bulk jobs, if there is no other room.
+2. A bulk job displaces older bulk jobs. Bulk jobs together have a share of the outbox; the rest is reserved.
+3. Each client has a share of both: half while other clients hold jobs, else seven eighths, so that a new client finds
+   room; bulk jobs of a client may fill all of the bulk share. Beyond its share a client displaces only its own bulk
+   jobs, and a bulk job displaces its client's own before those of others.
+4. A job without room even so is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job, read_row
 
 
 class OutboxAcceptance:
-    """Accepts jobs within the bounds."""
+    """Accepts jobs within the limits."""
 
     def __init__(self, config: OutboxConfig, rows: OutboxRows) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class OutboxAcceptance:
         return Accepted(job)
 
     def _make_room(self, db: sqlite3.Connection, job: EdgeJob, body_bytes: int) -> None:
-        """(1) to (4). Decide first: OutboxFull is raised before anything is dropped."""
+        """Make room for a new job, cases (1) to (4). Raises OutboxFull before any job is dropped."""
         lacking, own = self._lacking(job, body_bytes), self._lacking_share(job, body_bytes)
         victims: list[EdgeJob] = []
         if lacking.any or own.any:
@@ -80,7 +80,7 @@ class OutboxAcceptance:
             self._rows.stats.dropped += 1
 
     def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, bytes]]:
-        """Yield the waiting bulk jobs in the order in which they give way, and whether each is of the job's client."""
+        """Yield the waiting bulk jobs in the order of displacement, and whether each belongs to the job's client."""
         client = network_of(job.owner)
         if job.priority != "bulk" and not own_alone:  # (1)
             yield from ((network_of(owner) == client, record) for owner, record in _oldest_bulk(db))
@@ -91,7 +91,7 @@ class OutboxAcceptance:
             yield from ((False, record) for owner, record in _oldest_bulk(db) if network_of(owner) != client)
 
     def _lacking(self, job: EdgeJob, body_bytes: int) -> _Lack:
-        """What of the bounds of all clients a new job lacks. (1) (2)"""
+        """Return the jobs and bytes that a new job lacks within the limits of all clients. (1) (2)"""
         config, stats = self._config, self._rows.stats
         lack = _Lack(stats.unfinished + 1 - config.max_jobs, stats.bytes + body_bytes - config.max_bytes)
         if job.priority != "bulk":
@@ -100,7 +100,7 @@ class OutboxAcceptance:
         return _Lack(max(lack.jobs, stats.bulk + 1 - jobs), max(lack.size, stats.bulk_bytes + body_bytes - size))
 
     def _lacking_share(self, job: EdgeJob, body_bytes: int) -> _Lack:
-        """What of its client's share a new job lacks. (3)"""
+        """Return the jobs and bytes that a new job lacks within its client's share. (3)"""
         config, stats, own = self._config, self._rows.stats, self._rows.held_by(job.owner)
         jobs = stored_share(config.max_jobs, stats.unfinished > own.unfinished)
         size = stored_share(config.max_bytes, stats.bytes > own.bytes)
@@ -131,7 +131,7 @@ def _oldest_bulk(db: sqlite3.Connection) -> Iterator[tuple[str, bytes]]:
 
 
 class _Lack(NamedTuple):
-    """Jobs and bytes by which a bound is exceeded; zero or less: there is room."""
+    """Jobs and bytes by which a limit is exceeded; zero or less means that there is room."""
 
     jobs: int
     size: int

@@ -1,7 +1,7 @@
-"""How jobs come in: /v1/jobs and /v1/webhooks/secret over HTTP, in the gateway's shape; their events and acceptance.
+"""Sources of jobs: /v1/jobs and /v1/webhooks/secret over HTTP, in the gateway's shape; their events and acceptance.
 
-Every handler acts for the authenticated client alone. Whichever way a job comes in, it is checked, decided once, and
-stored before it is acknowledged (`JobIntake`).
+Every handler acts for the authenticated client alone. A job from any source is checked, decided once, and stored before
+it is acknowledged (`JobIntake`).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from .store import JobOutbox
 _MOST_FOLLOWERS = 64
 COMMENT: Final = b": still there\n\n"
 _ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end|last|r[1-9][0-9]{0,2})")
-_WAIT, _END = 1 << 40, 1 << 41  # positions after all text
-_LAST = _END + 1000  # after all revisions, which are at `_END` and their number
+_WAIT, _END = 1 << 40, 1 << 41  # position after all text
+_LAST = _END + 1000  # position after all revisions, which are at `_END` and their number
 _PLACES = {"wait": _WAIT, "end": _END, "last": _LAST}
-_POLL_S = 1.0  # between looks at a job that does not run
-_SILENT_POLLS = 15  # then a comment keeps proxies from closing the connection
+_POLL_S = 1.0  # interval of checking a job that does not run
+_SILENT_POLLS = 15  # interval of comments that keep proxies from closing the connection
 Position = tuple[int, int]
-"""A run, and the characters of its text, or a place after them."""
+"""A run, and a number of characters of its text, or a position after them."""
 
 
 class _EventData(msgspec.Struct, omit_defaults=True):
@@ -100,10 +100,10 @@ def _show_place(place: int) -> str:
 class OutboxEventReader:
     """Reads the events of one job after a position: its states, and the text of its answer while it is made.
 
-    An event's id is the run and how far it is: `2-17` are 17 characters of run 2, `2-wait` is its end with another run
-    to follow, `2-end` the end of the job, `2-r1` the first revision of its answer, which replaces all text before it,
-    and `2-last` that no revision follows. A client that reconnects with `Last-Event-ID` gets what comes after it; the
-    text of a run that failed is void, and the next run begins at its first character.
+    An event's id is the run and the position in it: `2-17` is after 17 characters of run 2, `2-wait` is its end before
+    another run, `2-end` the end of the job, `2-r1` the first revision of its answer, which replaces all text before it,
+    and `2-last` means that no revision follows. A client that reconnects with `Last-Event-ID` gets the events after it;
+    the text of a run that failed is void, and the next run begins at its first character.
     """
 
     def __init__(self, store: JobOutbox, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
@@ -115,7 +115,7 @@ class OutboxEventReader:
 
     async def read(self, stopping: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield events until the one that ends the job, or until `stopping`. Raises NotFound, JobStoreUnavailable."""
-        silent = _SILENT_POLLS  # a client that lacks nothing now gets the response's head at once
+        silent = _SILENT_POLLS  # a client that is up to date gets the response's head at once
         while not stopping():
             job, result = await self._store.get(self._job_id, self._owner)
             events = b"".join(self._states(job, result))
@@ -138,7 +138,7 @@ class OutboxEventReader:
                 await text.change(_POLL_S)
 
     def _states(self, job: EdgeJob, result: bytes) -> list[bytes]:
-        """The events of a job as it is stored."""
+        """Return the events of a job as it is stored."""
         run, events = job.run, []
         if job.state is JobState.QUEUED and self._last < (0, 0):
             events.append(self._event((run, 0), "queued"))
@@ -158,7 +158,7 @@ class OutboxEventReader:
         return events
 
     def _delta(self, run: int, text: str) -> bytes:
-        """The text that this client lacks; empty if it lacks none."""
+        """Return the text that this client lacks; empty if it is up to date."""
         known = self._last[1] if self._last[0] == run else 0
         if self._last[0] > run or known >= len(text):
             return b""
@@ -182,7 +182,7 @@ class EdgeJobList(msgspec.Struct):
 
 
 class OutboxApi:
-    """The handlers of jobs."""
+    """The request handlers of jobs."""
 
     def __init__(
         self, store: JobOutbox, runner: OutboxRunner, intake: JobIntake, service: Service, reader: RequestReader
@@ -195,11 +195,11 @@ class OutboxApi:
         self._followers = FairShare(_MOST_FOLLOWERS)
 
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
-        """POST /v1/jobs"""
+        """Handle POST /v1/jobs."""
         return self._accepted(await self._accept(http))
 
     async def respond_async(self, http: web.BaseRequest, endpoint: Endpoint, wait_s: float) -> web.StreamResponse:
-        """Take a plain request as a job: its answer if that comes within `wait_s`, else 202 with the job.
+        """Run a plain request as a job; return its answer if that comes within `wait_s`, else 202 with the job.
 
         Raises JobFailed with the error of a job that ends within that time.
         """
@@ -219,7 +219,7 @@ class OutboxApi:
         return body_response(result, headers=headers)
 
     async def _settled(self, job: EdgeJob, wait_s: float) -> tuple[EdgeJob, bytes]:
-        """Wait for the end of a job, at most so long; not at all where the caller follows its share of jobs."""
+        """Wait at most `wait_s` for the end of a job; not at all if the caller follows too many jobs already."""
         until, waiter = asyncio.get_running_loop().time() + wait_s, object()
         may_wait = self._followers.hold(waiter, network_of(job.owner))
         try:
@@ -248,7 +248,7 @@ class OutboxApi:
         return self._response(accepted.job, status=202, headers=located)
 
     async def list(self, http: web.BaseRequest) -> web.StreamResponse:
-        """GET /v1/jobs"""
+        """Handle GET /v1/jobs."""
         owner = self._reader.caller(http).name
         limit, after = read_page(http.query)
         jobs = await self._store.list_owned(owner, after, limit + 1)
@@ -257,12 +257,12 @@ class OutboxApi:
         return json_response(EdgeJobList(rows, len(jobs) > limit, first, last))
 
     async def get(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
-        """GET /v1/jobs/{id}"""
+        """Handle GET /v1/jobs/{id}."""
         job, result = await self._store.get(job_id, self._reader.caller(http).name)
         return json_response(self._view(job, result))
 
     async def change(self, http: web.BaseRequest, job_id: str, part: str) -> web.StreamResponse:
-        """DELETE /v1/jobs/{id}, POST /v1/jobs/{id}/retry, POST /v1/jobs/{id}/purge"""
+        """Handle DELETE /v1/jobs/{id}, POST /v1/jobs/{id}/retry and POST /v1/jobs/{id}/purge."""
         changes = {"": self._store.cancel, "retry": self._store.retry, "purge": self._store.purge}
         job = await changes[part](job_id, self._reader.caller(http).name)
         self._runner.stop_job(job)
@@ -270,7 +270,7 @@ class OutboxApi:
         return self._response(job)
 
     async def events(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
-        """GET /v1/jobs/{id}/events"""
+        """Handle GET /v1/jobs/{id}/events."""
         owner = self._reader.caller(http).name
         last = read_last_id(http.headers.get("last-event-id", ""))
         await self._store.get(job_id, owner)  # an unknown job is a 404
@@ -305,7 +305,7 @@ class OutboxApi:
         return stream
 
     async def secret(self, http: web.BaseRequest) -> web.StreamResponse:
-        """GET /v1/webhooks/secret; POST makes a new one."""
+        """Handle GET /v1/webhooks/secret, and POST, which makes a new secret."""
         owner, rotate = self._reader.caller(http).name, http.method == "POST"
         if rotate:
             self._service.admit(owner)
@@ -321,16 +321,17 @@ class OutboxApi:
 
 
 class SubmittedJob(msgspec.Struct, frozen=True):
-    """A job as it comes in.
+    """A job as submitted.
 
     Attributes:
         body: An OpenAI request, with the fields of a job.
-        hints: Those of the client.
-        priority: For a body that names none.
-        key: Two requests of a client with the same key are the same job; "": each is a job of its own.
-        digest: Of everything that must be the same under the same key; "": of body, tags, preference and priority.
-        endpoint: That of a plain request, which may not be streamed; None: the body names it.
-        reply: Where the answer is sent; None: it is fetched.
+        hints: The routing hints of the client.
+        priority: The priority for a body that names none.
+        key: Idempotency key: two requests of a client with the same key are the same job; "": each is a separate job.
+        digest: Digest of everything that must be the same under the same key; "": of body, tags, preference and
+            priority.
+        endpoint: The endpoint of a plain request, which may not be streamed; None: the body names it.
+        reply: Destination of the answer; None: the client fetches it.
     """
 
     body: bytes
@@ -343,18 +344,18 @@ class SubmittedJob(msgspec.Struct, frozen=True):
 
 
 class EdgeJobFields(JobFields, frozen=True):
-    """Those of a job's body that mean something to a device, and one that does not."""
+    """Job fields accepted at the edge. `window` is parsed only to be rejected."""
 
     window: Any = None
 
 
 class JobIntake:
-    """Accepts jobs. `reader`: puts the uploaded files of a client in place of their ids, in a body."""
+    """Accepts jobs. `reader`: replaces ids of a client's uploaded files in a body by their bytes."""
 
     def __init__(
         self, config: OutboxConfig, store: JobOutbox, runner: OutboxRunner, service: Service, reader: RequestReader
     ) -> None:
-        """Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
+        """Create the intake. Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
         self._reader = reader
         self._config = config
         self._networks = allowed_networks(config.webhooks.allowed_networks)
@@ -363,21 +364,21 @@ class JobIntake:
         self._service = service
 
     async def accept(self, submitted: SubmittedJob) -> Accepted:
-        """Check a job and store it; what returns survives a power cut.
+        """Check a job and store it; the returned job survives a power cut.
 
         Raises:
-            CausewayError: what is wrong with the job, or why there is no room for it.
+            CausewayError: The job is invalid, or there is no room for it.
         """
         job, plain = await self._job(submitted, await self._whole(submitted))
         try:
             return await self._store.accept(job, plain, submitted.reply)
-        finally:  # also where the caller left during the commit: the job is there
+        finally:  # also if the client disconnected during the commit: the job is stored
             self._runner.wake()
 
     async def _whole(self, job: SubmittedJob) -> bytes:
-        """Return the body with the bytes of its uploaded files: an accepted job needs them no more, and they may go.
+        """Return the body with its uploaded files inlined, so that an accepted job does not depend on them.
 
-        One that comes again under its key is known even if its files are gone.
+        A job that is submitted again under its key is known even if its files have been deleted.
         """
         if FILE_MARK not in job.body:
             return job.body
@@ -391,10 +392,11 @@ class JobIntake:
             return job.body
 
     async def _job(self, submitted: SubmittedJob, whole: bytes) -> tuple[EdgeJob, bytes]:
-        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
+        """Return the checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
 
         Args:
-            whole: the body with its uploaded files.
+            submitted: The job as submitted.
+            whole: The body with its uploaded files.
         """
         hints, endpoint, key = submitted.hints, submitted.endpoint, submitted.key
         fields, plain = split_body(whole, EdgeJobFields)
@@ -433,7 +435,7 @@ class JobIntake:
             priority=ranked,
             endpoint=fields.endpoint,
             model=request.model,
-            tags=tuple(replace_surrogates(tag) for tag in hints.tags),  # as signals have them
+            tags=tuple(replace_surrogates(tag) for tag in hints.tags),  # the form that signals use
             prefer=hints.prefer,
             may_leave=not decision.on_device,
             lane=decision.attempts[0].target.at,

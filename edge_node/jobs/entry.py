@@ -1,6 +1,6 @@
 """The handlers of /v1/jobs, and of the secrets of webhooks.
 
-Nothing of jobs is imported or opened before the first one, unless their file exists.
+The other modules of jobs are imported with the first job, unless their file exists.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class JobParts(NamedTuple):
 
 
 class JobEntry:
-    """What the daemon has of jobs.
+    """The daemon's access to jobs.
 
     Args:
-        folder: the state folder; None: jobs are refused.
-        make: constructs the parts, in this folder.
+        folder: The state folder; None: jobs are refused.
+        make: Function that constructs the parts, in this folder.
     """
 
     def __init__(self, folder: Path | None, make: Callable[[Path], JobParts]) -> None:
@@ -60,7 +60,7 @@ class JobEntry:
         self._opened = False
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Methods and handler of each path."""
+        """Return the methods and the handler of each path."""
         return {
             PATH: ("GET, POST", self._collection),
             f"{PATH}/{{id}}": ("GET, DELETE", self._job),
@@ -71,9 +71,10 @@ class JobEntry:
         }
 
     async def as_job(self, http: web.BaseRequest) -> web.StreamResponse | None:
-        """Take a request with `Prefer: respond-async` as a job; None: it does not ask for that, or it is not possible.
+        """Run a request with `Prefer: respond-async` as a job; return None if it does not ask for that, or cannot be a
+        job.
 
-        Raises CausewayError: what is wrong with the request, or how the job ended.
+        Raises CausewayError if the request is invalid, or with the job's own error.
         """
         wait_s = wait_of(http.headers.getall("Prefer", ()))
         endpoint = next((one for one in ENDPOINTS if one == http.path), None)
@@ -87,28 +88,28 @@ class JobEntry:
 
     @property
     def stats(self) -> OutboxStats | None:
-        """None before the first job."""
+        """Return the counts of the outbox; None before the first job."""
         return None if self._parts is None else self._parts.store.stats
 
     @property
     def unreachable(self) -> int:
-        """Attempts to send webhooks without a connection so far."""
+        """Return the number of attempts to send webhooks that found no connection."""
         return 0 if self._parts is None else self._parts.webhooks.unreachable
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What operators should look at."""
+        """Return the problems for operators."""
         return () if self._parts is None else self._parts.store.problems
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Run jobs as children of `tasks`, from now on if there are any."""
         self._tasks = tasks
         if self._exists:
-            with contextlib.suppress(JobStoreUnavailable):  # `problems` says so; the next request tries again
+            with contextlib.suppress(JobStoreUnavailable):  # `problems` reports it; the next request tries again
                 await self.open()
 
     def close(self) -> None:
-        """Commit what waits. Blocks; the tasks have ended before."""
+        """Commit waiting work. Blocking; the tasks have ended before."""
         if self._parts is not None:
             self._parts.store.close()
 

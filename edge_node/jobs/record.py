@@ -1,5 +1,5 @@
-"""A job of this device: as submitted, as stored, and as the API shows it; what the transactions of the outbox take and
-return; and the errors that only jobs of a device have, leaves of the tree in `router.errors`.
+"""A job of this device: as submitted, as stored, and as the API shows it; the inputs and results of the outbox's
+transactions; and the errors of device jobs, leaves of the tree in `router.errors`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from causeway_server.router.types import PartRecord, Prefer
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]
-"""Where the policy would run a job now; "": it must be decided anew."""
+"""The place where the policy would run a job now; "": it must be decided again."""
 
 
 class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job. Times are seconds of the device's own clock, those named `*_unix` wall-clock seconds for people."""
+    """A job. Times are seconds of the device's own clock; those named `*_unix` are wall-clock seconds for display."""
 
     seq: int = 0  # order of acceptance
     id: str = ""
     owner: str  # the client: its API key's name, or its address
     key: str = ""  # digest of the caller's Idempotency-Key; "": none
-    digest: str = ""  # of body and headers, compared under the same key
+    digest: str = ""  # digest of body and headers, compared under the same key
     priority: Priority
     endpoint: Endpoint
     model: str
-    tags: tuple[str, ...] = ()  # of headers and API key; the body may have its own
+    tags: tuple[str, ...] = ()  # tags of headers and API key; the body may have its own
     prefer: Prefer | None = None
-    may_leave: bool  # the policy at acceptance allowed it to leave the device
+    may_leave: bool  # whether the policy at acceptance allowed it to leave the device
     lane: Lane
-    target: str = ""  # of the cloud, once the request may have been sent there: it runs nowhere else
+    target: str = ""  # target in the cloud, once the request may have been sent there: it runs nowhere else
     state: JobState = JobState.QUEUED
     due: float
     deadline: float
@@ -43,26 +43,27 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     started_unix: float | None = None
     ended: float | None = None
     ended_unix: float | None = None
-    attempts: int = 0  # runs that failed
-    lost: int = 0  # runs during which the daemon ended
-    revived: int = 0  # times that it was a dead letter and was retried
-    run: int = 0  # number of the last run: an older one reports in vain
+    attempts: int = 0  # number of failed runs
+    lost: int = 0  # number of runs during which the daemon ended
+    revived: int = 0  # number of retries as a dead letter
+    run: int = 0  # number of the last run: reports of older ones are ignored
     body_bytes: int = 0
     result_bytes: int = 0
     error: bytes = b""  # JSON
     cache: str = ""
-    decision: str = ""  # id of the last run's
-    route: str = ""  # where the answer came from
-    revise_within_s: float = 0.0  # from the start of a run, its answer may be revised; 0: it is not
-    revision: int = 0  # of the answer
-    late: LateParts | None = None  # what the answer may still be revised for; the request is kept as long
-    late_error: bytes = b""  # JSON: why no further revision came
+    decision: str = ""  # id of the last run's decision
+    route: str = ""  # source of the answer
+    # time from the start of a run in which its answer may be revised; 0: it is not revised
+    revise_within_s: float = 0.0
+    revision: int = 0  # number of revisions of the answer
+    late: LateParts | None = None  # late parts that may still revise the answer; the request is kept until then
+    late_error: bytes = b""  # JSON: why no further revision followed
     webhook: str = ""  # URL
     webhook_status: WebhookStatus = ""
 
     @property
     def cloud_key(self) -> str:
-        """The cloud's Idempotency-Key: a retried dead letter is another job there."""
+        """The cloud's Idempotency-Key. A retried dead letter is another job there."""
         return f"{self.id}.{self.revived}" if self.revived else self.id
 
     @property
@@ -76,7 +77,7 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The answer of a run, JSON, and how it was made. `parts`: those that the target got as text."""
+    """The answer of a run, JSON, and its origin. `parts`: the parts that the target got as text."""
 
     result: bytes
     cache: str
@@ -86,19 +87,19 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> dict[str, object]:
-        """What the record of the job says of it."""
+        """Return the fields of the job's record that describe the answer."""
         return {"cache": self.cache, "route": self.route, "decision": self.decision}
 
 
 class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
-    """The view of a job on a device: the gateway's, and how it was decided."""
+    """The view of a job on a device: the gateway's, plus its decision."""
 
     route: str | None
     decision: str | None
 
 
 def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") -> EdgeJobView:
-    """Return what the API shows. `now` is the device's own time, `unix` the wall clock; `result` is JSON."""
+    """Return the API's view of a job. `now` is the device's own time, `unix` the wall clock; `result` is JSON."""
     return EdgeJobView(
         id=job.id,
         status=job.state.value,
@@ -125,7 +126,7 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
 
 
 class OutboxFull(QueueFull, code="outbox_full"):
-    """The device holds as many jobs, or as many bytes of them, as it may."""
+    """The device holds the maximum number of jobs, or of their bytes."""
 
 
 class JobNotDead(InvalidRequest, status=409, code="job_not_dead"):
@@ -145,7 +146,7 @@ class JobLost(CausewayError, code="daemon_lost"):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """`known`: the same request came before, with the same key."""
+    """An accepted job. `known`: the same request was submitted before, with the same key."""
 
     job: EdgeJob
     known: bool = False
@@ -157,9 +158,10 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class ReplyTo(msgspec.Struct, frozen=True):
-    """Where the answer of a job is sent, for a sender that does not fetch it.
+    """Destination of a job's answer, for a sender that does not fetch it.
 
-    `address`: the sender's matter. `is_new`: an earlier job with the same key was another one, and loses the key.
+    `address`: defined by the sender's protocol. `is_new`: an earlier job with the same key is unrelated, and loses the
+    key.
     """
 
     address: bytes
@@ -167,7 +169,7 @@ class ReplyTo(msgspec.Struct, frozen=True):
 
 
 class DueReply(msgspec.Struct, frozen=True):
-    """A job that has ended, whose answer is to be sent. `due`: the device's own time, s."""
+    """A job that has ended, whose answer must be sent. `due`: the device's own time, s."""
 
     job: EdgeJob
     result: bytes
@@ -176,13 +178,13 @@ class DueReply(msgspec.Struct, frozen=True):
 
 
 class OutboxWebhook(DueWebhook, frozen=True, kw_only=True):
-    """A webhook that is to be sent. `attempts`: made before, and answered."""
+    """A webhook that must be sent. `attempts`: number of earlier attempts that got a response."""
 
     number: int
 
 
 class ClientStats(msgspec.Struct, frozen=True):
-    """What the outbox holds of one client, as `OutboxStats` has it of all."""
+    """The outbox's counts for one client; `OutboxStats` has them for all clients."""
 
     unfinished: int = 0
     bulk: int = 0
@@ -191,21 +193,21 @@ class ClientStats(msgspec.Struct, frozen=True):
 
 
 class OutboxStats(msgspec.Struct):
-    """Counted in the thread of the file, read anywhere. Totals are since the start of the daemon."""
+    """Counts of the outbox, updated in the thread of the file and read anywhere. Totals are since its start."""
 
     unfinished: int = 0
-    bulk: int = 0  # of the unfinished
-    bytes: int = 0  # of requests and results
-    bulk_bytes: int = 0  # of unfinished bulk jobs
+    bulk: int = 0  # unfinished jobs
+    bytes: int = 0  # bytes of requests and results
+    bulk_bytes: int = 0  # unfinished bulk jobs
     empty: int = 0  # jobs that have ended and hold neither request nor result
     unreadable: int = 0  # jobs that are set aside, see `schema`
     accepted: int = 0
     dropped: int = 0
-    ended: Counter[str] = msgspec.field(default_factory=Counter)  # by state
-    revisions: Counter[RevisionOutcome] = msgspec.field(default_factory=Counter)  # of answers, made or not
-    replies_due: int = 0  # answers that are to be sent
+    ended: Counter[str] = msgspec.field(default_factory=Counter)  # ended jobs by state
+    revisions: Counter[RevisionOutcome] = msgspec.field(default_factory=Counter)  # revisions of answers, made or failed
+    replies_due: int = 0  # answers that must be sent
     replies_lost: int = 0  # answers that were deleted before they could be sent
 
-    cancellations_due: int = 0  # that the cloud is to be told of
-    webhooks_due: int = 0  # webhooks that are to be sent
-    webhooks: Counter[str] = msgspec.field(default_factory=Counter)  # that were sent, or are not any more
+    cancellations_due: int = 0  # cancellations that must be sent to the cloud
+    webhooks_due: int = 0  # webhooks that must be sent
+    webhooks: Counter[str] = msgspec.field(default_factory=Counter)  # webhooks that were delivered or given up

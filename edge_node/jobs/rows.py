@@ -1,6 +1,6 @@
-"""One job at a time: read, saved, ended and deleted, and everything counted.
+"""One job at a time: reading, saving, ending and deleting; and all counts.
 
-States move by `router.jobs.job`; a report of a run that is not the job's last one changes nothing.
+Jobs move between states by `router.jobs.job`; a report of a run that is not the job's last one changes nothing.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from .schema import (
 
 log = logging.getLogger(__name__)
 
-_OVERLAP_S = 24 * 3600.0  # of a rotated secret
+_OVERLAP_S = 24 * 3600.0  # validity of a rotated secret
 _encoder = msgspec.json.Encoder()
-PAGE_BYTES = 1024  # of the file; a body wastes half a page
-_OVERFLOW_BYTES = PAGE_BYTES - 4  # of content in an overflow page
-# The least that SQLite keeps of a row in the shared page, without 3 bytes of the row's header. The others of the header
-# (its last number has 1 to 5 bytes) are added to what is kept, if the rest fills its overflow pages.
+PAGE_BYTES = 1024  # page size of the file; a body wastes half a page
+_OVERFLOW_BYTES = PAGE_BYTES - 4  # bytes of content in an overflow page
+# The minimum part of a row that SQLite keeps in the shared page, without 3 bytes of the row's header. Its other
+# bytes (its last number has 1 to 5) are added to that part, if the rest exactly fills its overflow pages.
 _SHARED_BYTES = (PAGE_BYTES - 12) * 32 // 255 - 23 - 3
 Table = Literal["requests", "results"]
 _ADD = "INSERT OR IGNORE INTO cancellations (key, due, deadline, unknown) VALUES (?, ?, ?, 0)"
@@ -59,11 +59,11 @@ _ALL_DUE = (
     "SELECT (SELECT count(*) FROM replies WHERE due IS NOT NULL), (SELECT count(*) FROM webhooks), "
     "(SELECT count(*) FROM cancellations)"
 )
-_AGAIN_S = 60.0  # until a cloud that does not know the job is asked once more
+_AGAIN_S = 60.0  # pause until a cloud that does not know the job is asked once more
 
 
 class OutboxRows:
-    """The rows of one device's jobs, and their counts, of all clients and of each. `load` comes first."""
+    """The rows of one device's jobs, and their counts, of all clients and of each. Call `load` first."""
 
     def __init__(self, time: DeviceTime) -> None:
         self.time = time
@@ -73,8 +73,8 @@ class OutboxRows:
         self.replies = OutboxReplies(time, self.stats)
         self.webhooks = OutboxWebhooks(time, self.stats)
         self.cancellations = OutboxCancellations(time, self.stats)
-        self.name = ""  # the file's own, in the ids of its jobs; "" before `load`
-        self._seq = 0  # of the last job
+        self.name = ""  # the file's own name, in the ids of its jobs; "" before `load`
+        self._seq = 0  # number of the last job
 
     def load(self, db: sqlite3.Connection) -> None:
         row = db.execute("SELECT name, mark FROM box WHERE id = 1").fetchone()
@@ -86,7 +86,7 @@ class OutboxRows:
             take_back(db)
         self.name = str(row[0])
         (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone() or (0,)
-        self._seq = max(self._seq, int(last))  # in a new file, too: a run of a lost job must not end another job
+        self._seq = max(self._seq, int(last))  # also in a new file: a run of a lost job must not end another job
         self._recount(db)
 
     def _recount(self, db: sqlite3.Connection) -> None:
@@ -99,7 +99,7 @@ class OutboxRows:
             self._add(owner, *(int(count or 0) for count in held))
 
     def set_unreadable_aside(self, db: sqlite3.Connection) -> int:
-        """Set aside what this version cannot read; return how many rows."""
+        """Set aside rows that this version cannot read; return their number."""
         jobs, notices = set_aside(db, self.time.now()), unreadable_notices(db)
         for number in notices:
             self.webhooks.finish(db, number, "failed")
@@ -107,18 +107,18 @@ class OutboxRows:
         return jobs + len(notices)
 
     def mark(self, db: sqlite3.Connection) -> None:
-        """Note the time with each commit: the next start continues from it."""
+        """Record the time with each commit: the next start continues from it."""
         db.execute("UPDATE box SET mark = ? WHERE id = 1", (msgspec.msgpack.encode(self.time.mark()),))
 
     def find(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
-        """Return a job of `owner`; None: anybody's. Raises NotFound."""
+        """Return a job of `owner`; None stands for all clients. Raises NotFound."""
         row = db.execute("SELECT owner, state, record FROM jobs WHERE seq = ?", (self.seq_of(job_id),)).fetchone()
         if row is None or owner not in (None, row[0]):
             raise NotFound(f"no job {job_id[:100]!r}; a job that ended is deleted after a time")
         return read_row(*row[1:])
 
     def seq_of(self, job_id: str) -> int:
-        """Return the number in the id of a job; 0: it is not an id of this file."""
+        """Return the number in the id of a job; 0 if the id is not of this file."""
         match = re.fullmatch(rf"job_{re.escape(self.name)}([0-9a-f]{{1,15}})", job_id)
         return int(match[1], 16) if match else 0
 
@@ -127,7 +127,7 @@ class OutboxRows:
         return None if row is None else decode_job(row[0])
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> EdgeJob:
-        """Return the new job with its number and its id."""
+        """Store a new job; return it with its number and its id."""
         self._seq += 1
         job = msgspec.structs.replace(job, seq=self._seq, id=f"job_{self.name}{self._seq:010x}", body_bytes=len(body))
         db.execute(INSERT, inserted(job))
@@ -205,7 +205,7 @@ class OutboxRows:
         self.save(db, msgspec.structs.replace(job, body_bytes=0, result_bytes=0, late=None))
 
     def count(self, job: EdgeJob, sign: int) -> None:
-        """Add or take an unfinished job."""
+        """Add (1) or subtract (-1) an unfinished job in the counts."""
         size, bulk = sign * job.body_bytes, job.priority == "bulk"
         self.stats.unfinished += sign
         self.stats.bytes += size
@@ -215,12 +215,12 @@ class OutboxRows:
         self._add(job.owner, sign, sign * bulk, size, size * bulk)
 
     def add_bytes(self, job: EdgeJob, size: int) -> None:
-        """Count bytes of a request or result that are stored, or less than zero, deleted."""
+        """Count stored bytes of a request or result; a negative size counts deleted ones."""
         self.stats.bytes += size
         self._add(job.owner, 0, 0, size, 0)
 
     def held_by(self, owner: str) -> ClientStats:
-        """Return what the outbox holds of the client that an owner stands for."""
+        """Return the outbox's counts for the client of an owner."""
         return self._by_client.get(network_of(owner), ClientStats())
 
     def _add(self, owner: str, unfinished: int, bulk: int, size: int, bulk_bytes: int) -> None:
@@ -235,14 +235,14 @@ class OutboxRows:
 
 
 class OutboxBodies:
-    """Stores requests and results, each in pages of its own, so that nothing of them stays when they are deleted.
+    """Stores requests and results, each in separate pages, so that no copy stays when they are deleted.
 
-    SQLite fills freed pages with zeros (`secure_delete`). A row that shares its page may leave a copy there when rows
-    move to other pages. Of a long row SQLite keeps only the start in the shared page and the rest in overflow pages,
-    which are the row's alone: zeros fill the start, and the content begins with the first overflow page.
+    SQLite fills freed pages with zeros (`secure_delete`). A row in a shared page may leave a copy there when rows move
+    to other pages. SQLite keeps only the start of a long row in the shared page and the rest in overflow pages, which
+    belong to the row alone: zeros fill the start, and the content begins with the first overflow page.
 
-    See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html. `deletions` counts what was deleted,
-    also in transactions that were undone.
+    See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html. `deletions` counts deleted contents,
+    also in transactions that were rolled back.
     """
 
     def __init__(self) -> None:
@@ -262,18 +262,18 @@ def body_of(stored: bytes, size: int) -> bytes:
 
 
 class OutboxReplies:
-    """When the answers of jobs are sent, for senders that do not fetch them."""
+    """Times at which the answers of jobs are sent, for senders that do not fetch them."""
 
     def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
         self._time = time
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, reply: ReplyTo) -> None:
-        """The answer of a new job is sent once it has ended."""
+        """Schedule the answer of a new job to be sent once it has ended."""
         db.execute("INSERT INTO replies VALUES (?, NULL, ?)", (job.seq, reply.address))
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
-        """Return the answers that are to be sent now, those that wait longest first."""
+        """Return the answers that must be sent now, those that have waited longest first."""
         found = []
         for due, address, record, body in db.execute(DUE_REPLIES, (self._time.now(), limit)):
             job = decode_job(record)
@@ -281,9 +281,9 @@ class OutboxReplies:
         return found
 
     def sent(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
-        """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds.
+        """Record that an answer was sent; or, after a failure, that it must be sent in `again_s` seconds.
 
-        Nothing changes if it became due anew meanwhile.
+        No-op if it became due again meanwhile.
         """
         until = None if again_s is None else self._time.now() + again_s
         statement = "UPDATE replies SET due = ? WHERE seq = ? AND due = ?"
@@ -291,7 +291,9 @@ class OutboxReplies:
         self._stats.replies_due -= changed if until is None else 0
 
     def set_due(self, db: sqlite3.Connection, seq: int, due: float | None) -> int:
-        """Set when the answer of a job is sent, if it is; None: not now. Returns 1 if that changes whether it is."""
+        """Set when the answer of a job is sent; None: not now. Return 1 if it was scheduled before and no longer is, or
+        the reverse.
+        """
         statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
         changed = db.execute(statement, (due, seq)).rowcount
         self._stats.replies_due += -changed if due is None else changed
@@ -306,11 +308,11 @@ class Cancellation(msgspec.Struct, frozen=True):
 
 
 class OutboxCancellations:
-    """Jobs that were cancelled here and may be at the cloud: it is told of each, as soon as it can be reached.
+    """Jobs that were cancelled here and may be at the cloud, which is notified as soon as it can be reached.
 
-    1. The row is committed with the cancellation, and goes when the cloud has answered.
-    2. A cloud that does not know the job is asked once more: the submission may have been on its way.
-    3. At the job's deadline the row goes: the cloud knows that, too.
+    1. The row is committed with the cancellation, and deleted once the cloud has answered.
+    2. A cloud that does not know the job is asked once more: the submission may have been in transit.
+    3. At the job's deadline the row is deleted: the cloud expires the job, too.
     """
 
     def __init__(self, time: DeviceTime, stats: OutboxStats) -> None:
@@ -318,17 +320,17 @@ class OutboxCancellations:
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
-        """(1) Note a job that was cancelled after it may have been sent. `deadline`: of the job, in device time."""
+        """Record a job that was cancelled after it may have been sent (1). `deadline`: the job's, in device time."""
         self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
 
     def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
-        """Return the cancelled jobs that the cloud is to be told of now."""
+        """Return the cancellations that must be sent to the cloud now."""
         now = self._time.now()
         self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE deadline <= ?", (now,)).rowcount
         return [Cancellation(key, bool(unknown)) for key, unknown in db.execute(_DUE, (now, limit))]
 
     def settle(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
-        """Note the cloud's answer: it is told no more, or once more if it did not know the job. (2)"""
+        """Record the cloud's response: the cancellation is finished, or sent once more if the job was unknown. (2)"""
         if known or one.unknown:
             found = db.execute("DELETE FROM cancellations WHERE key = ?", (one.key,)).rowcount
             self._stats.cancellations_due -= found
@@ -338,11 +340,11 @@ class OutboxCancellations:
 
 
 class OutboxWebhooks:
-    """The webhooks that are to be sent: a row for each, from the transaction that ends or revises its job.
+    """The webhooks that must be sent: a row for each, from the transaction that ends or revises its job.
 
-    1. Those of a job are sent in order: a later one waits for the earlier ones.
-    2. A job is kept until its webhooks are sent, though without its request and its answer once their time has passed.
-       After `max_age_s` they are given up. Those of a job that is purged, or gives way, are lost. Both are counted.
+    1. The webhooks of a job are sent in order: a later one waits for the earlier ones.
+    2. A job is kept until its webhooks are sent; its request and its answer are still deleted on time. After
+       `max_age_s` they are given up. Those of a job that is purged or displaced are lost. Both are counted.
     3. `owners` have a secret that signs; a rotated one signs, too, for a day.
     """
 
@@ -351,7 +353,7 @@ class OutboxWebhooks:
         self._stats = stats
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
-        """Tell of a job as it is now. `event`: what happened, if that is not its new state."""
+        """Schedule a webhook about a job in its present state. `event`: the event, if it is not the new state."""
         name = f"{job.cloud_key}.{event or job.state.value}" + (f".{job.revision}" if job.revision else "")
         notice = JobNotice(
             id=name,
@@ -368,7 +370,7 @@ class OutboxWebhooks:
     def due(
         self, db: sqlite3.Connection, limit: int, receivers: Collection[str], in_flight: Collection[int]
     ) -> list[OutboxWebhook]:
-        """Return what is to be sent now, but for these receivers and these numbers."""
+        """Return the webhooks that must be sent now, except to these receivers and with these numbers."""
         excluded = _encoder.encode(list(receivers)).decode(), _encoder.encode(list(in_flight)).decode()
         found, claimed = [], int(self._time.unix() * 1000.0)
         for number, attempts, notice, record in db.execute(DUE_WEBHOOKS, (self._time.now(), *excluded, limit)):
@@ -382,12 +384,12 @@ class OutboxWebhooks:
         return found
 
     def postpone(self, db: sqlite3.Connection, number: int, delay_s: float) -> None:
-        """Count an attempt that failed; another follows after `delay_s`."""
+        """Count a failed attempt; another follows after `delay_s`."""
         due = self._time.now() + delay_s
         db.execute("UPDATE webhooks SET due = ?, attempts = attempts + 1 WHERE number = ?", (due, number))
 
     def finish(self, db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
-        """End a delivery. False: its job was deleted meanwhile."""
+        """End a delivery. Return False if its job was deleted meanwhile."""
         row = db.execute("DELETE FROM webhooks WHERE number = ? RETURNING seq", (number,)).fetchone()
         if row is None:
             return False
@@ -400,11 +402,11 @@ class OutboxWebhooks:
         return True
 
     def delete(self, db: sqlite3.Connection, seq: int) -> None:
-        """Delete the webhooks of a job with it. (2)"""
+        """Delete a job's webhooks together with the job. (2)"""
         self._delete(db, seq, "lost")
 
     def give_up(self, db: sqlite3.Connection, job: EdgeJob) -> None:
-        """End the webhooks of a job whose receiver was away for too long. (2)"""
+        """End the webhooks of a job whose receiver was unreachable for too long. (2)"""
         self._delete(db, job.seq, "expired")
         db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
         log.warning("%s: its webhooks are given up: the receiver was away for too long", job.id)
@@ -430,6 +432,6 @@ class OutboxWebhooks:
 
 
 def receiver_of(url: str) -> str:
-    """Return scheme, host and port of a URL: what is slow or away together."""
+    """Return scheme, host and port of a URL: the part that is slow or unreachable as a whole."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.lower()}"

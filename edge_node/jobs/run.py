@@ -1,7 +1,7 @@
-"""One run of a job on the service: its request as it is now, its answer, and the errors that say what to do next.
+"""One run of a job on the service: its request, its answer, and the errors that determine the next step.
 
-The text of an answer is shown while it is made, for those who follow the job's events (`JobFeed`). Answers of which
-parts were late are revised (`JobRevisions`).
+The text of an answer is shown while it is made, to clients that follow the job's events (`JobFeed`). Answers with late
+parts are revised (`JobRevisions`).
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_AGAIN_S = 1.0  # until a revision is tried again
-# The cloud is away or full: its jobs wait, and this is no attempt.
+_AGAIN_S = 1.0  # pause before a revision is tried again
+# The cloud is unreachable or full: its jobs wait, and this does not count as an attempt.
 CLOUD_AWAY = (CloudUnreachable, CloudUnavailable, CloudSaturated, BreakerOpen)
 # The device is not ready: the same.
 DEVICE_BUSY = (EngineUnavailable, QueueFull, RateLimited, Draining, JobStoreUnavailable)
 
 
 class RunFailure(msgspec.Struct, frozen=True):
-    """`errors`: of the attempts, which say more than that all failed; the last one counts."""
+    """A failed run. `errors`: those of the attempts, more specific than the final error; the last one counts."""
 
     errors: list[CausewayError]
     decision: str
@@ -80,8 +80,8 @@ class JobRuns:
     """Runs jobs on the service.
 
     Args:
-        time: the device's own.
-        new_id: makes ids of decisions.
+        time: The device's own time.
+        new_id: Function that makes ids of decisions.
     """
 
     service: Service
@@ -91,9 +91,9 @@ class JobRuns:
     new_id: Callable[[], str]
 
     def request(self, claimed: Claimed, target: str) -> Request:
-        """The request as it runs now, at `target` if one is given.
+        """Return the request as it runs now, at `target` if it is set.
 
-        Raises InvalidRequest where this version refuses what was accepted.
+        Raises InvalidRequest if this version refuses the accepted request.
         """
         job = claimed.job
         left_ms = max(1, int((job.deadline - self.time.now()) * 1000.0))
@@ -107,7 +107,7 @@ class JobRuns:
         )
 
     async def lane(self, request: Request) -> Lane:
-        """Where the policy would run a job now. One that cannot be decided fails on the device."""
+        """Return where the policy would run a job now. A job that cannot be decided fails on the device."""
         try:
             decision = await self.service.preview(request)
         except CausewayError:
@@ -133,14 +133,14 @@ class JobRuns:
 
 
 def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError]:
-    """The errors of the attempts; `error` if the last one has none."""
+    """Return the errors of the attempts; `error` if the last one has none."""
     sequence = context.generation.sequence
     errors = [] if sequence is None else [attempt.error for attempt in sequence.attempts]
     return [one for one in errors if one is not None] if errors and errors[-1] is not None else [error]
 
 
 class RunningJobs:
-    """The jobs that run now, by their number, and where. A revision that waits for its part has no lane."""
+    """The running jobs by number, and their lanes. A revision that waits for its part has no lane."""
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[Lane, anyio.CancelScope]] = {}
@@ -166,7 +166,7 @@ class RunningJobs:
 
 
 class JobReply:
-    """Collects one answer. `body` follows `end`. `text` shows it, if there is one choice; `created`: Unix seconds."""
+    """Collects one answer. Call `end` before `body`. `text` shows it, if it has one choice; `created`: Unix s."""
 
     def __init__(self, claimed: Claimed, request: Request, decision: str, created: int, text: RunningText) -> None:
         self._claimed = claimed
@@ -176,7 +176,7 @@ class JobReply:
         self._text = text if request.sequences == 1 else None
         self._unfinished = request.sequences
         self._chunks: list[Chunk] = []
-        self._answer: CachedAnswer | Embeddings | None = None  # as it came at once
+        self._answer: CachedAnswer | Embeddings | None = None  # an answer that came complete
         self.head: AnswerHead | None = None
 
     async def commit(self, head: AnswerHead) -> None:
@@ -199,10 +199,10 @@ class JobReply:
         self.head, self._answer = head, answer
 
     async def end(self) -> None:
-        """Nothing is left to send."""
+        """Do nothing: the answer is collected, not sent."""
 
     def body(self) -> bytes:
-        """The complete answer, JSON."""
+        """Return the complete answer, JSON."""
         assert self.head is not None
         answer, job = self._answer, self._claimed.job
         model = answer.model if isinstance(answer, CachedAnswer) else self.head.model
@@ -218,13 +218,13 @@ class JobReply:
 
 
 class _Signal:
-    """Wakes everything that waits for a change."""
+    """Wakes all tasks that wait for a change."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
 
     async def change(self, seconds: float) -> None:
-        """Wait for the next change, at most so long."""
+        """Wait for the next change, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -235,13 +235,13 @@ class _Signal:
 
 
 class RunningText(_Signal):
-    """The text of the only choice of one run, as far as it came."""
+    """The text of the only choice of one run so far."""
 
     def __init__(self, run: int) -> None:
         super().__init__()
         self.run = run
         self.text = ""
-        self.ended = False  # what it ended with is in the store
+        self.ended = False  # its final text is in the store
 
     def append(self, text: str) -> None:
         self.text += text
@@ -249,7 +249,7 @@ class RunningText(_Signal):
 
 
 class JobFeed(_Signal):
-    """The texts of all jobs that run, by the job's number. It changes when a run starts or ends."""
+    """The texts of all running jobs, by the job's number. It changes when a run starts or ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,11 +261,11 @@ class JobFeed(_Signal):
         return text
 
     def get(self, seq: int) -> RunningText | None:
-        """None: the job does not run."""
+        """Return the text of a running job; None if the job does not run."""
         return self._texts.get(seq)
 
     def end(self, seq: int) -> None:
-        """The run ended, and its end is stored."""
+        """Note that a run has ended and that its end is stored."""
         if (text := self._texts.pop(seq, None)) is not None:
             text.ended = True
             text.wake()
@@ -274,18 +274,18 @@ class JobFeed(_Signal):
 
 @dataclass(eq=False, repr=False)
 class JobRevisions:
-    """Revises answers, each in a task of its own, when the parts that were late have been read.
+    """Revises answers, each in a task of its own, once their late parts have been read.
 
-    A revision is a run like any other: decided anew, under the constraints and the budget of then, within the bounds
-    of device and cloud. Each kind of part revises an answer at most once, also over restarts: what was read is not
-    stored, so the part is read again, and the number of the revision makes it one effect in the cloud. A revision that
-    cannot be made is dropped, and the job says why.
+    A revision is a run like any other: decided again, under the present constraints and budget, within the limits of
+    device and cloud. Each kind of part revises an answer at most once, also over restarts: the extracted text is not
+    stored, so the part is read again, and the number of the revision makes it idempotent in the cloud. A revision that
+    fails is dropped, and the job records the reason.
 
     Args:
-        runs: makes answers.
-        running: where jobs run.
-        reader: None: this device reads no parts.
-        take: takes a place to run on a lane, if there is one.
+        runs: Makes answers.
+        running: The running jobs.
+        reader: Reader of parts; None: this device reads none.
+        take: Function that takes a slot on a lane; it returns whether there was one.
     """
 
     store: JobOutbox
@@ -298,7 +298,7 @@ class JobRevisions:
     _count: int = 0
 
     def take_room(self) -> bool:
-        """Whether another answer may wait for its late parts; `start` or `leave_room` follows."""
+        """Reserve room for another answer that waits for its late parts; call `start` or `leave_room` afterwards."""
         has_room = self.reader is not None and self._count < MOST_LATE
         self._count += has_room
         return has_room
@@ -307,7 +307,7 @@ class JobRevisions:
         self._count -= 1
 
     def start(self, tasks: anyio.abc.TaskGroup, claimed: Claimed) -> None:
-        """Revise an answer when its late parts have been read, in the room that was taken."""
+        """Revise an answer once its late parts have been read, in the room reserved before."""
         tasks.start_soon(self._run, claimed, self.running.start(claimed.job.seq, ""))
 
     async def _run(self, claimed: Claimed, scope: anyio.CancelScope) -> None:
@@ -338,13 +338,16 @@ class JobRevisions:
             await self._stored(partial(self.store.drop_revision, job, error))
 
     async def _read(self, claimed: Claimed, by: float, kind: Modality) -> None:
-        """Wait until the parts of one kind were read. Raises CausewayError."""
+        """Wait until the parts of one kind have been read. Raises CausewayError."""
         if self.reader is None:
             raise RevisionDropped("this device reads no parts any more")
         check_read(await self.reader.read_late(self.runs.request(claimed, ""), by, (kind,)), kind)
 
     async def _revise(self, claimed: Claimed, kinds: Sequence[Modality]) -> EdgeJob | None:
-        """Make the answer anew with what was read; None: no revision is wanted any more. Raises CausewayError."""
+        """Make the answer again with the parts that were read; return None if no revision is wanted any more.
+
+        Raises CausewayError.
+        """
         job, late = claimed.job, claimed.job.late
         assert late is not None
         absent = tuple(kind for kind in late.kinds if kind not in kinds)
@@ -376,7 +379,7 @@ class JobRevisions:
         return await self._stored(partial(self.store.revise, job, kinds, answer))
 
     async def _stored(self, store: Callable[[], Awaitable[_T]]) -> _T:
-        """Store it as soon as the disk takes it."""
+        """Store a result as soon as the disk accepts it."""
         while True:
             try:
                 return await store()

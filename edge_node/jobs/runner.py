@@ -1,9 +1,9 @@
-"""Runs the jobs of the outbox: on the device at once, in the cloud while that is reachable; critical ones first.
+"""Runs the jobs of the outbox: on the device at once, in the cloud while it is reachable; critical ones first.
 
-Jobs pass the same service as requests: one Decision, the same constraints, one Outcome. The policy decides anew at each
-run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target. When the cloud
-comes back, sending begins after a random pause and never exceeds three times `jobs.cloud_rate_per_s`, so that a
-thousand devices do not storm it.
+Jobs pass through the same service as requests: one Decision, the same constraints, one Outcome. The policy decides
+again at each run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target.
+When the cloud comes back, sending begins after a random pause and never exceeds three times `jobs.cloud_rate_per_s`, so
+that a thousand devices do not overload it.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _TICK_S = 1.0
-_LOOK_S = 0.01  # at least between two looks: many jobs may come at once
+_LOOK_S = 0.01  # minimum interval of checks: many jobs may arrive at once
 _PLACED_AT_ONCE = 200
-_DECIDED_ANEW_S = 600.0  # waiting jobs are decided anew that often, and when the policy or the cloud's state changes
+_DECIDED_ANEW_S = 600.0  # interval of deciding waiting jobs again; also when the policy or the cloud's state changes
 _BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
-_SOON_S = 2.0  # until a job is tried again that found no room on the device
-_LONGEST_PAUSE_S = 60.0  # between two looks
+_SOON_S = 2.0  # pause before a job that found no room on the device is tried again
+_LONGEST_PAUSE_S = 60.0  # interval of checks
 
-_CATCH_UP = 3.0  # times the steady rate, at most
-_PAUSE_S = 2.0  # a pause for which the cloud named no time
+_CATCH_UP = 3.0  # maximum multiple of the configured rate
+_PAUSE_S = 2.0  # pause if the cloud names no time
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(eq=False, repr=False)
 class OutboxRunner:
-    """Runs jobs until it is cancelled. `wake` lets it look at once."""
+    """Runs jobs until it is cancelled. `wake` makes it check at once."""
 
     store: JobOutbox
     service: Service
@@ -74,7 +74,7 @@ class OutboxRunner:
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _running: RunningJobs = field(default_factory=RunningJobs, init=False)
     _stopping: bool = False
-    _decided_under: tuple[str, bool, int] | None = None  # what lanes were decided under
+    _decided_under: tuple[str, bool, int] | None = None  # the policy and cloud state under which lanes were decided
 
     def __post_init__(self) -> None:
         self._gate = CloudGate(self.config, self.chance)
@@ -84,16 +84,16 @@ class OutboxRunner:
         )
 
     def wake(self) -> None:
-        """Look for work at once."""
+        """Check for work at once."""
         self._wake.set()
 
     def stop_job(self, job: EdgeJob) -> None:
-        """Stop the run of a job that was cancelled, or what would revise its answer."""
+        """Stop the run of a cancelled job, or the pending revision of its answer."""
         self._running.stop(job.seq)
-        self.feed.wake()  # the cloud is told
+        self.feed.wake()  # the cloud is notified
 
     async def run(self) -> None:
-        """Run jobs until cancelled; runs in progress are then given back."""
+        """Run jobs until cancelled; runs in progress then return to the queue."""
         async with anyio.create_task_group() as runs:
             try:
                 await self._resume(runs)
@@ -103,7 +103,7 @@ class OutboxRunner:
                 self._stopping = True
 
     async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
-        """Take back the jobs that ran when the daemon ended, and go on with what may revise answers."""
+        """Take back the jobs that were running when the daemon ended, and resume pending revisions."""
         await self._read(self.store.recover)
         for claimed in await self._read(self.store.late):
             if self._revisions.take_room():
@@ -112,12 +112,12 @@ class OutboxRunner:
                 await self._deliver(partial(self.store.drop_revision, claimed.job, no_room()))
 
     async def _read(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Return what the store does at the start, as soon as the disk takes it."""
+        """Return the result of a store operation at the start, as soon as the disk accepts it."""
         while True:
             try:
                 return await work()
             except CausewayError as error:
-                if not isinstance(error, JobStoreUnavailable):  # the store says that itself
+                if not isinstance(error, JobStoreUnavailable):  # the store reports that itself
                     log.error("the jobs of an earlier run of the daemon could not be read: %s", redacted(error))
                 await asyncio.sleep(_TICK_S)
 
@@ -127,7 +127,7 @@ class OutboxRunner:
         try:
             wait_s = await self._step(runs)
         except JobStoreUnavailable:
-            pass  # the store says so; accepted jobs wait in it
+            pass  # the store reports it; accepted jobs wait in it
         except Exception as error:
             log.error("jobs could not be looked for: %s", redacted(error))
         with anyio.move_on_after(wait_s):
@@ -135,7 +135,7 @@ class OutboxRunner:
             await asyncio.sleep(_LOOK_S)
 
     async def _step(self, runs: anyio.abc.TaskGroup) -> float:
-        """Start what may start. Returns the seconds until the next look."""
+        """Start all jobs that may start. Return the seconds until the next check."""
         store, now = self.store, self.clock.monotonic()
         if self.service.draining:
             return _TICK_S
@@ -163,16 +163,16 @@ class OutboxRunner:
         return min(_TICK_S, self._gate.wait_s(self.clock.monotonic())) if sent or reachable else _TICK_S
 
     async def _place(self) -> bool:
-        """Decide where jobs without a lane would run now. Returns whether there were any."""
+        """Decide where jobs without a lane would run now. Return whether there were any."""
         unplaced = await self.store.unplaced(_PLACED_AT_ONCE)
         lanes: list[tuple[EdgeJob, Lane]] = []
         for claimed in unplaced:
-            lane: Lane = "edge"  # one that is refused now fails there
+            lane: Lane = "edge"  # a refused job fails there
             try:
                 lane = await self._runs.lane(self._runs.request(claimed, claimed.job.target))
             except CausewayError:
                 pass
-            except Exception as error:  # of one job, which the others survive
+            except Exception as error:  # an error of one job, which does not affect the others
                 log.error("a job could not be decided: %s", redacted(error))
             lanes.append((claimed.job, lane))
         if lanes:
@@ -180,7 +180,7 @@ class OutboxRunner:
         return bool(lanes)
 
     def _take(self, lane: Lane) -> bool:
-        """Take a place for a revision, if there is one."""
+        """Take a slot for a revision; return whether there was one."""
         if lane != "cloud":
             return self._running.count("edge") < self.config.device_concurrency
         return self._running.count("cloud") < self.config.cloud_concurrency and self._gate.may_send(
@@ -203,7 +203,7 @@ class OutboxRunner:
         try:
             with scope:
                 end = await self._answer(claimed)
-        except Exception as error:  # of one job, which the others survive
+        except Exception as error:  # an error of one job, which does not affect the others
             log.error("a job could not be run: %s", redacted(error))
             end = _RunEnd(self._failed(job, [CausewayError("internal error")], ""))
         finally:
@@ -221,9 +221,9 @@ class OutboxRunner:
             self._revisions.leave_room()
 
     async def _deliver(self, report: Callable[[], Awaitable[bool | None]]) -> bool:
-        """Store the end of a run, as soon as the disk takes it: the run is not repeated for that.
+        """Store the end of a run as soon as the disk accepts it, without repeating the run.
 
-        Returns what `report` returns; False: it is not stored.
+        Returns the result of `report`; False if it is not stored.
         """
         pause_s = _BACKOFF_S
         while True:
@@ -258,7 +258,7 @@ class OutboxRunner:
         return _RunEnd(partial(store.succeed, job, answer, late, dropped), late)
 
     def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Callable[[], Awaitable[bool]]:
-        """The end of a run that failed: for good, until later, or no attempt at all. The last error counts."""
+        """Return the report of a failed run: final, postponed, or not counted as an attempt. The last error counts."""
         store, now, error = self.store, self.store.time.now(), errors[-1]
         if isinstance(error, CloudJobEnded):
             return lambda: store.fail(job, error.event, error.body, decision=decision)
@@ -283,19 +283,21 @@ class OutboxRunner:
 
 
 class _RunEnd(NamedTuple):
-    """How a run ended. `report` stores it; False: it is not the job's last run. `late`: what may revise its answer."""
+    """The end of a run. `report` stores it and returns False if the job has a later run. `late`: parts that may revise
+    its answer.
+    """
 
     report: Callable[[], Awaitable[bool]]
     late: LateParts | None = None
 
 
 class CloudGate:
-    """When jobs may go to the cloud: while it is reachable, after a random pause, at a bounded rate.
+    """Permits jobs to go to the cloud: while it is reachable, after a random pause, at a limited rate.
 
-    So a thousand devices do not storm it when it comes back.
+    This keeps a thousand devices from overloading the cloud when it comes back.
 
     Args:
-        chance: draws the pauses.
+        chance: Random source of the pauses.
     """
 
     def __init__(self, config: OutboxConfig, chance: random.Random) -> None:
@@ -307,7 +309,7 @@ class CloudGate:
         self._next = 0.0
 
     def may_send(self, now: float, *, reachable: bool, backlog: bool) -> bool:
-        """Whether one job may be sent now, which it then is. `now`: monotonic, s. `backlog`: jobs wait."""
+        """Return whether one job may be sent now, and count it as sent. `now`: monotonic, s. `backlog`: jobs wait."""
         if reachable and not self._was_open:
             self._opens = max(self._opens, now + (self._chance.random() * self._jitter_s if backlog else 0.0))
         self._was_open = reachable
@@ -317,10 +319,10 @@ class CloudGate:
         return True
 
     def wait_s(self, now: float) -> float:
-        """Until the next job may be sent, if the cloud is reachable."""
+        """Return the seconds until the next job may be sent, if the cloud is reachable."""
         return max(0.0, max(self._opens, self._next) - now)
 
     def pause(self, now: float, seconds: float | None) -> None:
-        """The cloud asked for a pause, or failed."""
+        """Pause after a request of the cloud, or after its failure."""
         wait_s = _PAUSE_S if seconds is None else min(seconds, _LONGEST_WAIT_S)
         self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._chance.random()))

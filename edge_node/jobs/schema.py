@@ -1,12 +1,12 @@
-"""The tables of the outbox, their queries, the row of a job, and rows that this version cannot read.
+"""The tables of the outbox, their queries, the row of a job, and unreadable rows.
 
-A row cannot be read if it is damaged, or was written by a newer version before a downgrade:
+A row is unreadable if it is damaged, or was written by a newer version before a downgrade:
 
-1. A job's row gets the state `unreadable` in its column alone; record, request and result stay. No query but those here
-   finds it, and its Idempotency-Key stays taken.
-2. Each time the file is opened they are read again: after an upgrade they are what they were.
+1. A job's row gets the state `unreadable` in its column alone; record, request and result stay. Only the queries here
+   find it, and its Idempotency-Key stays taken.
+2. Each time the file is opened they are read again: after an upgrade they are restored.
 3. Such a row is kept as long as a dead letter, or until its owner purges it.
-4. A webhook's notice that cannot be read counts as a delivery that failed.
+4. A webhook's unreadable notice counts as a failed delivery.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ CREATE TABLE IF NOT EXISTS cancellations (
 );
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
-# Each query that runs often uses an index, however many jobs there are.
-WAITING = "state IN ('queued', 'waiting')"  # as the index has it
-BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
+# Each frequent query uses an index, however many jobs there are.
+WAITING = "state IN ('queued', 'waiting')"  # in the form of the index
+BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # in the form of the index
 FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
 OLDEST_BULK = f"SELECT seq, owner, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 UNREADABLE = "unreadable"
-"""In the column of the state alone: a row whose record this version cannot read."""
+"""State in the column alone: a row whose record this version cannot read."""
 _READABLE = f"state != '{UNREADABLE}'"
 LISTED = f"SELECT record FROM jobs WHERE owner = ? AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
 DUE = (
@@ -111,14 +111,14 @@ Value = str | int | float | bytes | None
 
 
 def inserted(job: EdgeJob) -> tuple[Value, ...]:
-    """The values of `INSERT`."""
+    """Return the values of `INSERT`."""
     rank, state = RANK[job.priority], job.state.value
     times = (job.due, job.deadline, job.ended)
     return (job.seq, job.owner, job.key, rank, state, job.lane, *times, job.stored_bytes, _encoder.encode(job))
 
 
 def updated(job: EdgeJob) -> tuple[Value, ...]:
-    """The values of `UPDATE`."""
+    """Return the values of `UPDATE`."""
     return (job.state.value, job.lane, job.due, job.ended, job.stored_bytes, _encoder.encode(job), job.seq)
 
 
@@ -131,7 +131,7 @@ _NEWEST = "SELECT max(coalesce((SELECT max(ended) FROM jobs), 0.0), coalesce((SE
 
 
 def set_aside(db: sqlite3.Connection, now: float) -> int:
-    """Set the jobs aside that cannot be read (1), and return how many. `now`: the device's own time, s."""
+    """Set unreadable jobs aside (1), and return their number. `now`: the device's own time, s."""
     found = [
         seq
         for seq, state, record in db.execute(_UNREAD_NOW)
@@ -144,7 +144,7 @@ def set_aside(db: sqlite3.Connection, now: float) -> int:
 
 
 def take_back(db: sqlite3.Connection) -> None:
-    """Give the jobs their states back that can be read now. (2)"""
+    """Restore the states of jobs that can be read now. (2)"""
     records = db.execute(_UNREAD_BEFORE).fetchall()
     jobs = [job for (record,) in records if (job := _decoded(decode_job, record)) is not None]
     db.executemany(UPDATE, [updated(job) for job in jobs])
@@ -153,7 +153,7 @@ def take_back(db: sqlite3.Connection) -> None:
 
 
 def read_row(state: str, record: bytes) -> EdgeJob:
-    """Return the job of a row. Raises RecordUnreadable for one that was set aside."""
+    """Return the job of a row. Raises RecordUnreadable for a job that was set aside."""
     if state == UNREADABLE:
         raise RecordUnreadable(
             "The job cannot be read: it is damaged, or a newer version of this daemon wrote it. Upgrade the daemon to "
@@ -163,7 +163,7 @@ def read_row(state: str, record: bytes) -> EdgeJob:
 
 
 def unreadable_job(seq: int, job_id: str, error: RecordUnreadable) -> EdgeJob:
-    """Return what is shown of a job whose record cannot be read, when it is purged."""
+    """Return the view of a job with an unreadable record, for its purge."""
     return EdgeJob(
         seq=seq,
         id=job_id,
@@ -188,7 +188,7 @@ def unreadable_notices(db: sqlite3.Connection) -> list[int]:
 
 
 def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
-    """Return the time that was noted last; where that is damaged, the newest end of a job, so that none is overdue."""
+    """Return the recorded time; if it is damaged, the newest end of a job, so that no job is overdue."""
     if mark is None:
         return None
     if (found := _decoded(_decode_mark, mark)) is not None:
@@ -199,7 +199,7 @@ def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
 
 
 def _decoded(decode: Callable[[Any], T], data: object) -> T | None:
-    """Return None for data that cannot be read."""
+    """Return the decoded data; None if it is unreadable."""
     try:
         return decode(data)
     except Exception:  # damaged bytes fail in many ways

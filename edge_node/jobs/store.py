@@ -1,4 +1,4 @@
-"""The outbox: the jobs of a device in one SQLite file. What returns is committed, and survives a power cut.
+"""The outbox: the jobs of a device in one SQLite file. Returned results are committed, and survive a power cut.
 
 Each public coroutine of `JobOutbox` is one transaction, together with those that wait at the same time (`GroupCommit`).
 It runs in the thread of the file.
@@ -55,9 +55,9 @@ from .schema import (
     unreadable_job,
 )
 
-READ_BYTES = 16 * 1024 * 1024  # of requests that are read at once; one may be larger
-_MOST_LOST = 32  # runs that end with the daemon, before the job is taken for the cause
-_ENDED_AT_ONCE = 500  # jobs that one transaction expires or deletes
+READ_BYTES = 16 * 1024 * 1024  # bytes of requests that are read at once; a single one may be larger
+_MOST_LOST = 32  # runs that end with the daemon, before the job counts as the cause
+_ENDED_AT_ONCE = 500  # maximum number of jobs that one transaction expires or deletes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,9 +66,9 @@ T = TypeVar("T")
 def transaction(
     work: Callable[Concatenate[JobOutbox, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[JobOutbox, P], Coroutine[Any, Any, T]]:
-    """Make a coroutine of a method that uses the database: it returns, or raises, once its work is committed.
+    """Turn a method that uses the database into a coroutine that returns, or raises, once its work is committed.
 
-    Besides the errors of its own it raises JobStoreUnavailable.
+    The coroutine also raises JobStoreUnavailable.
     """
 
     @functools.wraps(work)
@@ -79,11 +79,11 @@ def transaction(
 
 
 class JobOutbox:
-    """The jobs of one device. `start` comes first; times are the device's own, s. `owner` None: anybody's jobs.
+    """The jobs of one device. Call `start` first; times are the device's own, s. `owner` None stands for all clients.
 
     Args:
-        erase_after_s: Least time from a deletion until nothing of it is left in the folder; without other calls it
-            takes a second more at most.
+        erase_after_s: Minimum time from a deletion until no copy of it is left in the folder; without other calls it
+            takes up to a second more.
     """
 
     def __init__(self, folder: Path, config: OutboxConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
@@ -104,7 +104,7 @@ class JobOutbox:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the file, that it is full, or that it has jobs which cannot be read."""
+        """Faults of the file, a full outbox, or unreadable jobs."""
         found, stats = list(self._file.problems), self.stats
         if stats.unfinished >= self._config.max_jobs or stats.bytes >= self._config.max_bytes:
             found.append(f"the outbox is full ({stats.unfinished} jobs, {stats.bytes} bytes): jobs are refused")
@@ -130,16 +130,16 @@ class JobOutbox:
     ) -> T:
         """Run a method of `replies`, `cancellations` or `webhooks` as a transaction.
 
-        Besides the errors of its own it raises JobStoreUnavailable.
+        Raises the method's own errors, and JobStoreUnavailable.
         """
         return await self._file.run(lambda db: work(db, *args, **kwargs))
 
     @transaction
     def open(self, db: sqlite3.Connection) -> None:
-        """Open the file, unless it is open. `time` counts from then on."""
+        """Open the file, unless it is open. `time` is valid from then on."""
 
     def close(self) -> None:
-        """Commit what waits. Blocks."""
+        """Commit waiting work. Blocking."""
         self._file.close(timeout_s=10.0)
 
     # --- callers -----------------------------------------------------------------------------------------------------
@@ -149,13 +149,16 @@ class JobOutbox:
         """Store a job. Raises IdempotencyConflict or OutboxFull.
 
         Args:
-            reply: where its answer is sent; None: it is fetched. That of a known job that has ended is sent again.
+            job: The job.
+            body: Its request.
+            reply: Destination of its answer; None: the client fetches it. The answer of a known job that has ended is
+                sent again.
         """
         return self._acceptance.accept(db, job, body, reply)
 
     @transaction
     def known(self, db: sqlite3.Connection, owner: str, key: str) -> EdgeJob | None:
-        """Return the job that `owner` submitted under this key; None: there is none."""
+        """Return the job that `owner` submitted under this key; None if there is none."""
         return self._acceptance.known(db, owner, key)
 
     @transaction
@@ -173,7 +176,7 @@ class JobOutbox:
 
     @transaction
     def cancel(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
-        """End a job, or what may still revise its answer. Raises NotFound or JobAlreadyEnded."""
+        """Cancel a job, or the pending revisions of its answer. Raises NotFound or JobAlreadyEnded."""
         job = self._rows.find(db, job_id, owner)
         if job.late is not None:
             if job.late.target:
@@ -232,9 +235,9 @@ class JobOutbox:
 
     @transaction
     def recover(self, db: sqlite3.Connection) -> None:
-        """Take back the jobs that ran when the daemon ended; once, before the first claim.
+        """Take back the jobs that were running when the daemon ended; called once, before the first claim.
 
-        One that was lost too often is a dead letter.
+        A job that was lost too often becomes a dead letter.
         """
         for (record,) in db.execute("SELECT record FROM jobs WHERE state = 'running'").fetchall():
             job = decode_job(record)
@@ -247,7 +250,7 @@ class JobOutbox:
 
     @transaction
     def claim(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
-        """Move the first jobs of a lane that are due to running."""
+        """Move the first due jobs of a lane to the state running, and return them."""
         claimed = []
         for waiting in self._waiting(db, lane, limit):
             job = waiting.job
@@ -283,12 +286,12 @@ class JobOutbox:
 
     @transaction
     def reset_lanes(self, db: sqlite3.Connection) -> None:
-        """Let every waiting job be decided anew."""
+        """Let every waiting job be decided again."""
         db.execute(f"UPDATE jobs SET lane = '' WHERE {WAITING} AND lane != ''")
 
     @transaction
     def pin(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:
-        """Note that the request may have been sent to this target from now on; False: it is no longer this run's."""
+        """Record that the request may have been sent to this target; return False if the run no longer owns the job."""
         current = self._current_run(db, job)
         if current is not None and current.target != target:
             self._rows.save(db, msgspec.structs.replace(current, target=target))
@@ -303,11 +306,13 @@ class JobOutbox:
         late: LateParts | None = None,
         late_error: CausewayError | None = None,
     ) -> bool:
-        """End a run with an answer. False: it is not the job's last run, and the answer is dropped.
+        """End a run with an answer. Return False if it is not the job's last run, and drop the answer.
 
         Args:
-            late: what the answer may be revised for; the request is kept for that.
-            late_error: why it is not.
+            job: The job.
+            answer: Its answer.
+            late: Late parts that may revise the answer; the request is kept for that.
+            late_error: Why the answer is not revised.
         """
         notes: dict[str, object] = answer.notes | {"late": late}
         if late_error is not None:
@@ -324,7 +329,7 @@ class JobOutbox:
         *,
         decision: str = "",
     ) -> bool:
-        """End a run for good: FAIL, EXHAUST or EXPIRE."""
+        """End a run permanently: FAIL, EXHAUST or EXPIRE."""
         body = error if isinstance(error, bytes) else encode_job_error(error)
         return self._finish(db, job, event, {"error": body, "decision": decision, "attempts": job.attempts + 1})
 
@@ -340,7 +345,7 @@ class JobOutbox:
     def postpone(
         self, db: sqlite3.Connection, job: EdgeJob, until: float, error: CausewayError, *, decision: str
     ) -> bool:
-        """End a run that failed: another follows at `until`."""
+        """End a failed run: another follows at `until`."""
         notes = {"error": encode_job_error(error), "decision": decision, "attempts": job.attempts + 1, "due": until}
         return self._move(db, job, JobEvent.POSTPONE, notes)
 
@@ -354,7 +359,7 @@ class JobOutbox:
         unpin: bool = False,
         lane: Lane | None = None,
     ) -> bool:
-        """Give a run back that could not begin, or was stopped: this is no attempt. `lane` None: as it was."""
+        """Return a job to the queue if its run could not begin, or was stopped; no attempt is counted."""
         notes: dict[str, object] = {"due": max(job.due, until)} | ({"target": ""} if unpin else {})
         return self._move(db, job, JobEvent.RELEASE, notes | ({} if lane is None else {"lane": lane}))
 
@@ -365,14 +370,14 @@ class JobOutbox:
         return current is not None
 
     def _current_run(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:
-        """The job as stored, if `job` is its last run and still running."""
+        """Return the job as stored, if `job` is its last run and still running."""
         current = self._rows.stored(db, job.seq)
         is_last = current is not None and current.run == job.run and current.state is JobState.RUNNING
         return current if is_last else None
 
     @transaction
     def expire(self, db: sqlite3.Connection) -> int:
-        """End jobs whose deadline passed, and delete those that ended long ago. Returns how many of both."""
+        """End jobs whose deadline has passed, and delete those that ended long ago. Return the number of both."""
         now, config = self.time.now(), self._config
         late = _found(db, LATE, now, _ENDED_AT_ONCE)
         error = encode_job_error(DeadlineExceeded("the job's deadline passed before it was answered"))
@@ -381,7 +386,7 @@ class JobOutbox:
         deleted = 0
         for dead, ttl_s in enumerate((config.result_ttl_s, config.dead_letter_ttl_s)):
             deleted += self._delete(db, OLD, dead, now - ttl_s, _ENDED_AT_ONCE)
-            for job in _found(db, OLD_BODIES, dead, now - ttl_s, _ENDED_AT_ONCE):  # a webhook of it waits
+            for job in _found(db, OLD_BODIES, dead, now - ttl_s, _ENDED_AT_ONCE):  # one of its webhooks waits
                 self._rows.empty(db, job)
             for job in _found(db, UNTOLD, dead, now - config.webhooks.max_age_s, _ENDED_AT_ONCE):
                 self._rows.webhooks.give_up(db, job)
@@ -404,13 +409,13 @@ class JobOutbox:
 
     @transaction
     def late(self, db: sqlite3.Connection) -> list[Claimed]:
-        """Return the jobs whose answers may still be revised: their requests are kept as long."""
+        """Return the jobs whose answers may still be revised: their requests are kept until then."""
         found = [(decode_job(record), body) for record, body in db.execute(REVISABLE)]
         return [Claimed(job, body_of(body, job.body_bytes)) for job, body in found]
 
     @transaction
     def pin_revision(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:
-        """As `pin`, for the next revision of an answer."""
+        """Record, like `pin`, that the next revision of an answer may have been sent."""
         current = self._current_answer(db, job)
         if current is None or current.late is None:
             return False
@@ -451,13 +456,13 @@ class JobOutbox:
 
     @transaction
     def drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> None:
-        """Note that no further revision comes, and why; the request is deleted."""
+        """Record that no further revision follows, and the reason; the request is deleted."""
         current = self._current_answer(db, job)
         if current is not None:
             self._drop_revision(db, current, error)
 
     def _drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> EdgeJob:
-        """As `drop_revision`, for a job as it is stored."""
+        """Drop the revisions of a job as it is stored, see `drop_revision`."""
         dropped = msgspec.structs.replace(
             job,
             late=None,
@@ -470,7 +475,7 @@ class JobOutbox:
         return dropped
 
     def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:
-        """Store an answer that was revised, or will not be any more, and tell the receiver of its webhooks."""
+        """Store an answer that was revised, or whose revisions ended, and schedule its webhook."""
         if after.late is None:
             self._rows.bodies.delete(db, "requests", after.seq)
         self._rows.add_bytes(after, after.stored_bytes - before.stored_bytes)
@@ -479,7 +484,7 @@ class JobOutbox:
             self._rows.webhooks.add(db, after, event)
 
     def _current_answer(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:
-        """The job as stored, if `job` is its last revision and another one is wanted."""
+        """Return the job as stored, if `job` is its last revision and another one is wanted."""
         current = self._rows.stored(db, job.seq)
         if current is None or current.late is None or (current.id, current.revision) != (job.id, job.revision):
             return None

@@ -1,10 +1,10 @@
-"""What others are told of jobs: receivers of webhooks that jobs ended, and the cloud that they were cancelled here.
+"""Notifications about jobs: webhooks to receivers when jobs end, and cancellations to the cloud.
 
-A receiver that is away holds up nothing but its own webhooks:
+An unreachable receiver delays only its own webhooks:
 
-1. A receiver without a connection is away, as the device may be offline for weeks: that is no attempt. It is
-   tried again after a pause that doubles up to ten minutes, with the oldest webhook alone.
-2. What was cut off by the end of the daemon is sent again.
+1. A failed connection does not count as an attempt, as the device may be offline for weeks. The receiver is tried again
+   after a pause that doubles up to ten minutes, with its oldest webhook alone.
+2. A webhook that the end of the daemon interrupted is sent again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .store import JobOutbox
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 1.0  # for jobs that end without a run, and a cloud that is away
+_POLL_S = 1.0  # for jobs that end without a run, and an unreachable cloud
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
-_MOST_AWAY = 1000  # receivers whose pauses are remembered
-_AT_ONCE = 32  # cancellations
+_MOST_AWAY = 1000  # maximum number of receivers whose pauses are remembered
+_AT_ONCE = 32  # number of cancellations
 
 
 class _Away(NamedTuple):
@@ -44,7 +44,7 @@ class _Away(NamedTuple):
 
 
 class ReceiverQueue(WebhookQueue[OutboxWebhook]):
-    """What is due, by receiver."""
+    """The due webhooks, by receiver."""
 
     counts_unreachable = False  # (1)
     idle_s = _POLL_S
@@ -56,7 +56,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         self._chance = chance
         self._away: dict[str, _Away] = {}
         self.unreachable = 0
-        """Attempts without a connection so far."""
+        """Number of attempts without a connection."""
 
     async def claim(self, limit: int, in_flight: Collection[OutboxWebhook]) -> list[OutboxWebhook]:
         claimed: list[OutboxWebhook] = []
@@ -68,7 +68,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
         return claimed
 
     def _blocked(self, in_flight: Collection[OutboxWebhook]) -> set[str]:
-        """Receivers that get nothing now: all their slots are taken, or they are away. (1)"""
+        """Return the receivers that get nothing now: all their slots are taken, or they are unreachable. (1)"""
         now, busy = self._clock.monotonic(), Counter(receiver_of(webhook.url) for webhook in in_flight)
         full = {receiver for receiver, count in busy.items() if count >= self._config.concurrency_per_receiver}
         trying = {receiver for receiver in self._away if busy[receiver]}
@@ -98,7 +98,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
 
 
 def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
-    """Return the authorities of `jobs.webhooks.ca_file`; None: the system's. Raises ConfigError."""
+    """Return the authorities of `jobs.webhooks.ca_file`; None for the system's. Raises ConfigError."""
     if not ca_file:
         return None
     try:
@@ -108,10 +108,10 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
 
 
 class CloudCanceller:
-    """Tells the cloud of jobs that were cancelled here, one after the other, also later if it cannot be reached now.
+    """Sends the cancellations of jobs to the cloud, one after the other, and later if it is unreachable now.
 
-    Stopping a run closes its connection, but a job of the cloud goes on without one: it would be paid for, and its
-    content kept. `cloud` None: this device has none, and nothing was sent to it.
+    Stopping a run closes its connection, but a job in the cloud continues without one: it would be paid for, and its
+    content kept. `cloud` None: this device has none, and no job was sent to it.
     """
 
     def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:
@@ -120,13 +120,13 @@ class CloudCanceller:
         self._feed = feed
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send cancellations until cancelled."""
         while True:
             if not (self._store.stats.cancellations_due and await self._send_due()):
                 await self._feed.change(_POLL_S)
 
     async def _send_due(self) -> bool:
-        """Send what is due. Returns whether the cloud answered something."""
+        """Send the due cancellations. Return whether the cloud responded."""
         if self._cloud is None or self._cloud.health.reachable is False:
             return False
         try:
@@ -137,7 +137,7 @@ class CloudCanceller:
                     await anyio.sleep(_POLL_S)
                     return False
                 await self._store.run(self._store.cancellations.settle, one, known=outcome == "settled")
-        except CausewayError:  # the store says so
+        except CausewayError:  # the store reports it
             return False
         except Exception as error:
             log.error("the cloud could not be told of a cancelled job: %s", redacted(error))

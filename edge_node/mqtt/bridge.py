@@ -1,4 +1,4 @@
-"""The bridge to a broker: connects again and again, takes messages, publishes answers and this device's state."""
+"""The bridge to a broker: reconnects, accepts messages, publishes answers and this device's state."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from .topics import BrokerUrl, Topics
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_S, _LONGEST_S = 1.0, 60.0  # between two attempts to connect
+_SHORTEST_S, _LONGEST_S = 1.0, 60.0  # pause between two attempts to connect
 _GOODBYE_S = 2.0
-_SHORT_S = 10.0  # a connection that lasts no longer is a sign of trouble,
-_SHORT_ONES = 3  # and so many of them in a row are told
+_SHORT_S = 10.0  # a connection that lasts no longer indicates a fault,
+_SHORT_ONES = 3  # and this many of them in a row are reported
 _ONLINE, _OFFLINE = "online", "offline"
 _AT_ONCE = 8
 _POLL_S = 1.0  # for jobs that end without a run
-_REFUSED_S = 60.0  # until an answer is tried again that the broker refused
+_REFUSED_S = 60.0  # pause before an answer that the broker refused is sent again
 _MESSAGES = "Messages, by what was done (accepted, known, refused, ignored, dropped: QoS 0 without room)."
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # until a message is tried again for which there was no room
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # pause before a message without room is tried again
 _NO_ROOM = (OutboxFull, RateLimited, JobStoreUnavailable, Draining)
 
 
 class MqttStats(msgspec.Struct):
-    """Counted since the start of the daemon."""
+    """Counts since the start of the daemon."""
 
     connected: bool = False
-    messages: Counter[str] = msgspec.field(default_factory=Counter)  # by what was done with them
+    messages: Counter[str] = msgspec.field(default_factory=Counter)  # messages by result
     answers: int = 0
 
 
@@ -78,25 +78,25 @@ class _Delivery:
 
 @dataclass(eq=False, repr=False)
 class MessageIntake:
-    """Takes the messages of one connection after the other, each message in a task of its own.
+    """Accepts the messages of one connection after the other, each message in a task of its own.
 
-    Each is stored as a job, or refused with an answer, before it is acknowledged. Acknowledgements leave in the order
-    in which the messages came, as MQTT 5 demands. What is done with a message:
+    Each message is stored as a job, or refused with an answer, before it is acknowledged. Acknowledgements are sent in
+    the order in which the messages came, as MQTT 5 requires. The cases:
 
-    1. It is stored, or it is a job that is known: acknowledged.
+    1. The message is stored, or is a known job: acknowledged.
     2. It cannot be a job: the error is published as its answer, then it is acknowledged.
-    3. There is no room, or the disk fails: it is kept and tried again, and not acknowledged, so that the broker keeps
-       the others. A bulk message, and one with QoS 0, gets (2) for want of room.
-    4. The connection is lost: it comes again.
+    3. There is no room, or the disk fails: the message is kept and tried again, and not acknowledged, so that the
+       broker holds the others back. A bulk message, and one with QoS 0, is refused as in (2) if there is no room.
+    4. The connection is lost: the broker delivers the message again.
 
     Args:
-        config: its bounds.
-        topics: what is taken.
-        client_id: the session's name.
-        jobs: stores jobs, waits for one to start or end, and has the clock.
-        service: charges a client's rate.
-        metrics: counts messages that are refused.
-        stats: counts what is done.
+        config: The limits.
+        topics: The accepted topics.
+        client_id: The session's name.
+        jobs: Stores jobs, waits for one to start or end, and has the clock.
+        service: Charges a client's rate.
+        metrics: Counts refused messages.
+        stats: Counts results.
     """
 
     config: MqttConfig
@@ -119,7 +119,9 @@ class MessageIntake:
     async def run(
         self, connection: Connection, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Take the messages of a connection until cancelled. What was not settled on an earlier one comes again."""
+        """Accept the messages of a connection until cancelled. Unsettled messages of an earlier one are delivered
+        again.
+        """
         self._unsettled.clear()
         self._told.clear()
         arrived = self._arrived = asyncio.Queue[_Delivery]()
@@ -129,7 +131,7 @@ class MessageIntake:
                 tasks.start_soon(self._take, connection, await arrived.get())
 
     def receive(self, message: Message) -> None:
-        """Take a message. The broker sends at most `mqtt.receive_maximum` with QoS 1 before one is acknowledged."""
+        """Accept a message. The broker sends at most `mqtt.receive_maximum` with QoS 1 before one is acknowledged."""
         if message.qos == 0 and len(self._unsettled) >= self.config.receive_maximum:
             self.stats.messages["dropped"] += 1
             return
@@ -148,7 +150,7 @@ class MessageIntake:
             connection.acknowledge(self._unsettled.popleft().message)
 
     async def _settle(self, connection: Connection, message: Message) -> str:
-        """Return what was done with the message. Raises BrokerError."""
+        """Store or refuse a message; return the result. Raises BrokerError."""
         config = self.topics.find(message.topic)
         if config is None:  # the session has subscriptions of an earlier configuration
             return "ignored"
@@ -176,7 +178,7 @@ class MessageIntake:
         return "refused"
 
     async def _accept(self, message: Message, job: SubmittedJob) -> str:
-        """Store the job, as soon as there is room. Raises CausewayError."""
+        """Store the job, as soon as there is room; return the result. Raises CausewayError."""
         is_admitted = False
         while True:
             try:
@@ -200,7 +202,7 @@ class MessageIntake:
     async def _refuse(
         self, connection: Connection, config: MqttTopicConfig, address: AnswerAddress, error: CausewayError
     ) -> None:
-        """Answer a message with an error, if there is a topic for that. Raises BrokerError."""
+        """Answer a message with an error, if there is a topic for it. Raises BrokerError."""
         self.metrics.request_rejected(error.code)
         if (config.filter, error.code) not in self._told:
             self._told.add((config.filter, error.code))
@@ -216,17 +218,17 @@ class MessageIntake:
 
 
 class MqttBridge:
-    """Keeps one connection to the broker after the other.
+    """Keeps a connection to the broker, and reconnects.
 
     Args:
-        config: with an address.
-        jobs: keeps the jobs that messages become.
-        service: charges rates.
-        metrics: counts refusals.
-        chance: draws the pauses between attempts, so that a thousand devices do not come back together.
+        config: The broker's address and limits.
+        jobs: Stores the jobs of messages.
+        service: Charges rates.
+        metrics: Counts refusals.
+        chance: Random source of the pauses between attempts, so that a thousand devices do not reconnect together.
 
     Raises:
-        ConfigError: the address or a topic is invalid.
+        ConfigError: The address or a topic is invalid.
     """
 
     def __init__(
@@ -249,7 +251,7 @@ class MqttBridge:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What operators should look at."""
+        """Problems for operators."""
         link = (self._away.problem, self._refused.problem, self._denied.problem)
         intake = () if self._intake is None else self._intake.problems
         answers = "" if self._answers is None else self._answers.refused.problem
@@ -277,7 +279,7 @@ class MqttBridge:
             began = anyio.current_time()
             try:
                 error = await self._converse(connection, self._intake, self._answers, topics, state_topic)
-            except Exception as failure:  # a fault of ours: the next connection may do without it
+            except Exception as failure:  # an internal error: the next connection may work
                 log.error("the connection to the broker failed: %s", redacted(failure))
                 error = BrokerError(f"{self._broker}: an internal error")
             finally:
@@ -294,7 +296,7 @@ class MqttBridge:
 
     async def _parts(self) -> JobParts:
         while True:
-            with contextlib.suppress(JobStoreUnavailable):  # the store says so
+            with contextlib.suppress(JobStoreUnavailable):  # the store reports it
                 return await self._jobs.open()
             await anyio.sleep(_SHORTEST_S)
 
@@ -306,7 +308,7 @@ class MqttBridge:
         topics: Topics,
         state_topic: str,
     ) -> BrokerError:
-        """Use one connection until it is lost. Returns why."""
+        """Use one connection until it is lost. Return the reason."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(intake.run, connection)
             try:
@@ -323,7 +325,7 @@ class MqttBridge:
         return error
 
     def _greet(self, connection: Connection, refused: list[str]) -> None:
-        """The connection is made."""
+        """Record and log a new connection, and publish that the device is online."""
         if self._was_connected and not connection.session_present:
             log.warning(
                 "%s has forgotten this device: messages since it was connected last are lost (mqtt.session_expiry_s)",
@@ -351,7 +353,7 @@ class MqttBridge:
             log.warning("the broker refuses this device's state on %s (%s)", topic, error)
 
     async def _leave(self, connection: Connection, state_topic: str) -> None:
-        """Say that this device is offline, and close the connection."""
+        """Publish that this device is offline, and close the connection."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(_GOODBYE_S):
             if state_topic and self.stats.connected:
                 with contextlib.suppress(BrokerError):
@@ -369,7 +371,7 @@ class MqttBridge:
 
 
 class AnswerPublisher:
-    """Publishes what is due. An answer may be published twice if the connection is lost, and is never lost itself."""
+    """Publishes due answers. An answer may be published twice if the connection is lost, and is never lost itself."""
 
     def __init__(self, store: JobOutbox, feed: JobFeed, stats: MqttStats) -> None:
         self._store = store
@@ -379,12 +381,12 @@ class AnswerPublisher:
         self._lost = 0
 
     async def run(self, connection: Connection) -> None:
-        """Publish until cancelled."""
+        """Publish answers until cancelled."""
         while True:
             self._tell_lost()
             due: list[DueReply] = []
             if self._store.stats.replies_due:
-                with contextlib.suppress(CausewayError):  # the store says so
+                with contextlib.suppress(CausewayError):  # the store reports it
                     due = await self._store.run(self._store.replies.due, _AT_ONCE)
             if not due:
                 await self._feed.change(_POLL_S)
@@ -405,7 +407,7 @@ class AnswerPublisher:
             await self._postpone(reply)
         except (BrokerError, JobStoreUnavailable):
             await anyio.sleep(_POLL_S)  # it is published again
-        except Exception as error:  # of one answer, such as an address that cannot be read
+        except Exception as error:  # an error of one answer, such as an unreadable address
             log.error("an answer could not be published: %s", redacted(error))
             await self._postpone(reply)
         else:

@@ -1,7 +1,7 @@
 """One connection to a broker: MQTT 5 by paho, on the event loop.
 
-paho, not a wrapper of it, because a message is acknowledged by hand, and the broker's reasons and limits count: an
-answer that the broker refuses was not sent. Connecting blocks, so a thread does that; all else happens in the loop.
+paho is used directly because messages are acknowledged by hand, and the broker's reasons and limits matter: an answer
+that the broker refuses was not sent. Connecting blocks, so a thread does that; all else happens in the loop.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ..config.schema import MqttConfig
 from .messages import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused
 from .topics import BrokerUrl
 
-_CONNECT_S = 10.0  # for TCP, and for TLS
-_ACK_S = 60.0  # for the broker to acknowledge what was sent
+_CONNECT_S = 10.0  # timeout for TCP, and for TLS
+_ACK_S = 60.0  # timeout of an acknowledgement by the broker
 _GOODBYE_S = 1.0
 _MISC_S = 1.0
-_IN_FLIGHT = 16  # answers that the broker has not acknowledged
-_ENVELOPE_BYTES = 8192  # of a packet, beside payload and topic
+_IN_FLIGHT = 16  # maximum number of answers that the broker has not acknowledged
+_ENVELOPE_BYTES = 8192  # bytes of a packet besides payload and topic
 _TAKEN_OVER = 142
-_LASTING = {132, 133, 134, 135, 138, 140, 144, 154, 155, _TAKEN_OVER}  # reasons that only a person can remove
+_LASTING = {132, 133, 134, 135, 138, 140, 144, 154, 155, _TAKEN_OVER}  # reasons that only an operator can remove
 
 
 class Connection:
     """One connection, to be opened once.
 
     Args:
-        config: the broker and the credentials.
-        client_id: name of the session.
-        state_topic: where the last will says ``offline``; "": there is none.
-        receive: called for each message; it is acknowledged by `acknowledge`.
+        config: The broker and the credentials.
+        client_id: Name of the session.
+        state_topic: Topic for the last will ``offline``; "" for none.
+        receive: Function that is called for each message, which is acknowledged by `acknowledge`.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Connection:
         await self._within(_CONNECT_S, self._connected, "does not answer")
 
     async def subscribe(self, filters: Sequence[str]) -> list[str]:
-        """Subscribe with QoS 1. Returns what the broker refuses, each with its reason. Raises BrokerError."""
+        """Subscribe with QoS 1. Return the refused filters, each with the broker's reason. Raises BrokerError."""
         refused = []
         for text in filters:
-            # A retained message is no request; `noLocal` is not allowed for shared subscriptions.
+            # A retained message is not a request; `noLocal` is not allowed for shared subscriptions.
             options = SubscribeOptions(
                 qos=1, noLocal=not text.startswith("$share/"), retainAsPublished=True, retainHandling=2
             )
@@ -119,12 +119,12 @@ class Connection:
         return refused
 
     async def publish(self, answer: OutgoingAnswer) -> None:
-        """Publish with QoS 1; returns once the broker has acknowledged it.
+        """Publish with QoS 1; return once the broker has acknowledged it.
 
         Raises:
-            BrokerError: the connection was lost: the broker may have it or not.
-            PublishRefused: the broker does not take it.
-            AnswerTooLarge: it would not take it.
+            BrokerError: The connection was lost: it is unknown whether the broker has the answer.
+            PublishRefused: The broker refused the answer.
+            AnswerTooLarge: The answer exceeds the broker's limit.
         """
         size = len(answer.payload) + len(answer.topic.encode()) + _ENVELOPE_BYTES
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:
@@ -148,7 +148,7 @@ class Connection:
             self._client.ack(message.mid, message.qos)
 
     async def lost(self) -> BrokerError:
-        """Keep the connection alive until it is lost. Returns why."""
+        """Keep the connection alive until it is lost. Return the reason."""
         while not self._lost.is_set():
             self._client.loop_misc()
             with contextlib.suppress(TimeoutError):
@@ -157,14 +157,14 @@ class Connection:
         return self._error
 
     async def close(self) -> None:
-        """Say goodbye, so that the broker does not publish the last will."""
+        """Disconnect properly, so that the broker does not publish the last will."""
         if self._client.socket() is None:
             return
         self._client.disconnect()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await self._lost.wait()
-        if (sock := self._client.socket()) is not None:  # it takes no bytes any more
+        if (sock := self._client.socket()) is not None:  # it accepts no bytes any more
             self._forget_socket()
             # paho closes it once more when its client is deleted; the number may be another file's by then.
             self._client.on_socket_unregister_write = self._client.on_socket_close = None
@@ -173,7 +173,7 @@ class Connection:
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """In a thread. Raises BrokerError or OSError."""
+        """Connect, in a thread. Raises BrokerError or OSError."""
         config, client = self._config, self._client
         if config.username:
             client.username_pw_set(config.username, _read_password(config.password_file))
@@ -183,7 +183,7 @@ class Connection:
             PacketTypes.CONNECT,
             SessionExpiryInterval=int(config.session_expiry_s),
             ReceiveMaximum=config.receive_maximum,
-            # A message that is somewhat too large is answered with an error; the broker drops others.
+            # A message that is slightly too large is answered with an error; the broker drops larger ones.
             MaximumPacketSize=4 * config.max_message_bytes + (1 << 16),
         )
         client.connect(
@@ -200,7 +200,7 @@ class Connection:
             await self._acknowledged(info.mid)
 
     async def _acknowledged(self, mid: int) -> None:
-        """Raises PublishRefused or BrokerError."""
+        """Wait for the acknowledgement of a packet. Raises PublishRefused or BrokerError."""
         if self._lost.is_set():
             raise self._error
         future = self._pending[mid] = self._loop.create_future()
@@ -262,7 +262,7 @@ class Connection:
     def _on_acknowledged(
         self, _client: mqtt.Client, _data: Any, mid: int, reasons: ReasonCode | list[ReasonCode], _: Properties | None
     ) -> None:
-        """A message is acknowledged with one reason, a subscription with a list of one."""
+        """Resolve the acknowledgement of a message (one reason) or of a subscription (a list of one reason)."""
         reason = reasons[0] if isinstance(reasons, list) else reasons
         future = self._pending.get(mid)
         if future is None or future.done():
@@ -325,7 +325,7 @@ def _message_of(message: MQTTMessage) -> Message:
 
 
 def _properties_of(packet: int, **values: object) -> Properties:
-    """Return the properties of a packet, by their names in paho; those that are None are left out."""
+    """Return the properties of a packet, by their names in paho; None values are left out."""
     properties = Properties(packet)
     for name, value in values.items():
         if value is not None:
@@ -334,7 +334,7 @@ def _properties_of(packet: int, **values: object) -> Properties:
 
 
 def _read_password(file: str) -> str | None:
-    """Return the password of a file; None without one. Raises BrokerError."""
+    """Return the password in a file; None without a file. Raises BrokerError."""
     if not file:
         return None
     try:
@@ -344,7 +344,7 @@ def _read_password(file: str) -> str | None:
 
 
 def _tls_context(config: MqttConfig) -> ssl.SSLContext:
-    """Return what TLS is made with. Raises BrokerError."""
+    """Return the TLS settings. Raises BrokerError."""
     try:
         context = ssl.create_default_context(cafile=config.ca_file or None)
         if config.cert_file:
@@ -356,7 +356,7 @@ def _tls_context(config: MqttConfig) -> ssl.SSLContext:
 
 
 async def _in_thread(work: Callable[[], None]) -> None:
-    """Run what blocks in a thread that a shutdown does not wait for."""
+    """Run blocking work in a thread that does not delay a shutdown."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

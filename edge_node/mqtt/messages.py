@@ -1,11 +1,11 @@
-"""Messages as they are on the wire, also as CloudEvents; a message as a job, and a job's answer as a message.
+"""Messages as they are on the wire, also as CloudEvents; conversion of messages to jobs, and of answers to messages.
 
-A message's user properties may be the HTTP API's headers (``x-causeway-tags`` and its like), and its expiry is a
-deadline. What it is known by when it comes again: its correlation data, or a CloudEvent's `source` and `id`; without
-either the packet's number, which the broker gives to other messages later.
+A message's user properties may be the HTTP API's headers (``x-causeway-tags`` and the like), and its expiry is a
+deadline. A redelivered message is identified by its correlation data, or by a CloudEvent's `source` and `id`; without
+either by the packet's number, which the broker reuses for other messages later.
 
-CloudEvents by MQTT follow github.com/cloudevents/spec, bindings/mqtt-protocol-binding.md. A structured event is taken
-as the same message in binary mode, whose attributes are user properties. Its answer is structured as well.
+CloudEvents over MQTT follow github.com/cloudevents/spec, bindings/mqtt-protocol-binding.md. A structured event is
+treated as the same message in binary mode, whose attributes are user properties. Its answer is structured as well.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _TAGS, _PRIORITY, _EXPIRY = "causewaytags", "causewaypriority", "expirytime"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received; a structured event as one in binary mode.
+    """A message as it was received; a structured event is converted to binary mode.
 
-    `mid`: the packet's number; `expires_s`: the time that it is still of use; `properties`: the user properties by
-    their names in lower case; `fault`: why they cannot be read.
+    `mid`: the packet's number; `expires_s`: seconds until it expires; `properties`: the user properties by their names
+    in lower case; `fault`: why the message is unreadable.
     """
 
     mid: int
@@ -60,17 +60,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = ""
     properties: Mapping[str, str] = {}
     fault: InvalidRequest | None = None
-    event_format: EventFormat | None = None  # it was a structured event
+    event_format: EventFormat | None = None  # whether it was a structured event
 
     @property
     def event(self) -> tuple[str, str] | None:
-        """`source` and `id` of a CloudEvent."""
+        """The `source` and `id` of a CloudEvent."""
         version, source, event = (self.properties.get(name, "") for name in _EVENT)
         return (source, event) if version.startswith("1.") and source and event else None
 
     @property
     def is_known_by_number(self) -> bool:
-        """It says nothing of its own by which it could be known when it comes again."""
+        """Whether the message carries no id that identifies a redelivery."""
         return not self.correlation and self.event is None
 
 
@@ -90,11 +90,11 @@ class OutgoingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerError(Exception):
-    """The connection cannot be made, or was lost.
+    """The connection failed, or was lost.
 
     Args:
-        message: for operators.
-        lasting: a person must act.
+        message: The message for operators.
+        lasting: Whether an operator must act.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -104,22 +104,23 @@ class BrokerError(Exception):
 
 
 class PublishRefused(Exception):
-    """The broker refuses a message, and goes on."""
+    """The broker refused a message, and stays connected."""
 
 
 class AnswerTooLarge(Exception):
-    """The broker takes no message of this size."""
+    """The message exceeds the broker's size limit."""
 
 
 def in_binary_mode(message: Message, form: Literal["chat", "text"]) -> Message:
-    """Return a structured event as a message in binary mode, and any other message as it is.
+    """Return a structured event as a message in binary mode, and any other message unchanged.
 
     Args:
-        form: of the event's `data`: an object, or with "text" a string.
+        message: The message.
+        form: Form of the event's `data`: "chat" for an object, "text" for a string.
 
     Raises:
-        InvalidRequest: it is no event, or its `data` has another form.
-        UnsupportedMediaType: it is an event in another format, or several.
+        InvalidRequest: The message is not an event, or its `data` has another form.
+        UnsupportedMediaType: The message has another event format, or contains several events.
     """
     if not message.content_type.lower().startswith(_STRUCTURED):
         return message
@@ -141,7 +142,7 @@ def in_binary_mode(message: Message, form: Literal["chat", "text"]) -> Message:
 
 
 def event_headers(properties: Mapping[str, str], *, is_event: bool) -> dict[str, str]:
-    """Return user properties as headers of the API, with what the attributes of an event mean."""
+    """Return user properties as headers of the API, including the meaning of an event's attributes."""
     headers = dict(properties)
     if not is_event:
         return headers
@@ -153,11 +154,11 @@ def event_headers(properties: Mapping[str, str], *, is_event: bool) -> dict[str,
 
 
 def event_expires_s(properties: Mapping[str, str], unix: float) -> float | None:
-    """Return the seconds until an event expires; None: never.
+    """Return the seconds until an event expires; None if it never does.
 
     Raises:
-        InvalidRequest: its `expirytime` is no RFC 3339 time.
-        DeadlineExceeded: it has expired.
+        InvalidRequest: Its `expirytime` is not an RFC 3339 time.
+        DeadlineExceeded: It has expired.
     """
     if not (text := properties.get(_EXPIRY)):
         return None
@@ -174,8 +175,9 @@ def structured(answer: OutgoingAnswer, kind: EventFormat, ended_unix: float | No
     """Return an answer in binary mode as a structured event.
 
     Args:
-        answer: its user properties hold the event's attributes.
-        ended_unix: when its job ended; None: it is about no job.
+        answer: The answer; its user properties hold the event's attributes.
+        kind: The event format.
+        ended_unix: Time at which its job ended; None if it is not about a job.
     """
     properties = dict(answer.properties)
     is_json = answer.content_type == JSON
@@ -210,21 +212,21 @@ _MAX_CORRELATION_BYTES = 1024
 
 
 class AnswerAddress(msgspec.Struct, frozen=True):
-    """What the answer to a message needs of it; stored with its job."""
+    """The fields of a message that its answer needs; stored with its job."""
 
     topic: str
     correlation: bytes = b""
     form: Literal["chat", "text"] = "chat"
-    event: str = ""  # id of the CloudEvent that the message is
-    source: str = ""  # that the answer, a CloudEvent as well, has
-    event_format: EventFormat | None = None  # of a structured event; None: binary mode
+    event: str = ""  # id of the CloudEvent in the message
+    source: str = ""  # source of the answer, which is a CloudEvent as well
+    event_format: EventFormat | None = None  # format of a structured event; None: binary mode
 
     def encoded(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
 
 def address_of(message: Message, config: MqttTopicConfig, topic: str, client_id: str) -> AnswerAddress:
-    """Return the address of a message's answer, which goes to `topic`."""
+    """Return the address of a message's answer, which is sent to `topic`."""
     event = message.event
     correlation = message.correlation[:_MAX_CORRELATION_BYTES]
     if event is None:
@@ -236,17 +238,17 @@ def address_of(message: Message, config: MqttTopicConfig, topic: str, client_id:
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as the intake of jobs takes it."""
+    """A message in the form that the intake of jobs accepts."""
 
     body: bytes
     headers: Mapping[str, str]
-    deadline_ms: int | None  # if the headers have none, or a later one
-    key: str  # under which it is known when it comes again
-    is_new: bool  # an earlier job with this key is another one
+    deadline_ms: int | None  # deadline if the headers have none, or a later one
+    key: str  # key that identifies a redelivery
+    is_new: bool  # whether an earlier job with this key is unrelated
 
 
 def check_message(message: Message, max_bytes: int) -> None:
-    """Check a message before it is read. Raises InvalidRequest."""
+    """Check a message before it is parsed. Raises InvalidRequest."""
     if message.fault is not None:
         raise message.fault
     if message.retain:
@@ -258,7 +260,7 @@ def check_message(message: Message, max_bytes: int) -> None:
 
 
 def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Submission:
-    """Read a message. `unix`: now. Raises InvalidRequest, or DeadlineExceeded for an event that has expired."""
+    """Parse a message. `unix`: now. Raises InvalidRequest, or DeadlineExceeded for an event that has expired."""
     body = message.payload if config.form == "chat" else _chat_of(message.payload, config.system)
     is_event = message.event is not None
     headers = event_headers(message.properties, is_event=is_event)
@@ -271,7 +273,7 @@ def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Subm
 
 
 def _chat_of(payload: bytes, system: str) -> bytes:
-    """The text of a message as a chat request."""
+    """Return the text of a message as a chat request."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -283,10 +285,10 @@ def _chat_of(payload: bytes, system: str) -> bytes:
 
 
 def _key_of(message: Message, headers: Mapping[str, str]) -> str:
-    """What a message has in common with itself when it comes again, and with no other one.
+    """Return the deduplication key of a message.
 
-    A broker does not say which client sent it: one that takes another's `source`, `id` and content, with other tags,
-    is another job, and does not have the other's refused.
+    A broker does not tell which client sent it: a message with another's `source`, `id` and content, but other tags, is
+    another job, and does not cause the other's refusal.
     """
     number = str(message.mid) if message.is_known_by_number else ""
     digest = hashlib.sha256()
@@ -301,7 +303,7 @@ def _key_of(message: Message, headers: Mapping[str, str]) -> str:
 
 
 def answer_of(reply: DueReply) -> OutgoingAnswer:
-    """Return the answer of a job, or the error that it ended with."""
+    """Return the answer of a job, or the error with which it ended."""
     address, job = _address(reply), reply.job
     if job.state is not JobState.SUCCEEDED:
         error = job.error or encode_job_error(JobCancelled("the job was cancelled"))
@@ -328,7 +330,7 @@ def refusal(address: AnswerAddress, error: CausewayError) -> OutgoingAnswer:
 def _outgoing(
     address: AnswerAddress, payload: bytes, content_type: str, status: str, job: EdgeJob | None = None
 ) -> OutgoingAnswer:
-    """`job` None: the message did not become one."""
+    """Return the outgoing message. `job` None: the message did not become a job."""
     properties = {"x-causeway-status": status}
     if job is not None:
         properties |= {"x-causeway-job": job.id, "x-causeway-decision": job.decision, "x-causeway-route": job.route}

@@ -1,6 +1,6 @@
-"""Which messages are taken as requests, and on which topics answers may be published.
+"""The topics whose messages are accepted as requests, and the topics on which answers may be published.
 
-An answer never goes to a topic that is taken as a request: it would be answered in turn.
+An answer is never published on a topic of requests, where it would be answered in turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
 class BrokerUrl:
-    """`mqtt.url`, read. Raises ConfigError."""
+    """The parsed `mqtt.url`. Raises ConfigError."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -41,14 +41,14 @@ class BrokerUrl:
 
 
 def _shown(parts: SplitResult) -> str:
-    """The URL without credentials, for an error."""
+    """Return the URL without credentials, for an error message."""
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def overlaps(first: str, second: str) -> bool:
-    """Whether a topic exists that both filters match. A topic's name is the filter that matches it alone."""
+    """Return whether a topic exists that both filters match. A topic's name is the filter that matches it alone."""
     if "$" in (first[:1], second[:1]) and first[:1] != second[:1]:
-        return False  # a wildcard matches no topic of the broker's own
+        return False  # a wildcard does not match the broker's own topics
     for one, other in zip_longest(first.split("/"), second.split("/")):
         if "#" in (one, other):
             return True
@@ -58,10 +58,10 @@ def overlaps(first: str, second: str) -> bool:
 
 
 class Topics:
-    """The configured topics. `state_topic` is that of this device.
+    """The configured topics. `state_topic` is this device's.
 
     Raises:
-        ConfigError: a filter is invalid, two of them overlap, or there is no topic for answers.
+        ConfigError: A filter is invalid, two of them overlap, or there is no topic for answers.
     """
 
     def __init__(self, config: MqttConfig, state_topic: str) -> None:
@@ -91,16 +91,16 @@ class Topics:
         return (topic for _, topic in self._topics)
 
     def find(self, topic: str) -> MqttTopicConfig | None:
-        """What is configured for this topic; None: nothing is."""
+        """Return the configuration of this topic; None if there is none."""
         return next((found for text, found in self._topics if overlaps(text, topic)), None)
 
     def answer_topic(self, config: MqttTopicConfig, topic: str, response_topic: str) -> str:
-        """Return where the answer of a message goes. Raises InvalidRequest.
+        """Return the topic of a message's answer. Raises InvalidRequest.
 
         Args:
-            config: of the message's topic.
-            topic: of the message.
-            response_topic: which the message names; "": none.
+            config: The configuration of the message's topic.
+            topic: The message's topic.
+            response_topic: The response topic that the message names; "" for none.
         """
         configured = self.own_answer_topic(config, topic)
         if configured and response_topic in ("", configured):
@@ -115,12 +115,12 @@ class Topics:
         return response_topic
 
     def own_answer_topic(self, config: MqttTopicConfig, topic: str) -> str:
-        """Return where answers of this topic go if its messages name nothing; "": nowhere."""
+        """Return the topic of answers to messages that name none; "" if there is none."""
         answer_topic = config.answer_topic.replace("{topic}", topic)
         return "" if self._problem(answer_topic) else answer_topic
 
     def _problem(self, topic: str) -> str:
-        """Why nothing can be published to this topic; "" if it can."""
+        """Return why this topic cannot be published to; "" if it can."""
         if not topic or len(topic.encode()) > _MAX_TOPIC_BYTES or any(one in topic for one in "+#\0"):
             return f"is no topic's name of at most {_MAX_TOPIC_BYTES} bytes"
         if topic[0] == "$":
@@ -131,7 +131,7 @@ class Topics:
 
 
 def _unshared(text: str) -> str:
-    """The filter inside ``$share/GROUP/FILTER``."""
+    """Return the filter inside ``$share/GROUP/FILTER``."""
     return text.split("/", 2)[2] if text.startswith(_SHARED) and text.count("/") >= 2 else text
 
 

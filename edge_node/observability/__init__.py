@@ -1,1 +1,1 @@
-"""What the daemon reports: `metrics` (Prometheus), `logs`, and `tracing` (OpenTelemetry, loaded on demand)."""
+"""Reports of the daemon: `metrics` (Prometheus), `logs`, and `tracing` (OpenTelemetry, loaded on demand)."""

@@ -1,4 +1,4 @@
-"""Log lines that say more than one event: a lasting fault's beginning and end, and the hops of one request."""
+"""Log lines with state: a lasting fault's beginning and end, and the hops of one request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Fault:
     `problem` describes it for `/readyz` while it lasts; "" otherwise.
 
     Args:
-        log: the logger of the component that has the fault.
-        level: of the line that says that the fault began; its end is logged as information.
-        monotonic: the clock, seconds.
+        log: The logger of the component that has the fault.
+        level: The log level of the fault's beginning; its end is logged at level info.
+        monotonic: The clock, seconds.
     """
 
     def __init__(self, log: logging.Logger, level: int, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -30,20 +30,20 @@ class Fault:
         self.problem = ""
 
     def begin(self, problem: str) -> None:
-        """The fault was noticed, for the first time or again."""
+        """Record that the fault was noticed, for the first time or again."""
         if not self.problem:
             self._since = self._monotonic()
             self._log.log(self._level, problem)
         self.problem = problem
 
     def end(self, message: str) -> None:
-        """The fault is over. Does nothing if there was none."""
+        """Record that the fault is over. No-op if there was none."""
         if self.problem:
             self._log.info("%s (after %.1f s)", message, self._monotonic() - self._since)
             self.problem = ""
 
 
-# --- one request, at level debug only; never content: what a decision record holds ------------------------------------
+# --- one request, at level debug only, without content: the fields of a decision record ------------------------------
 
 
 def log_arrival(request_id: str, request: Request) -> None:
@@ -64,7 +64,7 @@ def log_decision(request_id: str, decision: Decision) -> None:
 
 
 def log_outcome(record: DecisionRecord) -> None:
-    """The attempts, then the outcome."""
+    """Log the attempts, then the outcome."""
     outcome = record.outcome
     for attempt in outcome.attempts:
         log.debug("%s attempt %s: %s", record.id, attempt.target, _attempt(attempt))

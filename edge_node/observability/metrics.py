@@ -25,7 +25,7 @@ _TARGET = ("target",)
 
 
 class RequestCount(msgspec.Struct, frozen=True):
-    """Requests with the same route and result."""
+    """The number of requests with the same route and result."""
 
     route: str
     target: str
@@ -39,8 +39,8 @@ class Metrics:
 
     Attributes:
         cost: US dollars, by target.
-        shadow_requests: by target and result.
-        semantic_checks: semantic answers that were compared with new ones, or should have been, by result.
+        shadow_requests: Number by target and result.
+        semantic_checks: Semantic answers that were compared with new ones, or should have been, by result.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Metrics:
         self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
 
     def traffic(self) -> Traffic:
-        """Return the sums of all requests until now; sums the counters, which costs requests nothing."""
+        """Return the sums of all requests until now; computed from the counters, so requests pay nothing for it."""
         requests = errors = 0
         for (_, _, status, _), count in self._requests.items():
             requests += int(count) if status in ("ok", "error") else 0
@@ -140,12 +140,12 @@ class Metrics:
         """Count a generation and its attempts, once for all requests that shared it.
 
         Args:
-            request: the request.
-            attempts: all attempts, in order.
-            target: the target that answered; None if none did.
-            usage: the tokens of the answer.
-            usd: the cost of all attempts, US dollars.
-            degraded: whether the answer is a fallback.
+            request: The request.
+            attempts: All attempts, in order.
+            target: The target that answered; None if none did.
+            usage: The tokens of the answer.
+            usd: The cost of all attempts, US dollars.
+            degraded: Whether the answer is a fallback.
         """
         for attempt in attempts:
             self._attempts.add((attempt.target, attempt.state, attempt.error))
@@ -179,7 +179,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
     Attributes:
         requests: Requests that were answered or failed; not those that clients cancelled.
-        errors: Those that failed.
+        errors: Failed requests.
         degraded: Answers of a fallback.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`, the last one for slower ones.
         restarts: Engine children that ended unexpectedly.
@@ -206,7 +206,7 @@ class DeviceCondition(msgspec.Struct, frozen=True):
 
     Attributes:
         problem: Why no target can answer; "" if one can.
-        temperature_c: None: this device cannot read it; `throttled` likewise.
+        temperature_c: Temperature; None if this device cannot read it. `throttled` likewise.
     """
 
     traffic: Traffic = Traffic()

@@ -2,9 +2,7 @@
 
 Spans are created after the request has ended, from its decision record, so that no request waits for them. Only the
 span ids exist earlier, because the cloud needs one as the parent of its own spans. A request that is bound to the
-device produces no spans.
-
-Import it as `router.serving.otel`: lazily, or for type checking only.
+device produces no spans. Import this module, like `router.serving.otel`, lazily or for type checking only.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from causeway_server.router.types import AttemptRecord, DecisionRecord, Request
 
 
 class _SpanIds(RandomIdGenerator):
-    """Generate random span ids, except when the next span's id was already sent to the cloud as a parent."""
+    """Generates random span ids, except when the next span's id was already sent to the cloud as a parent."""
 
     def __init__(self) -> None:
         self.reserved: int | None = None
@@ -40,7 +38,7 @@ class _SpanIds(RandomIdGenerator):
 
 
 class RequestTracer(SpanExport):
-    """Create the spans of requests and export them."""
+    """Creates the spans of requests and exports them."""
 
     def __init__(self, config: TracingConfig) -> None:
         self._ids = _SpanIds()

@@ -1,6 +1,6 @@
-"""Audio as a request of its own: the paths of `/v1/audio/*`, and the audio clips of live sessions.
+"""Audio as a request of its own: the paths of `/v1/audio/*`, and the audio of live sessions.
 
-Nothing of `audio`, which answers them, and of `speaker`, which speaks, is imported before the first of them.
+The modules `audio`, which answers them, and `speaker`, which synthesises speech, are imported with the first of them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ SPEECH = "/v1/audio/speech"
 
 
 class AudioEntry:
-    """The way to the service of audio, which is constructed with the first audio.
+    """Constructs the audio service when it is first used.
 
     Args:
-        make: constructs the service and its handlers.
+        make: Function that constructs the service and its handlers.
     """
 
     def __init__(self, make: Callable[[], tuple[AudioService, AudioApi]]) -> None:
         self._make = make
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Methods and handler of each path."""
+        """Return the methods and the handler of each path."""
         return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
 
     @property
     def service(self) -> AudioService:
-        """The service, constructed with the first use."""
+        """The service, constructed at its first use."""
         return self._made[0]
 
     async def close(self) -> None:
-        """End the processes of the voices, if there was a first audio."""
+        """End the processes of the voices, if the service was used."""
         if "_made" in self.__dict__:
             await self.service.close()
 

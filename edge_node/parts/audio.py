@@ -1,7 +1,7 @@
-"""Audio → words and words → audio for `/v1/audio/*`, in OpenAI's form: admitted, bounded and recorded as any request.
+"""Audio → text and text → audio for `/v1/audio/*`, in OpenAI's form: admitted, limited and recorded as any request.
 
 Both run on this device and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
-they could break. The decision record of such a request has no decision. Imported with the first such request.
+they could violate. The decision record of such a request has no decision. Imported with the first such request.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 Play = Callable[[SpokenText], Awaitable[None]]
-"""Gets the audio of a sentence. Raises ClientGone."""
+"""Function that receives the audio of a sentence. Raises ClientGone."""
 
 
 class AudioCall(msgspec.Struct, frozen=True):
-    """One request of a client. `id`: of its decision record; `arrived`: monotonic seconds."""
+    """One request of a client. `id`: its decision record's; `arrived`: monotonic seconds."""
 
     id: str
     hints: RoutingHints
@@ -94,9 +94,9 @@ class AudioService:
     """Transcribes and speaks.
 
     Args:
-        graph: the encoders of this device; None: it has none.
-        policy: the active one.
-        default_deadline_s: time of a request that names no deadline.
+        graph: The encoders of this device; None if it has none.
+        policy: Function that returns the active policy.
+        default_deadline_s: Deadline of a request that names none.
     """
 
     def __init__(
@@ -120,13 +120,16 @@ class AudioService:
         self._default_deadline_s = default_deadline_s
 
     async def transcribe(self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None) -> Transcript:
-        """Return the words of an audio clip; none without speech.
+        """Return the transcript of an audio clip; empty without speech.
 
         Args:
-            tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
+            call: The client's request.
+            request: The audio and its options.
+            tell: Function that receives each segment as soon as it is transcribed, unless the whole clip was known;
+                must not raise.
 
         Raises:
-            CausewayError: the error for the client.
+            CausewayError: The error for the client.
         """
         parts: list[PartRecord] = []
         work = partial(self._transcribe, request, parts, tell)
@@ -134,19 +137,19 @@ class AudioService:
         return await self._run(call, "transcription", requested, SPEECH_MODEL, work, parts)
 
     async def transcribe_live(self, decision_id: str, hints: RoutingHints, audio: bytes) -> Transcript:
-        """Return the words of an audio clip of a live session, as `transcribe` does; none without speech.
+        """Return the transcript of an audio clip of a live session, as `transcribe` does; empty without speech.
 
         Raises:
-            CausewayError: the error for the client.
+            CausewayError: The error for the client.
         """
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(audio, AUTO))
 
     async def transcribe_partial(self, hints: RoutingHints, audio: bytes) -> str:
-        """Return the words so far of an audio clip that is still being sent; "" if unknown, or if other work would
-        wait.
+        """Return the transcript so far of a clip that is still being sent; "" if unknown, or if it would delay other
+        work.
 
-        This is not recorded as a request: the whole audio is one, once it is complete.
+        It is not recorded as a request: the whole clip is one, once it is complete.
         """
         if self._graph is None or self._graph.running or hints.prefer == "only_cloud":
             return ""
@@ -160,10 +163,11 @@ class AudioService:
         return found.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the audio of an answer that is being made, as `SpokenText.pcm`: it has a permit and a record already.
+        """Return the speech of an answer in progress, as `SpokenText.pcm`; the answer already has a permit and a
+        record.
 
         Raises:
-            CausewayError: the error for the client.
+            CausewayError: The error for the client.
         """
         deadline = asyncio.get_running_loop().time() + self._default_deadline_s
         try:
@@ -173,16 +177,16 @@ class AudioService:
         return await asyncio.to_thread(spoken.pcm, PCM_HZ)
 
     async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
-        """Return the audio of a text.
+        """Return the speech of a text.
 
         Raises:
-            CausewayError: the error for the client.
+            CausewayError: The error for the client.
         """
         work = partial(self._speaker.speak, request.text, request.voice, request.speed)
         return await self._run(call, "speech", request.model, self._speaker.model_of(request.voice), work, [])
 
     async def play(self, call: AudioCall, request: SpeechRequest, play: Play) -> None:
-        """Speak a text as `speak` does, and pass each sentence on to `play` as soon as it is made."""
+        """Speak a text as `speak` does, and pass each sentence to `play` as soon as it is made."""
         work = partial(self._play, request, play)
         await self._run(call, "speech", request.model, self._speaker.model_of(request.voice), work, [])
 
@@ -277,7 +281,7 @@ class AudioService:
 
 
 def _check(requested: str, model: str, hints: RoutingHints) -> None:
-    """Raises ModelNotFound or NoRoute."""
+    """Check the requested model and the hints. Raises ModelNotFound or NoRoute."""
     if requested not in (AUTO, model):
         names = f"{AUTO}, {model}"
         raise ModelNotFound(f"the model `{requested[:64]}` does not exist here; available: {names}", param="model")
@@ -301,11 +305,11 @@ def _features(kind: AudioKind, requested: str, hints: RoutingHints) -> RequestFe
 
 
 class AudioApi:
-    """The handlers.
+    """The request handlers of audio.
 
     Args:
-        policy: the active one.
-        new_id: makes the id of a decision record.
+        policy: Function that returns the active policy.
+        new_id: Function that makes the id of a decision record.
     """
 
     def __init__(
@@ -324,7 +328,9 @@ class AudioApi:
         self._new_id = new_id
 
     async def transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
-        """POST /v1/audio/transcriptions. Raises CausewayError for what is refused before it has an id."""
+        """Handle POST /v1/audio/transcriptions. Raises CausewayError for requests that are refused before they have an
+        id.
+        """
         call = self._call(http)
         media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
         check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
@@ -340,7 +346,7 @@ class AudioApi:
         return await self._answer(call, answer)
 
     async def speech(self, http: web.BaseRequest) -> web.StreamResponse:
-        """POST /v1/audio/speech. Raises CausewayError for what is refused before it has an id."""
+        """Handle POST /v1/audio/speech. Raises CausewayError for requests that are refused before they have an id."""
         call = self._call(http)
         check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
         request = parse_speech(await self._reader.body(http))
@@ -353,7 +359,9 @@ class AudioApi:
         return await self._answer(call, answer)
 
     async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
-        """Send the samples of each sentence as soon as it is spoken. An error after the first cuts the connection."""
+        """Send the samples of each sentence as soon as it is spoken. An error after the first one closes the
+        connection.
+        """
         ids, form = self._ids(call), f"audio/pcm; rate={PCM_HZ}"
         stream = EventStream(http, header_lines({**ids, **STREAMED, "x-causeway-route": "edge", "Content-Type": form}))
 
@@ -377,12 +385,12 @@ class AudioApi:
     async def _stream(
         self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
     ) -> web.StreamResponse:
-        """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
+        """Send the text of each segment as soon as it is transcribed. An error after the first segment is an event."""
         ids = self._ids(call)
         stream = EventStream(http, header_lines({**ids, "x-causeway-route": "edge", **STREAMED}))
 
         def tell(segment: Segment) -> None:
-            with contextlib.suppress(ClientGone):  # the server cancels the request of a client that is gone
+            with contextlib.suppress(ClientGone):  # the server cancels the request of a client that has disconnected
                 stream.send(encode_delta(f" {segment.text}" if stream.sends else segment.text))
 
         try:

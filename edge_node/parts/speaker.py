@@ -1,6 +1,6 @@
-"""Text → audio and the forms in which it leaves, by espeak-ng or by a Piper voice that an owner added.
+"""Text → audio and the formats in which it is sent, by espeak-ng or by a Piper voice that an owner added.
 
-A Piper voice reads phonemes, which espeak-ng writes: the voice's process never sees the text.
+A Piper voice reads phonemes, which espeak-ng produces: the voice's process never sees the text.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from causeway_server.router.documents.reader import did_you_mean
 from causeway_server.router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
 PCM_HZ = 24_000
-"""Rate of OpenAI's `pcm`, which has no header to say so."""
-_WORDS_PER_MINUTE = 175  # of speed 1.0
-_SLOWEST, _FASTEST = 80, 450  # words per minute, of the program
-_MAX_BYTES = 64 * 1024 * 1024  # of one text: 25 minutes
+"""Sample rate of OpenAI's `pcm`, which has no header."""
+_WORDS_PER_MINUTE = 175  # words per minute at speed 1.0
+_SLOWEST, _FASTEST = 80, 450  # limits of the program, words per minute
+_MAX_BYTES = 64 * 1024 * 1024  # maximum audio of one text: 25 minutes
 _LIST_S = 10.0
 _EXAMPLE = "`en-us`"
 _READ_BYTES = 1 << 16
 
 
 class SpokenText(msgspec.Struct, frozen=True):
-    """`samples`: int16 little endian, one channel, at `rate` Hz."""
+    """Synthesised speech. `samples`: int16 little endian, one channel, at `rate` Hz."""
 
     samples: bytes
     rate: int
 
     def wav(self) -> bytes:
-        """Return it as a WAV file."""
+        """Return the speech as a WAV file."""
         file = io.BytesIO()
         with wave.open(file, "wb") as writer:
             writer.setnchannels(1)
@@ -72,12 +72,12 @@ class SpokenText(msgspec.Struct, frozen=True):
 
 
 class Espeak:
-    """espeak-ng, a program of the distribution: one process per text, bounded in time and bytes.
+    """espeak-ng, a program of the distribution: one process per text, limited in time and bytes.
 
-    The text reaches it by stdin: a client's words are never arguments.
+    The text is passed by stdin, so that a client's text never becomes an argument.
 
     Args:
-        environ: where `PATH` says what is installed.
+        environ: Environment variables; `PATH` is searched for the program.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -85,18 +85,19 @@ class Espeak:
         self._voices: tuple[str, ...] = ()
 
     async def speak(self, text: str, voice: str, speed: float, deadline: float, others: Sequence[str]) -> SpokenText:
-        """Return the audio of a text.
+        """Return the speech of a text.
 
         Args:
-            voice: a language that the program speaks, such as `en-gb`.
-            speed: 1.0 is the voice's own; bounded by what the program can do.
-            deadline: in the loop's time.
-            others: voices of this device that are not the program's, to name in an error.
+            text: The text.
+            voice: A language of the program, such as `en-gb`.
+            speed: Multiple of the voice's own speed; limited by the program's range.
+            deadline: Deadline in the loop's time.
+            others: Other voices of this device, to name in an error.
 
         Raises:
-            UnsupportedFeature: the program is not installed.
-            InvalidRequest: there is no such voice.
-            EncoderFailed: it was late, or failed.
+            UnsupportedFeature: The program is not installed.
+            InvalidRequest: The voice does not exist.
+            EncoderFailed: The program was late, or failed.
         """
         program = self._program()
         await self._check_voice(program, voice, others)
@@ -108,8 +109,8 @@ class Espeak:
         """Return a clause in IPA.
 
         Raises:
-            UnsupportedFeature: the program is not installed.
-            EncoderFailed: it does not know `voice`, was late, or failed.
+            UnsupportedFeature: The program is not installed.
+            EncoderFailed: The program does not know `voice`, was late, or failed.
         """
         command = (self._program(), "-q", "--ipa", "--stdin", "-b", "1", "-v", voice)
         return (await _run(command, text.encode(), deadline)).decode(errors="replace")
@@ -123,7 +124,7 @@ class Espeak:
         return program
 
     async def _check_voice(self, program: str, voice: str, others: Sequence[str]) -> None:
-        """Raises InvalidRequest."""
+        """Check that the program has a voice. Raises InvalidRequest."""
         if not self._voices:
             listed = await _run((program, "--voices"), b"", asyncio.get_running_loop().time() + _LIST_S)
             self._voices = _voices(listed)
@@ -136,7 +137,7 @@ class Espeak:
 
 
 async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
-    """Return what the program writes. Raises EncoderFailed."""
+    """Run the program and return its output. Raises EncoderFailed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -151,7 +152,7 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
     assert process.stdout is not None
     try:
         async with asyncio.timeout_at(deadline):
-            with contextlib.suppress(ConnectionError):  # it ended early; its exit status says so
+            with contextlib.suppress(ConnectionError):  # it ended early; its exit status gives the reason
                 process.stdin.write(text)
                 await process.stdin.drain()
             process.stdin.close()
@@ -174,13 +175,13 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
 
 
 def _voices(listed: bytes) -> tuple[str, ...]:
-    """The second column of the program's table: the languages, in its order."""
+    """Return the second column of the program's table: the languages, in its order."""
     rows = [line.split() for line in listed.decode(errors="replace").splitlines()[1:]]
     return tuple(dict.fromkeys(row[1] for row in rows if len(row) > 1))
 
 
 def _parse(written: bytes) -> SpokenText:
-    """A WAV file whose header was written before its length was known. Raises EncoderFailed."""
+    """Parse a WAV file whose header was written before its length was known. Raises EncoderFailed."""
     at = written.find(b"data")
     if written[:4] != b"RIFF" or at < 36:
         raise EncoderFailed(f"{PROGRAM} made no audio.")
@@ -194,25 +195,25 @@ def _parse(written: bytes) -> SpokenText:
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2  # between two sentences, as Piper's program makes it
+_PAUSE_S = 0.2  # silence between two sentences, as in Piper's program
 IDLE_S = 300.0
-"""Time after which the process of a voice that nothing asks for is ended."""
+"""Idle time after which the process of a voice is ended."""
 LOADED = 2
 SEPARATOR = "+"
-"""Between a voice and one of its speakers, as between a model and an adapter."""
+"""Separator of a voice and its speaker, as of a model and an adapter."""
 
 
 class NothingToSpeak(InvalidRequest):
-    """A voice knows no audio of a text."""
+    """The voice cannot pronounce the text."""
 
 
 class Speaker:
-    """What this device speaks with.
+    """The speech synthesis of this device.
 
     Args:
-        environ: where `PATH` says what is installed.
-        voices: those that an owner added.
-        default: the voice of a request for `auto`.
+        environ: Environment variables; `PATH` is searched for espeak-ng.
+        voices: The voices that an owner added.
+        default: The voice of a request for `auto`.
     """
 
     def __init__(self, environ: Mapping[str, str], voices: Voices | None = None, default: str = "en-us") -> None:
@@ -221,35 +222,32 @@ class Speaker:
         self._default = default
 
     def model_of(self, voice: str) -> str:
-        """Return what speaks for `voice`: the name of an added voice, or the program's."""
+        """Return the model that speaks for `voice`: an added voice's name, or the program's."""
         try:
             found = self._voices.find(self._named(voice))
-        except ArtifactError:  # said when it speaks
+        except ArtifactError:  # reported when it speaks
             return self._named(voice).partition(SEPARATOR)[0]
         return PROGRAM if found is None else found[0].name
 
     async def speak(self, text: str, voice: str, speed: float, deadline: float) -> SpokenText:
-        """Return the audio of a text: the sentences of `sentences` together.
-
-        Raises:
-            As `sentences`.
-        """
+        """Return the speech of a text: the sentences of `sentences` together. Raises the same errors."""
         async with contextlib.aclosing(self.sentences(text, voice, speed, deadline)) as sentences:
             pieces = [piece async for piece in sentences]
         return SpokenText(b"".join(piece.samples for piece in pieces), pieces[0].rate)
 
     async def sentences(self, text: str, voice: str, speed: float, deadline: float) -> AsyncGenerator[SpokenText, None]:
-        """Yield the audio of each sentence as soon as it is made; espeak-ng's comes at once.
+        """Yield the speech of each sentence as soon as it is made; espeak-ng's comes at once.
 
         Args:
-            voice: ``VOICE`` or ``VOICE+SPEAKER`` of a voice that was added, else a language that espeak-ng speaks.
-            speed: 1.0 is the voice's own.
-            deadline: in the loop's time.
+            text: The text.
+            voice: ``VOICE`` or ``VOICE+SPEAKER`` of an added voice, else a language that espeak-ng speaks.
+            speed: Multiple of the voice's own speed.
+            deadline: Deadline in the loop's time.
 
         Raises:
-            UnsupportedFeature: a program or package that speaks is not installed.
-            InvalidRequest: there is no such voice or speaker, or nothing in the text can be spoken.
-            EncoderFailed: it was late, or failed.
+            UnsupportedFeature: A required program or package is not installed.
+            InvalidRequest: The voice or speaker does not exist, or no part of the text can be spoken.
+            EncoderFailed: The voice was late, or failed.
         """
         voice = self._named(voice)
         try:
@@ -274,7 +272,7 @@ class Speaker:
     async def _added(
         self, voice: Voice, speaker: int, text: str, speed: float, deadline: float
     ) -> AsyncGenerator[SpokenText, None]:
-        """Yield the sentences by a voice that was added."""
+        """Yield the sentences, spoken by an added voice."""
         if not is_onnxruntime_installed():
             raise UnsupportedFeature(
                 "this device has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
@@ -308,7 +306,7 @@ class Speaker:
     async def _sentence(
         self, voice: Voice, worker: WorkerProcess, speaker: int, sentence: str, speed: float, deadline: float
     ) -> bytes:
-        """The samples of a sentence; none if the voice knows no audio of it. Raises as `WorkerProcess.run`."""
+        """Return the samples of a sentence; empty if the voice cannot pronounce it. Raises as `WorkerProcess.run`."""
         settings = voice.settings
         spoken = [
             (await self._espeak.phonemes(clause.words, settings.espeak.voice, deadline), clause.mark)
@@ -325,7 +323,7 @@ class Speaker:
 
 
 def _speaker_id(voice: Voice, name: str) -> int:
-    """Raises InvalidRequest."""
+    """Return the number of a voice's speaker. Raises InvalidRequest."""
     speakers = voice.settings.speakers
     if not name:
         return 0
@@ -337,7 +335,7 @@ def _speaker_id(voice: Voice, name: str) -> int:
 
 
 class _VoiceProcess:
-    """The process of one version of a voice. `uses`: texts that it speaks now."""
+    """The process of one version of a voice. `uses`: number of texts that it is speaking now."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
@@ -346,13 +344,13 @@ class _VoiceProcess:
 
 
 class Voices:
-    """The voices in `model_dirs` and the account's own folder, each with a process of its own.
+    """The voices in `model_dirs` and the account's own folder, each with its own process.
 
     A process is started with the first text, and ended when it is idle. At most `loaded` voices are in memory. A text
-    for another one waits until one of them has nothing to do, and takes its place.
+    for another voice waits until one of them is idle, and replaces it.
 
     Args:
-        memory_bytes: what the process of a voice may take.
+        memory_bytes: Memory limit of a voice's process.
     """
 
     def __init__(
@@ -367,28 +365,28 @@ class Voices:
         self._idle_s = idle_s
         self._limit = loaded
         self._memory_bytes = memory_bytes
-        self._loaded: dict[tuple[Path, str], _VoiceProcess] = {}  # the longest unused one first
+        self._loaded: dict[tuple[Path, str], _VoiceProcess] = {}  # the least recently used one first
         self._changed = asyncio.Condition()
         self._ending: set[asyncio.Task[None]] = set()
         self._former_starts = 0
 
     @property
     def starts(self) -> int:
-        """Processes started so far."""
+        """Number of processes started so far."""
         return self._former_starts + sum(one.worker.starts for one in self._loaded.values())
 
     @property
     def running(self) -> int:
-        """Processes that are there."""
+        """Number of running processes."""
         return sum(one.worker.pid is not None for one in self._loaded.values())
 
     @property
     def busy(self) -> int:
-        """Sentences that are spoken now."""
+        """Number of sentences that are being spoken now."""
         return sum(one.worker.busy for one in self._loaded.values())
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the voices that are here now."""
+        """Return the names of the present voices."""
         try:
             return tuple(one.name for one in list_voices(self._model_dirs))
         except ArtifactError as error:
@@ -396,10 +394,11 @@ class Voices:
             return ()
 
     def find(self, name: str) -> tuple[Voice, str] | None:
-        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None if there is none.
+        """Return the voice that ``VOICE`` or ``VOICE+SPEAKER`` names, with the speaker's name; None if it does not
+        exist.
 
         Raises:
-            ArtifactError: its files are missing, malformed or altered.
+            ArtifactError: Its files are missing, malformed or altered.
         """
         base, _, speaker = name.partition(SEPARATOR)
         voice = find_voice(base, self._model_dirs)
@@ -407,13 +406,14 @@ class Voices:
 
     @contextlib.asynccontextmanager
     async def using(self, voice: Voice, deadline: float) -> AsyncIterator[WorkerProcess]:
-        """Hold the process of a voice; it starts with its first job.
+        """Hold the process of a voice; it starts with its first text.
 
         Args:
-            deadline: to wait for a place, in the loop's time.
+            voice: The voice.
+            deadline: Deadline for a free process, in the loop's time.
 
         Raises:
-            TimeoutError: other voices spoke until then.
+            TimeoutError: Other voices spoke until then.
         """
         key = (voice.path, voice.sha256)
         async with asyncio.timeout_at(deadline), self._changed:

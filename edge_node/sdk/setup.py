@@ -1,6 +1,6 @@
-"""The build of the SDK: it writes the sync client and outbox, `_sync`, from the async ones, then builds as declared.
+"""The build of the SDK: writes the sync client and outbox, `_sync`, from the async ones, then builds as declared.
 
-A wheel, an sdist and an editable install (`make setup`) all run it, so that `_sync` is in no repository.
+A wheel, an sdist and an editable install (`make setup`) all run it, so that `_sync` is never committed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RENAMED = {
     "aread": "read",
 }
 
-shutil.rmtree(PACKAGE / "_sync", ignore_errors=True)  # a module that was renamed leaves none behind
+shutil.rmtree(PACKAGE / "_sync", ignore_errors=True)  # a renamed module leaves no old copy behind
 rule = unasync.Rule(f"{PACKAGE}/_async/", f"{PACKAGE}/_sync/", additional_replacements=RENAMED)
 unasync.unasync_files([str(path) for path in (PACKAGE / "_async").glob("*.py")], [rule])
 setup()

@@ -1,7 +1,7 @@
-"""One request from admission to outcome. Read in this order:
+"""A request from admission to outcome. Read in this order:
 
 `service` (the table of hops), `requests` (one client's request: rate limit, bounded concurrency, context, and the
-generation that identical requests share), `generation` (the making of one answer: the targets, one after the other).
-`costly_signals` is part of some decisions only; `part_encoders` reads the audio and images of a request, `shadow`
-asks the other side after an answer, and compares some semantic answers with new ones.
+generation that identical requests share), `generation` (the making of one answer by the targets, one after the other).
+`costly_signals` computes signals that only some decisions need; `part_encoders` reads the audio and images of a
+request, `shadow` asks the other side after an answer, and compares some semantic answers with new ones.
 """

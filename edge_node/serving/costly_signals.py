@@ -1,6 +1,6 @@
-"""The signals of a request that cost time: its length in tokens, the estimate of quality, facts about its parts.
+"""The signals of a request that take time: its length in tokens, the estimate of quality, facts about its parts.
 
-They are computed where the policy names them, or for the record. One that cannot be computed stays absent.
+They are computed if the policy names them, or for the record. A signal that cannot be computed stays absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 TokenCounter = Callable[[Request], Awaitable[int | None]]
 QualityEstimator = Callable[[Policy, Request], float | None]
 _TOKENS = "request.prompt_tokens"
-_COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens
+_COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -38,10 +38,10 @@ class CostlySignals:
     """Computes the costly signals of one device.
 
     Args:
-        count_tokens: prompt length in tokens of the edge model; None on a device without an engine.
-        estimate_quality: the signal `edge.quality`; None on a device without an engine.
-        encoders: turn audio and images into text, whose signals are computed; None: this device has none.
-        record_all: compute them for every request that is decided, for its record.
+        count_tokens: Function that returns a prompt's length in tokens of the edge model; None without an engine.
+        estimate_quality: Function that returns the signal `edge.quality`; None without an engine.
+        encoders: Encoders that turn audio and images into text, whose signals are computed; None if there are none.
+        record_all: Whether to compute them for every decided request, for its record.
     """
 
     clock: Clock
@@ -52,7 +52,7 @@ class CostlySignals:
     record_all: bool = False
 
     def concerns(self, request: Request) -> bool:
-        """Whether the request has a part for which the child processes of encoders are needed."""
+        """Return whether the request has a part that requires the child processes of encoders."""
         return self.encoders is not None and self.encoders.concerns(request)
 
     async def compute(self, generation: Generation, signals: frozenset[str]) -> None:
@@ -90,7 +90,7 @@ class CostlySignals:
             log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
 
     async def _as_text(self, generation: Generation) -> Request:
-        """Return the request as a model reads it that takes text only: what it says, not how it was sent."""
+        """Return the request as a text-only model reads it: with its words, without its audio or images."""
         if self.encoders is None or not self.encoders.concerns(generation.request):
             return generation.request
         try:

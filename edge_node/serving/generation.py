@@ -1,7 +1,7 @@
-"""One answer in the making: its state (`Generation`), and the run of its attempts (`AttemptRunner`): Decision → Chunks.
+"""An answer in progress: its state (`Generation`), and the run of its attempts (`AttemptRunner`): Decision → Chunks.
 
 The order, the hold-back for a handoff and the rule for the next attempt are pure (`router.decision.attempts`); this
-module awaits, and bounds every wait:
+module awaits, and limits every wait:
 
 1. first token and complete answer each have the target's own timeout; after it the next target may answer
 2. everything ends at the request's deadline; after it no target is tried
@@ -76,23 +76,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CHARACTERS_PER_TOKEN = 4  # of English text, where no model has counted
+_CHARACTERS_PER_TOKEN = 4  # characters of English text per token, if no model has counted
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
-_CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
-# Of every request at first; they never change.
+_CHECK_SHARE = 0.9  # share of a request's time; the rest is reserved for the cached answer
+# The initial state of every request; never modified.
 _NOT_ASKED = CachePlan(bypass="refused before the cache was asked")
 _NO_ESTIMATES, _NO_USAGE = Estimates(), Usage()
 _CLOSE_S = 2.0
-_GRACE_S = 0.05  # backends enforce their own timeouts and report the phase; this is the backstop
+_GRACE_S = 0.05  # grace period: backends enforce their own timeouts and report the phase; this is the backstop
 _TIMER_STEP_S = 0.005  # timers may fire this much early
-# A backend request, a chunk of its answer, `edge.quality` if known, the confidence of the transcript if the request was
-# spoken → the chunk with its confidence as a probability.
+# Arguments: a backend request, a chunk of its answer, `edge.quality` if known, and the confidence of the transcript
+# if the request was spoken. Returns the chunk with its confidence as a probability.
 ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None, float | None], Chunk]
 
 
 class SemanticCheck(msgspec.Struct, frozen=True):
-    """A cached answer to a question that means the same, which waits for the new one."""
+    """A cached answer to a question with the same meaning, which waits for the new answer."""
 
     log_odds: float
     hit: CacheHit
@@ -100,9 +100,9 @@ class SemanticCheck(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Generation:
-    """State of one answer in the making; written only by the task that runs it. Times are monotonic seconds."""
+    """State of an answer in progress; written only by the task that runs it. Times are monotonic seconds."""
 
-    id: str  # of the decision
+    id: str  # the decision's
     request: Request
     policy: Policy
     snapshot: Snapshot
@@ -110,27 +110,28 @@ class Generation:
     arrived: float
     deadline: float
     job: JobTerms | None = None
-    estimated: bool = False  # `usd` has counted what an attempt has not reported
-    traceparent: str = ""  # of the client's request
+    estimated: bool = False  # estimate that `usd` uses for an attempt that reported no usage
+    traceparent: str = ""  # the client's request
     trace: RequestTrace | None = None
     cache_plan: CachePlan = _NOT_ASKED
     cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
     semantic_question: ComparedText | None = None  # set if the semantic cache was searched
     semantic_scope: bytes = b""
-    semantic_check: SemanticCheck | None = None  # the answer is made anew, to be compared with a cached one
+    # set if the answer is generated again, to be compared with a cached one
+    semantic_check: SemanticCheck | None = None
     estimates: Estimates = _NO_ESTIMATES
-    unrecorded: tuple[str, ...] = COSTLY  # those of the costly signals that were not computed
+    unrecorded: tuple[str, ...] = COSTLY  # costly signals that were not computed
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
-    held: HeldRequest | None = None  # set where the current attempt's target loosens offered tools
+    held: HeldRequest | None = None  # set if the current attempt's target does not enforce offered tools' schemas
     facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
-    soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
+    soft: RequestSoftTokens | None = None  # set when a projector was asked for the parts' soft tokens
     usage: Usage = _NO_USAGE
-    raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
+    raw_confidence: Confidence | None = None  # the engine's last report, before calibration
     shadow: str = ""  # the target that a shadow request asks after the answer
-    committed: bool = False  # a byte of the answer has been sent
-    finished: bool = False  # no further attempt will start
+    committed: bool = False  # whether a byte of the answer has been sent
+    finished: bool = False  # whether no further attempt will start
     _records: tuple[AttemptRecord, ...] | None = None
 
     @property
@@ -141,7 +142,7 @@ class Generation:
 
     @property
     def first_byte_by(self) -> float:
-        """When the first byte must be sent: at the deadline, or earlier where a cached answer waits to be sent."""
+        """Time by which the first byte must be sent: the deadline, or earlier if a cached answer waits to be sent."""
         if self.semantic_check is None:
             return self.deadline
         return self.arrived + _CHECK_SHARE * (self.deadline - self.arrived)
@@ -159,7 +160,7 @@ class Generation:
 
     @property
     def parts(self) -> tuple[PartRecord, ...]:
-        """Those that encoders were asked about."""
+        """The parts about which encoders were asked."""
         facts = () if self.facts is None else self.facts.records
         return facts if self.soft is None else (*facts, *self.soft.records)
 
@@ -173,7 +174,7 @@ class Generation:
 
     @property
     def transcript_confidence(self) -> float | None:
-        """Confidence of the transcript, if the last message is one audio clip; None: it was typed."""
+        """Confidence of the transcript, if the last message is one audio clip; None if it was typed."""
         if self.facts is None:
             return None
         last = len(self.request.messages) - 1
@@ -239,7 +240,7 @@ class Generation:
         self.held = held
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
-        """One record per attempt, without text from the target's errors, which may quote the request."""
+        """Return one record per attempt, without text from the target's errors, which may quote the request."""
         if self.sequence is None:
             return ()
         if self._records is not None:
@@ -258,9 +259,9 @@ class Generation:
         return records
 
     def usd(self) -> float:
-        """Cost of all attempts, abandoned ones included; from the answer's own usage where the target reported it.
+        """Cost of all attempts, including abandoned ones; from the answer's own usage if the target reported it.
 
-        An attempt that was abandoned reports none: it costs the prompt, by this device's count, and what was received.
+        An abandoned attempt reports none: it costs the prompt, by this device's count, and the received tokens.
         """
         if self.sequence is None:
             return 0.0
@@ -276,7 +277,7 @@ class Generation:
         return cost
 
     def _prompt_tokens(self) -> int:
-        """Return the prompt's tokens as the device's model counts them, or estimated from its text."""
+        """Return the prompt's tokens as counted by the device's model, or estimated from its text."""
         if self.estimates.prompt_tokens is not None:
             return self.estimates.prompt_tokens
         texts = [part.text for message in self.request.messages for part in _text_parts(message)]
@@ -292,7 +293,7 @@ def _text_parts(message: Message) -> tuple[TextPart, ...]:
 
 
 def _quotes_target(error: CausewayError | None) -> bool:
-    """Whether the message contains text of the target (`router.openai.upstream` puts it after "reported:")."""
+    """Return whether the message contains text of the target (`router.openai.upstream` puts it after "reported:")."""
     if isinstance(error, InvalidRequest | CloudRefused):
         return True
     return isinstance(error, CloudFailed) and "reported:" in error.message
@@ -303,7 +304,7 @@ def policy_label(policy: Policy) -> str:
 
 
 class PartPreparation(Protocol):
-    """Turns parts of a request into what the target of an attempt takes; see `PartEncoders.prepare`."""
+    """Turns parts of a request into the form that the target of an attempt takes; see `PartEncoders.prepare`."""
 
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]: ...
 
@@ -313,10 +314,10 @@ class AttemptRunner:
     """Runs attempts on backends.
 
     Args:
-        cloud: has the timeouts of targets in the cloud for which the policy sets none; others have the request's time.
-        calibrate: None: a handoff compares the confidence that the engine reports.
-        encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this device
-            has none.
+        cloud: Timeouts of cloud targets for which the policy sets none; others have the request's time.
+        calibrate: Calibrator of confidence; None: a handoff compares the confidence that the engine reports.
+        encoders: Encoders that turn parts of requests into text or soft tokens for targets that cannot take them; None
+            if this device has none.
     """
 
     backends: Mapping[Location, Backend]
@@ -325,7 +326,7 @@ class AttemptRunner:
     encoders: PartPreparation | None = None
 
     async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
-        """Return when `reply` has the complete answer. Raises CausewayError: the error for the client."""
+        """Run attempts until `reply` has the complete answer. Raises CausewayError, the error for the client."""
         assert generation.sequence is not None
         assert generation.decision is not None
         if generation.semantic_check is not None:
@@ -399,7 +400,10 @@ class AttemptRunner:
         call: BackendRequest,
         relay: _Relay,
     ) -> None:
-        """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the reply."""
+        """Pass the chunks of one attempt to the reply.
+
+        Raises TimeoutError in cases (1) and (2), or the error of the backend, the attempt or the reply.
+        """
         reply = relay.reply
         first, ended = True, False
         now = asyncio.get_running_loop().time
@@ -430,7 +434,7 @@ class AttemptRunner:
         except Exception as failure:
             if not attempt.whole:
                 raise
-            # Nothing that happens to the target's connection now may turn a finished answer into an error.
+            # A fault of the target's connection must not turn a finished answer into an error.
             log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
         finally:
             relay.close()
@@ -439,7 +443,7 @@ class AttemptRunner:
         await _deliver(generation, attempt.finish(now()), reply)
 
     def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
-        """Deadlines of the complete answer and of its first token."""
+        """Return the deadlines of the complete answer and of its first token."""
         target = attempt.plan.target
         if generation.job is not None and target.at == "cloud":
             return generation.deadline, generation.deadline  # it waits in the cloud's queue
@@ -455,9 +459,9 @@ class AttemptRunner:
 
 
 class _Relay:
-    """Passes text on to a streaming client, as it arrives (`TextRelay`): no task wakes for it, and nothing decodes it.
+    """Passes text on to a client that reads, as it arrives (`ChunkRelay`), without waking a task.
 
-    It takes text of a choice once a chunk of that has gone to the client at once, until the client is slow or gone.
+    `is_open`: whether the last chunk from the iterator was sent to the client at once.
     """
 
     def __init__(self, attempt: Attempt, reply: Reply[AnswerHead], *, stream: bool) -> None:
@@ -466,7 +470,7 @@ class _Relay:
         self._texts = reply if stream and isinstance(reply, TextReply) else None
         self._sink: TextSink | None = None
         self._index = 0
-        self._slow: Awaitable[None] | None = None  # to be awaited before the next chunk
+        self._slow: Awaitable[None] | None = None  # awaited before the next chunk
         self._gone: ClientGone | None = None
 
     def sent(self, index: int) -> None:
@@ -479,7 +483,7 @@ class _Relay:
             return False
         try:
             self._slow = self._sink.send(texts)
-        except ClientGone as gone:  # the task, which gets the text again, says so
+        except ClientGone as gone:  # the task, which gets the chunk again, reports the error
             self._sink, self._gone = None, gone
             return False
         self._attempt.tokens += len(texts)
@@ -496,7 +500,7 @@ class _Relay:
             await slow
 
     def close(self) -> None:
-        """Take no more text."""
+        """Accept no more chunks."""
         self._sink = self._texts = None
         if isinstance(self._slow, Coroutine):
             self._slow.close()
@@ -531,7 +535,7 @@ def _send(generation: Generation, piece: Piece, reply: Reply[AnswerHead]) -> Awa
 
 
 async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:
-    """(3) Stop the target's work."""
+    """Stop the target's work. (3)"""
     close = getattr(chunks, "aclose", None)
     if close is None:
         return
@@ -549,12 +553,12 @@ def with_temperature(request: Request, target: Target) -> Request:
 
 
 def _streams_from_target(generation: Generation, attempt: Attempt) -> bool:
-    """Whether the first token arrives before the complete answer."""
+    """Return whether the first token arrives before the complete answer."""
     return generation.request.stream or attempt.plan.handoff is not None or attempt.plan.target.at == "edge"
 
 
 def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -> CausewayError:
-    """(2) takes precedence over (1): with no time left another target is pointless."""
+    """Return the error of a timeout: (2) precedes (1), as another target is pointless with no time left."""
     target = attempt.plan.target
     if _now() >= generation.deadline - _TIMER_STEP_S:
         return DeadlineExceeded(f"the deadline passed while {target.name} was answering")
@@ -572,7 +576,7 @@ def _no_backend(target: Target) -> BackendError:
 
 
 def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:
-    """Any other exception is a backend failure too. Its message may quote the request and is dropped."""
+    """Return the error itself, or a backend failure for any other exception, whose message may quote the request."""
     if isinstance(failure, CausewayError):
         return failure
     log.error("%s failed unexpectedly: %s", target.name, redacted(failure))
@@ -586,7 +590,7 @@ def _fail(attempt: Attempt, error: CausewayError) -> None:
 
 
 def _refuse_skipped(generation: Generation) -> None:
-    """Raise BackendError if a check's first choice is down and was skipped: only a degraded answer could be made."""
+    """Raise BackendError if a check's first choice is down and was skipped: the new answer could only be degraded."""
     decision = generation.decision
     if decision is None or not decision.skipped_target:
         return
@@ -596,7 +600,9 @@ def _refuse_skipped(generation: Generation) -> None:
 
 
 def _refuse_degraded(generation: Generation) -> None:
-    """Raise BackendError if a check's new answer, of which no byte was sent, is degraded, as the cached one is not."""
+    """Raise BackendError if a check's new answer is degraded, no byte of it was sent, and the cached one is not
+    degraded.
+    """
     if generation.degraded:
         raise BackendError("the answer is degraded, and the cached one is not")
 

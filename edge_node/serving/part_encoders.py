@@ -1,7 +1,7 @@
-"""The parts of a generation, as text or as soft tokens: when the encoder graph runs for it, and on what.
+"""The parts of a generation, as text or as soft tokens: runs the encoder graph on them when they are needed.
 
 A branch runs before the Decision only if a signal needs its facts (`estimate`), else with the first attempt whose
-target cannot take its parts (`prepare`); never twice for one request. Where the attempt's plan says so, an image
+target cannot take its parts (`prepare`); never twice for one request. If the attempt's plan requires it, an image
 becomes soft tokens instead, by the projector that the manifest of the target's model names (`Projectors`).
 """
 
@@ -62,10 +62,10 @@ class PartEncoders:
     """The encoders of this device.
 
     Args:
-        encoders: what to run, by kind of part.
-        transcripts: the form in which a model reads transcripts.
-        find_projector: of a model on the device. Raises ArtifactError.
-        detector: detects speech in live sessions; None: this device cannot.
+        encoders: Worker specifications, by kind of part.
+        transcripts: Function that returns the form in which a model reads transcripts.
+        find_projector: Function that returns the projector of a model on the device. Raises ArtifactError.
+        detector: Speech detector for live sessions; None if this device has none.
     """
 
     def __init__(
@@ -106,28 +106,29 @@ class PartEncoders:
         self._transcripts = transcripts
 
     def concerns(self, request: Request) -> bool:
-        """Whether the request has a part that an encoder of this device reads."""
+        """Return whether the request has a part that an encoder of this device reads."""
         return self.graph.concerns(request)
 
     async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
 
         Raises:
-            InvalidRequest: a part is invalid, or a request that is one audio clip has no speech.
-            EncoderFailed: nothing is left of the request's last message.
+            InvalidRequest: A part is invalid, or a request that is one audio clip has no speech.
+            EncoderFailed: The request's last message would be empty.
         """
         found = await self._ask(generation, kinds)
         return fuse(generation.request, found.facts, kinds, self._transcripts(model))
 
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]:
-        """Return the request as the plan's target reads it: parts as text, or as soft tokens, which come with it.
+        """Return the request in the form that the plan's target reads: parts as text, or as soft tokens, which come
+        with it.
 
-        Branches that ran for an earlier attempt are not run again. Those that `plan.wait_for` does not wait for are
-        cancelled, and skipped. Under `hybrid` a part whose soft tokens cannot be had is read as text after all. If a
-        fleet's bundle replaced the model while its parts were read, they are read again: its weights are others now.
+        Branches that ran for an earlier attempt are not run again. Those outside `plan.wait_for` are cancelled, and
+        skipped. Under `hybrid` a part whose soft tokens cannot be computed is read as text after all. If a fleet's
+        bundle replaced the model while its parts were read, they are read again, because its weights have changed.
 
         Raises:
-            As `fuse`.
+            InvalidRequest, EncoderFailed: See `fuse`.
         """
         request, model = generation.request, plan.target.model
         known = generation.facts or RequestFacts()
@@ -158,10 +159,10 @@ class PartEncoders:
         return fused, () if soft is None else soft.distinct
 
     async def estimate(self, generation: Generation, signals: frozenset[str]) -> None:
-        """Compute those of `signals` that are about parts. One that cannot be computed stays absent.
+        """Compute those of `signals` that are about parts. A signal that cannot be computed stays absent.
 
         Raises:
-            InvalidRequest: a part is invalid.
+            InvalidRequest: A part is invalid.
         """
         estimates = generation.estimates
         if "image" in self.kinds and has_parts(generation.request, ("image",)):
@@ -171,7 +172,7 @@ class PartEncoders:
             if IMAGES_TEXT in signals and estimates.images_text is None:
                 found = await self._ask(generation, ("image",))
                 estimates = msgspec.structs.replace(estimates, images_text=found.says("image"))
-            generation.estimates = estimates  # known also if an audio part is invalid
+            generation.estimates = estimates  # also known if an audio part is invalid
         if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
             if AUDIO_S in signals and estimates.audio_s is None:
                 lengths = await self._measured(generation, "audio", self._branches["audio"].seconds)
@@ -184,7 +185,7 @@ class PartEncoders:
         generation.estimates = estimates
 
     async def _ask(self, generation: Generation, kinds: Sequence[Modality]) -> RequestFacts:
-        """The generation's facts about these kinds and those asked for earlier. Raises InvalidRequest."""
+        """Return the generation's facts about these kinds and those requested earlier. Raises InvalidRequest."""
         known = generation.facts or RequestFacts()
         if missing := [kind for kind in kinds if kind not in known.kinds]:
             found = await self.graph.facts(generation.request, generation.deadline, missing, _late(generation))
@@ -195,14 +196,13 @@ class PartEncoders:
     async def _measured(
         self, generation: Generation, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]]
     ) -> list[_N] | None:
-        """Measure each part of this kind: the declared size of an image in pixels, the length of an audio clip in
-        seconds.
+        """Measure each part of this kind: the declared size of an image in pixels, the length of audio in seconds.
 
         Returns:
-            None if one of them is not known in time.
+            The measurements; None if one of them is not known in time.
 
         Raises:
-            InvalidRequest: a part is invalid; the message names it.
+            InvalidRequest: A part is invalid; the message names it.
         """
         deadline = min(generation.deadline, self._clock.monotonic() + self._branches[kind].timeout_s)
         measured: list[_N] = []
@@ -217,10 +217,10 @@ class PartEncoders:
         return measured
 
     async def read_late(self, request: Request, by: float, kinds: Sequence[Modality]) -> tuple[PartRecord, ...]:
-        """Read the parts of these kinds that were late, until `by`, monotonic s: the next request finds them known.
+        """Read the late parts of these kinds, until `by`, monotonic s: the next request finds the facts in the cache.
 
         Raises:
-            InvalidRequest: a part is invalid.
+            InvalidRequest: A part is invalid.
         """
         return (await self.graph.late_facts(request, by, kinds)).records
 
@@ -247,20 +247,20 @@ class PartEncoders:
 
 
 def _late(generation: Generation) -> LateTerms | None:
-    """How long late parts may be read; None: not at all, as for all requests but jobs."""
+    """Return the terms for late parts; None for all requests but jobs: their late parts are not read."""
     return None if generation.job is None else generation.job.late
 
 
 class Projectors:
     """The projectors of the models that the active policy names.
 
-    Each has a child, which starts with the first image for its model. Soft tokens are remembered as facts are.
+    Each has a child, which starts with the first image for its model. Soft tokens are cached as facts are.
 
     Args:
-        find: a model's, or None. Raises ArtifactError.
-        decoder: of images.
-        remembered: limit of the images whose soft tokens are kept.
-        timeout_s: for each image.
+        find: Function that returns a model's projector, or None. Raises ArtifactError.
+        decoder: The image decoder.
+        remembered: Maximum number of images whose soft tokens are cached.
+        timeout_s: Timeout of each image.
     """
 
     def __init__(
@@ -275,24 +275,24 @@ class Projectors:
         self._limit = remembered
         self._timeout_s = timeout_s
         self._known: dict[str, Projector] = {}  # by model
-        self._named: frozenset[str] | None = None  # models of the active policy; None: any
+        self._named: frozenset[str] | None = None  # models of the active policy; None: all
         self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
-        self._reading: Counter[str] = Counter()  # images that a worker reads, or that wait for it
+        self._reading: Counter[str] = Counter()  # number of images that a worker is reading, or that wait for it
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
-        self._former_starts = 0  # of workers that were dropped
+        self._former_starts = 0  # starts of workers that have been dropped
 
     @property
     def starts(self) -> int:
-        """Children started so far."""
+        """Number of children started so far."""
         return self._former_starts + sum(worker.starts for worker in self._workers.values())
 
     @property
     def running(self) -> int:
-        """Children that are there: one that was killed counts until the next image needs it."""
+        """Number of children; a killed one counts until the next image needs it."""
         return sum(worker.pid is not None for worker in self._workers.values())
 
     def kinds(self, model: str) -> tuple[Modality, ...]:
-        """Read the model's manifest anew; return the kinds of parts that it takes as soft tokens."""
+        """Read the model's manifest again; return the kinds of parts that it takes as soft tokens."""
         self._known.pop(model, None)
         try:
             projector = self._find(model)
@@ -306,20 +306,20 @@ class Projectors:
         return ("image",)
 
     def use(self, models: Collection[str]) -> None:
-        """End the children that none of the active policy's models needs any more.
+        """End the children that no model of the active policy needs any more.
 
-        One that reads an image, for a request of the policy before, ends after it.
+        A child that is reading an image, for a request of the previous policy, ends after it.
         """
         self._named = frozenset(models)
         self._end_unused()
 
     def digest(self, model: str) -> str:
-        """Return what tells the projector of a model apart; "" if it has none."""
+        """Return an identifier of the version of a model's projector; "" if it has none."""
         projector = self._known.get(model)
         return "" if projector is None else projector.digest
 
     def remembered(self, model: str, sha256: str) -> SoftTokens | None:
-        """Return the soft tokens of an equal image, if they are known."""
+        """Return the cached soft tokens of an equal image, if there are any."""
         projector = self._known.get(model)
         return None if projector is None else self._remembered.get((projector.digest, sha256))
 
@@ -327,11 +327,14 @@ class Projectors:
         """Return the soft tokens of an image.
 
         Args:
-            deadline: the loop's time; the image also has its own.
+            model: The model.
+            image: The image's bytes.
+            sha256: Their SHA-256.
+            deadline: Deadline in the loop's time; the image also has its own timeout.
 
         Raises:
-            Refusal: the image is invalid.
-            WorkerTimeout, WorkerFailed: it was not read.
+            Refusal: The image is invalid.
+            WorkerTimeout, WorkerFailed: The image was not read.
         """
         projector = self._known.get(model)
         if projector is None:
@@ -352,7 +355,7 @@ class Projectors:
         return soft
 
     async def close(self) -> None:
-        """End all children; the decoder is its owner's."""
+        """End all children; the decoder belongs to its owner."""
         for worker in self._workers.values():
             await worker.close()
 
@@ -363,7 +366,9 @@ class Projectors:
         return worker
 
     def _end_unused(self) -> None:
-        """End the children of projectors whose place another version took, or whose model the policy does not name."""
+        """End the children of projectors that were replaced by another version, or whose model the policy does not
+        name.
+        """
         named = self._known if self._named is None else self._known.keys() & self._named
         used = {self._known[model].digest for model in named}
         for digest in [one for one in self._workers if one not in used and not self._reading[one]]:

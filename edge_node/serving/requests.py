@@ -1,16 +1,16 @@
-"""One client's request: its admission, its context until the one Outcome, and the generation that it may share.
+"""A client's request: its admission, its context until the one Outcome, and the generation that it may share.
 
 Admission is a rate limit per client, and a bounded queue in front of bounded concurrency. The rate limit applies before
 the cache lookup. A permit (concurrency) is needed only for a generation: a cache hit does not queue behind the work
-that it saves. A permit is released however its request ends. Clients that wait take turns, each with its own requests
-in their order. In a full queue the youngest request of the client with the most waiting makes room for that of another
-client: a flood queues behind itself.
+that it saves. A permit is released however its request ends. Waiting clients take turns; the requests of each stay in
+order. In a full queue the youngest request of the client with the most waiting requests is displaced by that of another
+client, so that a flood delays only its own client.
 
-The `RequestContext` passes every piece on to the reply and notes numbers and names as they pass, never content. When
+The `RequestContext` passes every piece on to the reply and records numbers and names as they pass, never content. When
 the request ends, `finish` turns them into the one Outcome.
 
-A shared generation runs in a task of its own, which belongs to no request: every subscriber, the one that started it
-included, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
+A shared generation runs in a task of its own, which belongs to no request: every subscriber, including the one that
+started it, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class Admission:
     """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
 
     Attributes:
-        draining: new requests are refused.
-        ending: a request that is cancelled now is cancelled by the daemon, not by its client.
-        running, waiting: how many requests hold a permit, and how many wait for one.
+        draining: Whether new requests are refused.
+        ending: Whether a request that is cancelled now is cancelled by the daemon, not by its client.
+        running, waiting: Number of requests that hold a permit, and that wait for one.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and as of when
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
+        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: tokens, and their time
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, in the order of turns
         self.waiting = 0
         self.running = 0
         self._spare: set[anyio.CancelScope] = set()
@@ -89,7 +89,7 @@ class Admission:
         self.ending = False
 
     def set_limits(self, limits: Limits) -> None:
-        """Apply new limits. Running requests continue; queued ones start where there is room now."""
+        """Apply new limits. Running requests continue; queued ones start if there is room now."""
         self._limits = limits
         self._start_waiting()
 
@@ -107,8 +107,8 @@ class Admission:
         """Charge one request to `client`.
 
         Raises:
-            RateLimited: with the time until the next token.
-            Draining: this server is shutting down.
+            RateLimited: The rate is exceeded; has the time until the next token.
+            Draining: The daemon is shutting down.
         """
         if self.draining:
             raise Draining("this server is shutting down", retry_after_s=1.0)
@@ -133,8 +133,9 @@ class Admission:
         """Hold one permit: the right to run one generation. Wait for it until `deadline`.
 
         Raises:
-            QueueFull: at once, or when another client's request took its place; with an estimate of when to retry.
-            DeadlineExceeded: while queued.
+            QueueFull: The queue is full, or another client's request displaced this one; has an estimate of when to
+                retry.
+            DeadlineExceeded: The deadline passed in the queue.
         """
         for scope in self._spare:
             scope.cancel()
@@ -172,7 +173,9 @@ class Admission:
             timer.cancel()
 
     def _displace_for(self, client: str) -> bool:
-        """Let the youngest request of the client with the most waiting make room, if another client has more."""
+        """Displace the youngest request of the client with the most waiting ones, if another client has more than
+        `client`.
+        """
         if not self._queues:
             return False
         most = max(self._queues, key=lambda name: len(self._queues[name]))
@@ -190,7 +193,9 @@ class Admission:
             del self._queues[client]
 
     def _full(self) -> QueueFull:
-        """The queue advances by one request every (average duration / concurrency) seconds."""
+        """Return the error of a full queue, which advances by one request every (average duration / concurrency)
+        seconds.
+        """
         wait_s = min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
         return QueueFull(f"{self.running} requests running and {self.waiting} queued", retry_after_s=wait_s)
 
@@ -198,7 +203,7 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """Whether a request could start now."""
+        """Return whether a request could start now."""
         return self.running < self._limits.concurrent and not self.waiting
 
     async def idle(self) -> None:
@@ -210,7 +215,7 @@ class Admission:
 
     @contextmanager
     def spare(self) -> Iterator[None]:
-        """Work that needs no permit, and is cancelled as soon as a request wants one."""
+        """Run work that needs no permit in the block, and cancel it as soon as a request wants a permit."""
         with anyio.CancelScope() as scope:
             self._spare.add(scope)
             try:
@@ -248,7 +253,7 @@ def _expire(turn: asyncio.Future[None]) -> None:
 
 @dataclass(frozen=True)
 class Records:
-    """Where the outcomes of requests go, and the clock that dates them."""
+    """Destinations of requests' outcomes, and the clock that dates them."""
 
     decisions: DecisionStore
     spend: SpendStore
@@ -258,17 +263,17 @@ class Records:
 
 @dataclass(eq=False, repr=False)
 class RequestContext:
-    """Created by the HTTP API for each request; `generation` is set by the service.
+    """A request from its arrival to its outcome. The HTTP API creates it; `generation` is set by the service.
 
     Args:
-        request: the parsed request.
-        reply: the response to the client.
-        id: of the decision, also the `x-request-id`.
-        arrived: monotonic seconds.
-        traceparent: W3C trace context of the client, "" for none.
-        trace: the spans of this request, None when tracing is off.
-        memo: what was derived from an equal request.
-        job: set if the request is a job, which may wait and is not answered by a lesser target.
+        request: The parsed request.
+        reply: The response to the client.
+        id: The decision's id, also the `x-request-id`.
+        arrived: Time of arrival, monotonic seconds.
+        traceparent: W3C trace context of the client; "" for none.
+        trace: The spans of this request; None when tracing is off.
+        memo: Values derived from an equal request.
+        job: Set if the request is a job, which may wait and is not answered by a lesser target.
     """
 
     request: Request
@@ -284,10 +289,10 @@ class RequestContext:
     deadline: float = field(init=False)  # set with the generation
     head: AnswerHead | None = None
     error: CausewayError | None = None
-    shared: bool = False  # another request's generation answers
+    shared: bool = False  # whether another request's generation answers
     _usage: Usage = _NO_USAGE
     _finish_reason: str = ""
-    _hit: CacheHit | None = None  # what was replayed
+    _hit: CacheHit | None = None  # the replayed cache hit
 
     @property
     def committed(self) -> bool:
@@ -302,7 +307,7 @@ class RequestContext:
         return "bypass" if self.generation.cache_key is None else "miss"
 
     def follow(self, generation: Generation, *, shared: bool = False) -> None:
-        """Take the answer from `generation`. `shared`: another request started it."""
+        """Take the answer from `generation`. `shared`: whether another request started it."""
         self.generation = generation
         self.shared = shared
 
@@ -331,8 +336,9 @@ class RequestContext:
         """Answer from the cache.
 
         Args:
-            stale: the error because of which an expired answer is served.
-            check: the error because of which an answer is served that should have been made anew.
+            hit: The cached answer.
+            stale: The error because of which an expired answer is served.
+            check: The error because of which a cached answer is served although a new one was due.
         """
         answer, self._hit = hit.answer, hit
         fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
@@ -359,7 +365,7 @@ class RequestContext:
     # --- outcome -----------------------------------------------------------------------------------------------------
 
     def finish(self, now: float, unix_s: float) -> DecisionRecord:
-        """The record of this request with its one Outcome. `now`: when it ended, monotonic seconds."""
+        """Return the record of this request with its one Outcome. `now`: its end, monotonic seconds."""
         generation, memo = self.generation, self.memo
         if memo.features is None:
             memo.features = features_of(self.request)
@@ -415,7 +421,7 @@ class RequestContext:
         return 200 if self.head is not None and self.request.stream else self.error.status
 
     def _ttft_ms(self, total_ms: float) -> float | None:
-        """From arrival to the first token; for a cached answer, which arrives all at once, to its end."""
+        """Return the time from arrival to the first token; for a cached answer, which arrives at once, to its end."""
         if self.head is None:
             return None
         if self.head.route == "cache" or self.generation.sequence is None:
@@ -431,7 +437,7 @@ class RequestContext:
 
 
 class Subscriber(AnswerReader):
-    """One reader's position in a shared generation."""
+    """A reader's position in a shared generation."""
 
     def __init__(self, shared: SharedGeneration) -> None:
         super().__init__(joined=shared.was_joined)
@@ -479,7 +485,7 @@ class SharedGenerations:
 
     @property
     def subscribers(self) -> int:
-        """Of all generations together."""
+        """Number of subscribers of all generations together."""
         return sum(len(shared.subscribers) for shared in self._by_key.values())
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -490,7 +496,7 @@ class SharedGenerations:
     def join(self, key: bytes, generation: Generation, produce: Produce) -> Iterator[tuple[Subscriber, bool]]:
         """Subscribe to the generation of `key`; start it with `produce` unless one can be joined.
 
-        Yields the subscriber, and whether it started the generation. An error that `produce` raises reaches every
+        Yields the subscriber, and whether it started the generation. An error of `produce` is raised in every
         subscriber. The generation is cancelled when its last subscriber leaves.
         """
         if self._tasks is None:

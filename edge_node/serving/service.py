@@ -1,10 +1,10 @@
-"""One request, hop by hop, always forward. Start reading here: this is the table of hops.
+"""The service: one request, hop by hop, always forward. Start reading here: this is the table of hops.
 
     bytes → Request      `http.api`: parse and validate once
     admission            `requests`: a rate limit per client; a bounded queue in front of bounded concurrency
     cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
-                         that means the same; `requests`: identical requests in progress share one answer
-    Request → Decision   `router.decision.decide`: pure; `costly_signals`: what it reads, where the policy names it
+                         with the same meaning; `requests`: identical requests in progress share one answer
+    Request → Decision   `router.decision.decide`: pure; `costly_signals`: its inputs, if the policy names them
     Decision → Chunks    `generation`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `requests`: exactly one per request: metrics, trace, decision record
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PREVIEW_S = 1.0  # for the costly signals of a job's decision
+_PREVIEW_S = 1.0  # timeout of the costly signals of a job's decision
 _COSTLY = frozenset(COSTLY)
 
 
@@ -78,16 +78,16 @@ async def _pin_nothing(_: str) -> bool:
     return False
 
 
-_JOB = JobTerms("", "standard", _pin_nothing)  # of a preview
+_JOB = JobTerms("", "standard", _pin_nothing)  # id of a preview
 _SELF_CHECK_REQUEST = Request(
     kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1
 )
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What the policy would do with a request now. `cached_age_s` None: no cached answer.
+    """The plan of the policy for a request now. `cached_age_s` None: no cached answer.
 
-    `similarity`: of the question that the cached answer answers; None: the same request, or no cached answer.
+    `similarity`: that of the cached answer's question; None for the same request, or without a cached answer.
     """
 
     cache: CachePlan
@@ -100,9 +100,9 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class AnswerSources:
-    """Where an answer may come from without an attempt: stored ones, and those that are being made.
+    """Sources of answers that need no attempt: stored answers, and those in progress.
 
-    `semantic` finds answers to questions that mean the same; used only by policies with `semantic` rules.
+    `semantic` finds answers to questions with the same meaning; used only by policies with `semantic` rules.
     """
 
     cache: AnswerCache
@@ -115,11 +115,11 @@ class Service:
     """Answers requests under the policy that `use` activated last.
 
     Args:
-        sources: where an answer may come from without an attempt.
-        costly: computes the signals that are computed only where the policy names them.
-        records: where outcomes go.
-        shadows: ask the other side too, after an answer; used only by policies with `shadow`.
-        default_deadline_s: time of a request that names no deadline.
+        sources: Sources of answers that need no attempt.
+        costly: Computes the signals that are computed only if the policy names them.
+        records: Destinations of outcomes.
+        shadows: Shadow requests, which follow some answers; used only by policies with `shadow`.
+        default_deadline_s: Deadline of a request that names none.
     """
 
     admission: Admission
@@ -137,18 +137,19 @@ class Service:
         """Activate `policy` for requests that arrive from now on. Must be called before the first request.
 
         Args:
-            scope: extra cache-key bytes, such as model hashes.
+            policy: The policy.
+            scope: Extra cache-key bytes, such as model hashes.
         """
         self._policy = policy
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
 
     async def answer(self, context: RequestContext) -> None:
-        """Return when the last byte is handed to the client's connection.
+        """Answer a request; return when the last byte is passed to the client's connection.
 
         Raises:
-            CausewayError: the error for the client.
-            CancelledError: the client disconnected.
+            CausewayError: The error for the client.
+            CancelledError: The client disconnected.
         """
         self._begin(context)
         if log.isEnabledFor(logging.DEBUG):
@@ -159,13 +160,14 @@ class Service:
             except CausewayError as error:
                 if isinstance(error, ClientGone) or not context.reply.finished:
                     raise
-                log.info("%s after the end of an answer", error.code)  # which has one end
+                log.info("%s after the end of an answer", error.code)  # the answer already has its end
             await context.reply.end()
         except CausewayError as error:
             context.error = error
             raise
         except asyncio.CancelledError:
-            if context.reply.finished:  # a client may leave without waiting for the stream's end: it has its answer
+            # a client may disconnect without waiting for the stream's end: it has its answer
+            if context.reply.finished:
                 if not self.admission.ending:
                     raise
                 await context.reply.end()
@@ -185,7 +187,7 @@ class Service:
             asyncio.get_running_loop().call_soon(self._finish_request, context, self.records.clock.monotonic())
 
     async def explain(self, request: Request) -> Explanation:
-        """What `answer` would do, without running it."""
+        """Return the plan of `answer` for a request, without running it."""
         now = self.records.clock.monotonic()
         generation = Generation(
             "",
@@ -227,7 +229,7 @@ class Service:
 
     @property
     def draining(self) -> bool:
-        """Whether this server is shutting down."""
+        """Whether the daemon is shutting down."""
         return self.admission.draining
 
     def admit(self, client: str) -> None:
@@ -235,7 +237,7 @@ class Service:
         self.admission.admit(client, self.records.clock.monotonic())
 
     async def preview(self, request: Request) -> Decision:
-        """The decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
+        """Return the decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
         now, policy = self.records.clock.monotonic(), self._policy
         generation = Generation(
             "", request, policy, self.signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
@@ -243,7 +245,7 @@ class Service:
         return await self._decide(generation)
 
     def self_check(self) -> Decision:
-        """A trial routing decision, for the watchdog and `/healthz`: nothing is run, counted or recorded."""
+        """Make a trial routing decision, for the watchdog and `/healthz`; it is not run, counted or recorded."""
         snapshot = self.signals.snapshot(self._policy)
         self._planner.plan(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
         return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
@@ -286,7 +288,7 @@ class Service:
             if similar is not None:
                 await context.replay(similar)
                 return
-        if context.job is not None:  # no other request may wait for it, and it may wait for a whole answer
+        if context.job is not None:  # no other request may wait for it, and it may wait for a complete answer
             await self._run(generation, context)
             return
         try:
@@ -306,7 +308,9 @@ class Service:
             await context.replay(found, stale=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
-        """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
+        """Return the answer stored under the request's key, however old; None if there is none or the policy forbids
+        it.
+        """
         policy, request = generation.policy, generation.request
         bypass = early_bypass(policy, request)
         if bypass:
@@ -326,7 +330,9 @@ class Service:
         return found
 
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
-        """Cache: a fresh answer to a question of the same client that means the same; `check_share` are made anew."""
+        """Return a fresh answer to a question of the same client with the same meaning; `check_share` of them are made
+        again.
+        """
         plan, semantic = generation.cache_plan, self.sources.semantic
         if plan.semantic is None:
             return None
@@ -354,7 +360,7 @@ class Service:
         return similar
 
     async def _share(self, context: RequestContext, key: bytes) -> None:
-        """Single-flight: identical requests in progress share one generation."""
+        """Answer from a generation that identical requests in progress share."""
         generations, own_generation = self.sources.shared_generations, context.generation
         key += b"stream" if context.request.stream else b"whole"
         while True:
@@ -366,7 +372,7 @@ class Service:
                 except CausewayError as error:
                     if started or context.committed or isinstance(error, ClientGone):
                         raise
-                    # Start a generation of our own if the other request (1) had an earlier deadline, or (2) has a
+                    # Start a separate generation if the other request (1) had an earlier deadline, or (2) has a
                     # cached answer, so that its generation gave up early.
                     earlier = isinstance(error, DeadlineExceeded) and self.records.clock.monotonic() < context.deadline
                     checked = subscriber.shared.generation.semantic_check is not None
@@ -380,12 +386,12 @@ class Service:
             self._store(shared)
 
     async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
-        """Work of a target: a permit, the decision, the attempts."""
+        """Generate an answer: wait for a permit, decide, run the attempts."""
         async with self.admission.permit(generation.first_byte_by, generation.request.hints.client):
             await self._run(generation, reply)
 
     async def _run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
-        """The decision, the attempts."""
+        """Decide, then run the attempts."""
         generation.snapshot = self.signals.snapshot(generation.policy)
         decision = await self._decide(generation)
         tap = None if decision.shadow is None else self.shadows.tap(generation, reply)
@@ -420,7 +426,7 @@ class Service:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _store(self, shared: SharedGeneration) -> None:
-        """Cache the answer, unless a hit would differ from what the policy's first choice answers."""
+        """Cache the answer, unless a hit would differ from the answer of the policy's first choice."""
         generation, pieces = shared.generation, shared.pieces()
         target, decision = generation.target, generation.decision
         assert target is not None
@@ -443,7 +449,7 @@ class Service:
             self.sources.semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
 
     def _finish_generation(self, generation: Generation, ended: float) -> None:
-        """Once per generation, however many requests shared it."""
+        """Record a generation, once for all requests that share it."""
         usd = generation.usd()
         if usd > 0.0:
             self.records.spend.add(usd)
@@ -459,7 +465,7 @@ class Service:
         )
 
     def _finish_request(self, context: RequestContext, ended: float) -> None:
-        """Once per request."""
+        """Record a request."""
         record = context.finish(ended, self.records.clock.unix())
         self.records.decisions.add(record)
         self.records.metrics.request_finished(record.outcome)
@@ -469,14 +475,14 @@ class Service:
             context.trace.end(record, shared=context.generation.trace if context.shared else None)
 
     def _is_bound(self, context: RequestContext) -> bool:
-        """Whether the request is bound to the device; one that was refused before its decision is decided now."""
+        """Return whether the request is bound to the device; one that was refused undecided is decided now."""
         generation = context.generation
         if generation.on_device or generation.decision is not None or context.head is not None:
             return generation.on_device
         try:
             return decide(generation.policy, generation.request, generation.snapshot, generation.estimates).on_device
         except CausewayError:
-            return True  # its constraints are not known
+            return True  # its constraints are unknown
 
 
 async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
@@ -493,6 +499,6 @@ def _is_fresh(found: CacheHit, plan: CachePlan) -> bool:
 
 
 def _may_be_stale(found: CacheHit, plan: CachePlan, error: CausewayError) -> bool:
-    """Whether an expired answer may replace `error`: only if targets failed, not if it was refused."""
+    """Return whether an expired answer may replace `error`: only if targets failed, not if the request was refused."""
     failed = isinstance(error, (AllAttemptsFailed, BackendError, DeadlineExceeded, QueueFull))
     return failed and plan.exact is not None and found.age_s < plan.exact.ttl_s + plan.exact.stale_if_error_s

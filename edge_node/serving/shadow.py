@@ -1,15 +1,15 @@
 """Shadow requests: after some answers the other side is asked the same, and both answers are compared.
 
-They must not cost a client anything:
+They must not affect any client:
 
-1. They start after the answer, one at a time. Few wait; what does not fit is dropped.
+1. They start after the answer, one at a time. A few wait; further ones are dropped.
 2. On the device they run only while no request runs or waits, and end within a decode step when one comes. The cloud
-   gets them as bulk work, and only while a permit is free; what becomes of them changes neither the circuit breaker nor
-   the model's health.
+   gets them as bulk work, and only while a permit is free; their results change neither the circuit breaker nor the
+   model's health.
 3. They hold no permit, and end when the daemon drains.
 4. Their cost counts in `spend.*`; one that could exceed the policy's budget of the day is not sent.
 
-Prompt and answers are in memory while a shadow request waits and runs, and nowhere afterwards.
+Prompt and answers are in memory while a shadow request waits and runs, and are then discarded.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_CONFIDENCE_TOKENS = 24  # where the route has no handoff
-MOST_CHARACTERS = 32_768  # of a prompt or an answer that is compared
-_LONGER, _MORE_TOKENS = 4, 64  # the other answer may have so many times the tokens, and so many more
-_CHARACTERS_PER_TOKEN = 2  # nearly always more; for the most that a prompt may cost
+_CONFIDENCE_TOKENS = 24  # if the route has no handoff
+MOST_CHARACTERS = 32_768  # maximum characters of a prompt or an answer that is compared
+_LONGER, _MORE_TOKENS = 4, 64  # limit of the other answer: this multiple of the tokens, plus this many
+_CHARACTERS_PER_TOKEN = 2  # characters per token, nearly always more; for the maximum cost of a prompt
 _MOST_WAITING = 8
 _LONGEST_WAIT_S = 600.0
-_TRIES = 3  # on the device: how often a client's request may interrupt one
+_TRIES = 3  # number of times that a client's request may interrupt one on the device
 _WHOLE_S = 120.0
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
 
@@ -69,18 +69,18 @@ Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", 
 class SemanticChecks:
     """Chooses which semantic answers are checked, and compares them: under a policy with `shadow`, a share of them.
 
-    1. The client gets the new answer, as if no question had meant the same: no request is sent for the check alone.
-    2. Never for requests that are bound to the device, sampled, or with tools or several choices; answers that were cut
-       off, or that different models made, are not compared.
-    3. A check costs no client its answer: where the new one fails or would be degraded before its first byte, the
+    1. The client gets the new answer, as without the semantic match: no request is sent only for the check.
+    2. Requests that are bound to the device, sampled, or have tools or several choices are never checked; truncated
+       answers, and answers of different models, are not compared.
+    3. A check never costs a client its answer: if the new one fails or would be degraded before its first byte, the
        client gets the cached one. A check does not queue, and leaves time before the request's deadline.
-    4. What new answers cost counts against the budget of shadow requests; without a rest of it nothing is checked.
-    5. Only counts and the judge's log-odds are kept. `models.semantic.judge` says what follows from them.
+    4. New answers are charged to the budget of shadow requests; once it is used up, checks stop.
+    5. Only counts and the judge's log-odds are kept. `models.semantic.judge` draws the conclusions.
 
     Args:
-        semantic: Gets what is found.
+        semantic: Receives the results.
         metrics: Counts the results.
-        chance: Draws the share.
+        chance: Random source of the share.
     """
 
     def __init__(self, semantic: SemanticAnswers, metrics: Metrics, chance: random.Random) -> None:
@@ -91,11 +91,11 @@ class SemanticChecks:
         self._store: ShadowStore | None = None
 
     def use(self, policy: Policy, store: ShadowStore | None) -> None:
-        """Follow another policy. `store`: of its shadow requests; None: nothing is checked."""
+        """Follow another policy. `store`: the store of its shadow requests; None: checks are off."""
         self._policy, self._store = policy, store
 
     def restore(self, store: ShadowStore) -> None:
-        """Add what an earlier run has found, once `store` has read it."""
+        """Add the results of an earlier run, once `store` has read them."""
         if store.earlier_findings is not None:
             self._semantic.restore(store.earlier_findings)
 
@@ -111,11 +111,11 @@ class SemanticChecks:
         return shadow.share if self._store.usd_today < shadow.usd_per_day else 0.0
 
     def draw(self, share: float) -> bool:
-        """Whether this semantic answer is checked."""
+        """Return whether this semantic answer is checked."""
         return self._chance.random() < share
 
     def compare(self, generation: Generation, check: SemanticCheck, new: StoredAnswer) -> None:
-        """Compare both answers, and keep what was found."""
+        """Compare both answers, and keep the result."""
         findings = self._semantic.findings
         if self._store is None or findings is None:
             return
@@ -129,17 +129,17 @@ class SemanticChecks:
         self._metrics.semantic_checks.add(("agreed" if agreed else "disagreed",))
 
     def fail(self) -> None:
-        """Count a check whose client got the cached answer, because no new one could be made."""
+        """Count a check whose client got the cached answer, because the new one failed."""
         self._metrics.semantic_checks.add(("failed",))
 
     def charge(self, usd: float) -> None:
-        """Count the cost of a new answer, or of the attempt to make one."""
+        """Count the cost of a new answer, or of a failed attempt."""
         if self._store is not None and usd > 0.0:
             self._store.add(usd)
 
 
 def _text(answer: StoredAnswer) -> str | None:
-    """Return the text of an answer that its model ended and that is short enough to compare; None for any other."""
+    """Return the text of a complete answer that is short enough to compare; None for any other."""
     if not isinstance(answer.body, CachedAnswer):
         return None
     (choice, *_) = answer.body.choices
@@ -170,9 +170,9 @@ class ShadowText:
     def __init__(self) -> None:
         self.tokens = 0
         self.confidence: Confidence | None = None
-        self.ended = False  # `confidence` covers all tokens
+        self.ended = False  # whether `confidence` covers all tokens
         self.usage_tokens = 0
-        self.degraded = False  # another model than the target's answered
+        self.degraded = False  # whether another model than the target's answered
         self._pieces: list[str] = []
         self._characters = 0
         self._finish_reason = ""
@@ -202,7 +202,7 @@ class ShadowText:
 
 
 class ShadowQuestion(msgspec.Struct, frozen=True):
-    """An answer that is complete, and the target that is asked the same. `since`: monotonic seconds."""
+    """A complete answer, and the target that is asked the same. `since`: monotonic seconds."""
 
     generation: Generation
     prompt: str
@@ -217,19 +217,19 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
 
     @property
     def after(self) -> int:
-        """The number of tokens that the route's handoff waits for, or would."""
+        """The number of tokens after which the route hands off, or would."""
         decision = self.generation.decision
         plans = () if decision is None else decision.attempts
         return next((plan.handoff.after_tokens for plan in plans if plan.handoff is not None), _CONFIDENCE_TOKENS)
 
     @property
     def answer_tokens(self) -> int:
-        """The limit of the other answer: one that is much longer does not agree."""
+        """The limit of the other answer in tokens: a much longer one does not agree."""
         return _LONGER * max(self.answer.tokens, self.generation.usage.completion_tokens) + _MORE_TOKENS
 
     @property
     def most_usd(self) -> float:
-        """The most that the other answer may cost, US dollars."""
+        """The maximum cost of the other answer, US dollars."""
         request = self.generation.request
         characters = sum(len(str(message.content or "")) for message in request.messages) + len(self.prompt)
         prompt_tokens = max(self.generation.usage.prompt_tokens, characters / _CHARACTERS_PER_TOKEN)
@@ -237,7 +237,7 @@ class ShadowQuestion(msgspec.Struct, frozen=True):
 
     @property
     def as_shadow(self) -> Request:
-        """The request for the other target: whole, bulk, and with a bound that its price is known by."""
+        """Return the request for the other target: complete, bulk, and with a token limit that bounds its price."""
         request = with_temperature(self.generation.request, self.other)
         limit = self.answer_tokens if request.max_tokens is None else min(self.answer_tokens, request.max_tokens)
         hints = RoutingHints(tags=("bulk",))
@@ -251,14 +251,14 @@ class Shadows:
     """Sends shadow requests under the policy that `use` activated last.
 
     Args:
-        backends: What generates, by location.
-        admission: Says when no client's request needs this device.
-        make: Creates the store and the observer, when a policy needs them; may raise ArtifactError or ImportError.
-        spend: Counts what they cost.
+        backends: The backends by location.
+        admission: Reports when no client's request needs this device.
+        make: Factory for the store and the observer, when a policy needs them; may raise ArtifactError or ImportError.
+        spend: Counts their costs.
         metrics: Counts their results.
         clock: Monotonic time.
-        chance: Draws which answers are followed by one.
-        checks: Of semantic answers, which share the store.
+        chance: Random source for the choice of answers.
+        checks: Checks of semantic answers, which share the store.
     """
 
     backends: Mapping[Location, Backend]
@@ -280,7 +280,7 @@ class Shadows:
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for their shadow request, the one that is running included."""
+        """Number of answers that wait for their shadow request, including the running one."""
         return len(self._waiting) + (self._scope is not None)
 
     @property
@@ -294,7 +294,7 @@ class Shadows:
         return None if self._store is None else self._store.disk()
 
     def gauges(self) -> Iterator[Gauge]:
-        """Yield what the policy's shadow requests cost today, and how well the calibrated signals do."""
+        """Yield the cost of the policy's shadow requests today, and the quality of the calibrated signals."""
         if self._store is None or self._observer is None:
             return
         yield Gauge(
@@ -303,7 +303,7 @@ class Shadows:
         yield from self._observer.gauges()
 
     def use(self, policy: Policy) -> None:
-        """Follow another policy; what waits under the former one is dropped."""
+        """Follow another policy; shadow requests that wait under the previous one are dropped."""
         self._drop_waiting()
         self._policy, self._unusable = policy, ""
         self._follow_policy(policy)
@@ -336,7 +336,7 @@ class Shadows:
         return ShadowTap(generation, reply, prompt)
 
     def put(self, tap: ShadowTap) -> str:
-        """Queue the shadow request of an answer that is complete; return the name of its target, or ""."""
+        """Queue the shadow request of a complete answer; return the name of its target, or ""."""
         generation, answered = tap.generation, tap.generation.target
         assert generation.decision is not None
         other = None if answered is None else other_target(generation.decision.attempts, answered)
@@ -351,14 +351,14 @@ class Shadows:
         return other.name
 
     def stop(self) -> None:
-        """Drop what waits and cancel what runs: the daemon drains."""
+        """Drop the waiting shadow requests and cancel the running one: the daemon drains."""
         self._stopped = True
         self._drop_waiting()
         if self._scope is not None:
             self._scope.cancel()
 
     def close(self) -> None:
-        """Write what is queued. Blocks: call it in a thread."""
+        """Write queued records. Blocking: call it in a thread."""
         if self._store is not None:
             self._store.close()
 
@@ -390,7 +390,7 @@ class Shadows:
         self._count(result, question.other)
 
     async def _follow(self, question: ShadowQuestion) -> Result:
-        """Ask the other side, compare, and keep what it teaches."""
+        """Ask the other side, compare, and store the result."""
         on_device = question.other.at == "edge"
         for _ in range(_TRIES if on_device else 1):
             if on_device:
@@ -407,7 +407,7 @@ class Shadows:
         return "interrupted"
 
     async def _ask(self, question: ShadowQuestion) -> ShadowText:
-        """Return the other side's answer. Whatever ends this, what it may have cost is charged."""
+        """Return the other side's answer. Its possible cost is charged however the request ends."""
         text, usd = ShadowText(), question.most_usd
         chunks = self.backends[question.other.at].generate(self._call(question, text))
         try:

@@ -1,1 +1,1 @@
-"""What a policy can ask about: `collector` builds the snapshot, `device` reads the sensors, `estimators` the model."""
+"""Signals of a policy: `collector` builds the snapshot, `device` reads the sensors, `estimators` the model."""

@@ -47,10 +47,11 @@ class SignalCollector:
         spend: The spending.
         edge: The engine's signals; None: this device has no engine, and its edge targets are absent.
         cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
-        read_device: Reads the device signals at a monotonic time.
+        read_device: Function that reads the device signals at a monotonic time.
         encoders: Kinds of parts that this device turns into text.
-        projected: Kinds of parts that it turns into soft tokens, of a model on the device; asked for each new policy.
-        learned: Knows which edge models' calibrated signals are set aside.
+        projected: Function that returns the kinds of parts that a model takes as soft tokens; called for each new
+            policy.
+        learned: The estimators, which know the edge models' calibrated signals that are set aside.
     """
 
     clock: Clock
@@ -72,7 +73,7 @@ class SignalCollector:
         self._availability = TargetAvailability((), self._setup)
 
     def sample(self) -> None:
-        """Read the device signals and what was spent until now; takes about a millisecond."""
+        """Read the device signals and the spending so far; takes about a millisecond."""
         self.device = self.read_device(self.clock.monotonic())
         self.spend.refresh()
 
@@ -103,7 +104,7 @@ class SignalCollector:
         )
 
     def use(self, policy: Policy) -> None:
-        """Read what hangs on the policy and on the models that it names: their projectors."""
+        """Read the signals that depend on the policy's models: their projectors."""
         self._policy = policy
         models = dict.fromkeys(target.model for target in policy.targets if target.at == "edge")
         self._setup = msgspec.structs.replace(

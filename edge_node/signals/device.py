@@ -21,7 +21,7 @@ from causeway_server.router.types import DeviceSignals
 from .sensors import PowerSensors, ThermalSensors, read_number, read_text
 
 RESCAN_S = 60.0
-_MIN_CPU_INTERVAL_S = 0.1  # of CPU time: below it, the kernel's 10 ms ticks are only noise
+_MIN_CPU_INTERVAL_S = 0.1  # minimum CPU time: below it, the kernel's 10 ms ticks are only noise
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 
@@ -44,12 +44,12 @@ def read_available_bytes() -> int:
 
 
 class DeviceProbes:
-    """Read `DeviceSignals`.
+    """Reads `DeviceSignals`.
 
     Args:
         root: The folder that contains ``sys`` and ``proc``; another one in tests.
-        cpu_times: Returns the CPU times; a fake in tests.
-        available_bytes: Returns the system's available memory; a fake in tests.
+        cpu_times: Function that returns the CPU times; a fake in tests.
+        available_bytes: Function that returns the system's available memory; a fake in tests.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Learned estimates of one request: `edge.quality` before the device answers, calibrated confidence afterwards.
 
-Each estimator was trained for exactly one version of a model. Where a pair of models of the policy was calibrated
-(`causeway-models calibrate`), its signals take the place of both. Only the estimators that the active policy needs are
-loaded. Without one, a rule that needs `edge.quality` does not hold, and a handoff compares the engine's raw score.
+Each estimator was trained for exactly one version of a model. If a pair of models of the policy was calibrated
+(`causeway-models calibrate`), its signals replace both. Only the estimators that the active policy needs are loaded.
+Without one, a rule that needs `edge.quality` does not hold, and a handoff compares the engine's raw score.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _T = TypeVar("_T")
 
 
 class PairEstimates(msgspec.Struct, frozen=True):
-    """What a calibrated pair says of one answer, also if it is set aside.
+    """The estimates of a calibrated pair for one answer, also if it is set aside.
 
     Attributes:
-        sha256: Of the pair's signals.
-        quality: `edge.quality` of the prompt.
+        sha256: Digest of the pair's signals.
+        quality: The prompt's `edge.quality`.
         score: The probability that the handoff compares; None without a confidence.
     """
 
@@ -56,8 +56,8 @@ class LearnedEstimators:
     """The estimators of the active policy.
 
     Args:
-        extra_dirs: folders searched for models before those that ship.
-        always_quality: estimate `edge.quality` also if the policy does not name it.
+        extra_dirs: Folders searched for models before those that ship.
+        always_quality: Whether to estimate `edge.quality` also if the policy does not name it.
     """
 
     def __init__(self, extra_dirs: Sequence[Path] = (), *, always_quality: bool = False) -> None:
@@ -68,7 +68,7 @@ class LearnedEstimators:
         self._pairs: dict[str, PairEstimator] = {}  # by the edge's model
         self._aside: dict[str, str] = {}  # sha256 of a pair's signals → why they are not used
         self.set_aside_pairs: dict[str, str] = {}
-        """Edge models of the active policy whose calibrated signals are set aside, and why."""
+        """Reason by edge model of the active policy, for models whose calibrated signals are set aside."""
         self._policy: Policy | None = None
 
     def activate(self, policy: Policy) -> None:
@@ -111,13 +111,13 @@ class LearnedEstimators:
     ) -> Chunk:
         """Return the chunk with its confidence score as a probability, if the model has a calibrator.
 
-        With an adapter it has none: signals are those of the weights alone.
+        A model with an adapter has none: signals are those of the weights alone.
 
         Args:
             call: The attempt's request, which names the model.
             chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
-            transcript_confidence: Of the transcript that the request consists of; None: it was typed.
+            transcript_confidence: Confidence of the transcript that is the request; None if it was typed.
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
         pair, calibrator = self._pair(call.target.model), self._calibrators.get(call.target.model)
@@ -136,14 +136,14 @@ class LearnedEstimators:
     def estimate(
         self, model: str, text: str, confidence: Confidence | None, after: int, *, ended: bool
     ) -> PairEstimates | None:
-        """Return what the calibrated pair of an edge model says; None without one.
+        """Return the estimates of an edge model's calibrated pair; None without a pair.
 
         Args:
             model: The edge model.
             text: The prompt.
-            confidence: As the engine reports it.
-            after: The number of tokens that the handoff waits for.
-            ended: `confidence` covers all tokens of the answer.
+            confidence: The confidence that the engine reports.
+            after: The number of tokens after which the handoff decides.
+            ended: Whether `confidence` covers all tokens of the answer.
         """
         pair = self._pairs.get(model)
         if pair is None:
@@ -153,34 +153,36 @@ class LearnedEstimators:
         return PairEstimates(pair.sha256, quality, score)
 
     def set_aside(self, sha256: str, reason: str) -> None:
-        """Use the signals with this digest no longer; the model's own ones, if any, take their place."""
+        """Stop using the signals with this digest; the model's own ones, if any, replace them."""
         self._aside[sha256] = reason
         if self._policy is not None:
             self.activate(self._policy)
 
     def use_again(self, sha256: str) -> None:
-        """Use signals that were set aside."""
+        """Use signals again that were set aside."""
         if self._aside.pop(sha256, None) is not None and self._policy is not None:
             self.activate(self._policy)
 
     @property
     def pairs(self) -> dict[str, str]:
-        """Digests of the calibrated signals of the active policy, used or not, by edge model."""
+        """Return the digests of the active policy's calibrated signals, used or not, by edge model."""
         return {model: pair.sha256 for model, pair in self._pairs.items()}
 
     def _pair(self, model: str) -> PairEstimator | None:
-        """Return the signals that are in use."""
+        """Return the signals in use."""
         pair = self._pairs.get(model)
         return None if pair is None or pair.sha256 in self._aside else pair
 
     def _load(
         self, models: Iterable[str], load: Callable[[str, Sequence[Path]], _T], words: str, *, optional: bool = True
     ) -> dict[str, _T]:
-        """Load a signal of each model. One that cannot be used is logged.
+        """Load a signal of each model. An unusable one is logged.
 
         Args:
-            words: The message, with the model and the error.
-            optional: Most models have none, which is not logged.
+            models: The models.
+            load: Function that loads the signal of a model.
+            words: The log message, with the model and the error.
+            optional: Whether a missing signal is normal, and not logged.
         """
         found: dict[str, _T] = {}
         for model in models:
@@ -210,7 +212,7 @@ def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEst
 
     Raises:
         ArtifactNotFound: No pair with this model is calibrated.
-        ArtifactError: One is, for other weights or beside another model; or it is broken.
+        ArtifactError: A pair is calibrated for other weights or beside another model, or its files are broken.
         ImportError: ONNX Runtime is not installed.
     """
     if all(artifact.manifest.signal != "pair" for artifact in list_artifacts(extra_dirs)):

@@ -1,7 +1,7 @@
-"""The semantic cache's matching on this device: which earlier question means the same as this one.
+"""The semantic cache's matching on this device: finds an earlier question with the same meaning.
 
-Nothing of it is imported, loaded or computed unless the active policy has a rule with `semantic`. Questions are kept in
-memory only, so they are gone after a restart; the answers are the exact cache's.
+Its code and model are loaded only if the active policy has a rule with `semantic`. Questions are kept in memory only,
+so they are lost at a restart; the answers are the exact cache's.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LoadJudge = Callable[[Sequence[Path]], "Judge"]
 
 
 class SemanticAnswers:
-    """Finds the cache key of an earlier request of the same scope whose question means the same.
+    """Finds the cache key of an earlier request of the same scope whose question has the same meaning.
 
     Args:
-        extra_dirs: folders searched for models before those that ship.
-        load: loads the judge, at the first policy that needs it.
+        extra_dirs: Folders searched for models before those that ship.
+        load: Function that loads the judge, for the first policy that needs it.
     """
 
     def __init__(self, extra_dirs: Sequence[Path] = (), load: LoadJudge | None = None) -> None:
@@ -40,8 +40,8 @@ class SemanticAnswers:
         self._judge: Judge | None = None
         self._index: SemanticIndex | None = None
         self._thresholds: dict[float, float] = {}  # log-odds that a hit must exceed, by max_error
-        self._findings: Findings | None = None  # of this judge
-        self._earlier: Findings | None = None  # of an earlier run
+        self._findings: Findings | None = None  # results of this judge
+        self._earlier: Findings | None = None  # results of an earlier run
 
     def __len__(self) -> int:
         return 0 if self._index is None else len(self._index)
@@ -87,14 +87,14 @@ class SemanticAnswers:
             return None
 
     def question(self, request: Request) -> ComparedText | None:
-        """Return a request as it is compared; None if the cache is off, or nothing of the request is compared."""
+        """Return a request in the form for comparison; None if the cache is off, or the request is not compared."""
         if self._judge is None:
             return None
         text = question_of(request)
         return None if text is None else self._judge.question(text)
 
     def find(self, scope: bytes, question: ComparedText, max_error: float) -> Match | None:
-        """Return the best earlier question, if it is likely enough for `max_error`."""
+        """Return the best earlier question, if its probability satisfies `max_error`."""
         if self._index is None:
             return None
         match = self._index.find(scope, question)
@@ -105,26 +105,26 @@ class SemanticAnswers:
 
     @property
     def findings(self) -> Findings | None:
-        """What comparisons have found; None while the cache is off."""
+        """Return the results of comparisons; None while the cache is off."""
         return None if self._index is None else self._findings
 
     def restore(self, findings: Findings) -> None:
-        """Add what an earlier run has found with this judge."""
+        """Add the results of an earlier run with this judge."""
         self._earlier = findings
         self._merge_earlier()
         self._thresholds = {error: self._threshold(error) for error in self._thresholds}
 
     def look_up(self, share: float) -> None:
-        """Count a look-up under a policy that compares `share` of the semantic answers."""
+        """Count a lookup under a policy that compares `share` of the semantic answers."""
         if self._findings is not None and self._findings.look_up(share):
             self._thresholds = {error: self._threshold(error) for error in self._thresholds}
 
     def compare(self, log_odds: float, question: str, earlier: str, new: str) -> bool:
-        """Compare the answer of a match with the one that was made anew; return whether they agree.
+        """Compare the answer of a match with the new one; return whether they agree.
 
-        The thresholds rise if more differ than the promises explain.
+        The thresholds rise if more answers differ than the configured errors explain.
         """
-        # Imported only where a policy has shadow requests.
+        # Imported only if a policy has shadow requests.
         from causeway_server.models.calibrate.prompts import answers_agree
 
         if self._judge is None or self._findings is None:
@@ -157,7 +157,7 @@ def load_judge(extra_dirs: Sequence[Path]) -> Judge:
     """Load the judge and the encoder that it was trained on.
 
     Raises:
-        ArtifactError: there is none, or it is broken.
+        ArtifactError: The judge is missing, or broken.
         ImportError: ONNX Runtime is not installed.
     """
     from causeway_server.models.catalog.artifact import find_judged_artifact, find_signal

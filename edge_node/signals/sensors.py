@@ -20,7 +20,7 @@ _LOWEST_TRIP_C = 40.0  # a lower passive trip point is a placeholder of the firm
 _PI_NOW = 0b1111  # get_throttled: under-voltage, frequency capped, throttled, soft limit; the high bits are history
 _READ_BYTES = 16 * 1024
 _WHOLE_DEVICE = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN")
-_CHANNELS = (1, 2, 3)  # of an INA3221; in4..in7 are shunt voltages and their sum
+_CHANNELS = (1, 2, 3)  # channels of an INA3221; in4..in7 are shunt voltages and their sum
 _MAX_W = 1_000.0  # a higher reading is a broken sensor
 
 
@@ -30,7 +30,7 @@ class _Zone(msgspec.Struct, frozen=True):
 
 
 class ThermalSensors:
-    """`scan` finds the sensors, the other methods read them. Temperatures are °C; None if there is no sensor."""
+    """Thermal sensors: `scan` finds them, the other methods read them. Temperatures are °C; None without a sensor."""
 
     def __init__(self, root: Path) -> None:
         self._sys = root / "sys"
@@ -176,7 +176,7 @@ class _Rail(msgspec.Struct, frozen=True):
 
 
 class PowerSensors:
-    """`scan` finds the sensors, the other methods read them; None if there is no sensor.
+    """Power sensors: `scan` finds them, the other methods read them; None without a sensor.
 
     Jetson: Texas Instruments INA3221 monitors on I2C, three rails each, ``in<N>_label``, ``in<N>_input`` in mV and
     ``curr<N>_input`` in mA (kernel driver ina3221; JetPack 4's own: ``rail_name_<N>``, ``in_power<N>_input`` in mW).

@@ -1,9 +1,9 @@
-"""What a shadow request teaches: whether both sides agree, and whether the calibrated signals still tell the truth.
+"""Evaluation of shadow requests: agreement of both sides, and drift of the calibrated signals.
 
 A calibrated pair estimates the probability that the device's answer is good enough. The newest answers of its signals
 are compared with that: once the calibration error exceeds what chance explains by more than the policy's `max_drift`,
-the signals are set aside until it is below half of that again, or until others are fitted
-(`causeway-models calibrate --from-shadow`).
+the signals are set aside until it is below half of that again, or until others are fitted (`causeway-models calibrate
+--from-shadow`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .estimators import LearnedEstimators
 
 log = logging.getLogger(__name__)
 
-WINDOW = 500  # of the newest answers of one pair's signals
+WINDOW = 500  # number of the newest answers of one pair's signals
 
 
 class ShadowObserver:
@@ -54,12 +54,12 @@ class ShadowObserver:
 
     @property
     def window(self) -> int:
-        """How many of the newest answers are taken into account."""
+        """Number of the newest answers that are taken into account."""
         return WINDOW
 
     @property
     def set_aside(self) -> dict[str, str]:
-        """Edge models whose calibrated signals are set aside, and why."""
+        """Reason by edge model, for models whose calibrated signals are set aside."""
         return self._learned.set_aside_pairs
 
     def compare(
@@ -73,15 +73,15 @@ class ShadowObserver:
         route: str,
         after: int,
     ) -> ShadowAnswer:
-        """Return what is kept of both answers to one prompt.
+        """Compare both answers to one prompt, and return the record to keep.
 
         Args:
             prompt: The prompt's text.
-            small, large: The model and its answer, as long as it is compared.
-            confidence: As the engine reports it.
-            ended: `confidence` covers all tokens of the answer.
+            small, large: The model and the compared part of its answer.
+            confidence: The confidence that the engine reports.
+            ended: Whether `confidence` covers all tokens of the answer.
             route: The route that decided.
-            after: The number of tokens that the handoff waits for.
+            after: The number of tokens after which the handoff decides.
         """
         inputs = np.array(prompt_features(prompt, self._encode), np.float32).tobytes()
         estimates = self._learned.estimate(small[0], prompt, confidence, after, ended=ended)
@@ -101,7 +101,7 @@ class ShadowObserver:
         )
 
     def add(self, answers: Iterable[ShadowAnswer], max_drift: float) -> None:
-        """Take new answers, oldest first, into account, and set drifted signals aside."""
+        """Take new answers into account, oldest first, and set drifted signals aside."""
         for answer in answers:
             if answer.signals_sha256:
                 self._recent.setdefault(answer.signals_sha256, deque(maxlen=WINDOW)).append(answer)

@@ -1,1 +1,1 @@
-"""What the daemon keeps: answers (`cache`) and `decisions`, both in `background_sqlite`, and the active policy."""
+"""Storage of the daemon: answers (`cache`) and `decisions`, both in `background_sqlite`, and the active policy."""

@@ -1,11 +1,11 @@
-"""One SQLite file that is used by one background thread and never by the event loop.
+"""A SQLite file that is used by one background thread and never by the event loop.
 
-Writes are queued in memory (bounded in bytes) and written in batches; writes that cannot be queued or stored are
+Writes are queued in memory (limited in bytes) and written in batches; writes that cannot be queued or stored are
 dropped and counted. Reads run in the same thread, ahead of writes. Disk faults:
 
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
 2. The disk is full or cannot be written: nothing is stored for `retry_s`, then the file is opened again.
-3. The disk is slow: a read ends with a timeout, writes queue up to the bound.
+3. The disk is slow: a read ends with a timeout, writes queue up to the limit.
 4. Another program has locked the file: reads and writes wait for it, as with a slow disk.
 
 A row that cannot be encoded is lost with its batch.
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 Value = str | bytes | int | float | None
 Row = tuple[Value, ...]
-_LINGER_S = 0.25  # a batch collects writes for so long: fewer commits, less flash wear, fewer thread switches
+_LINGER_S = 0.25  # time in which a batch collects writes: fewer commits, less flash wear, fewer thread switches
 _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
-_TRIM_BYTES = 256 * 1024  # a file exceeds its bound by about this much before it is trimmed
+_TRIM_BYTES = 256 * 1024  # excess over a file's limit after which it is trimmed, approximately
 _TRIM_S = 60.0
 _PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
-_BUSY_S = 1.0  # that SQLite waits for a lock
-_CLOSING_TRIES = 3  # of a batch, while the file is locked
+_BUSY_S = 1.0  # time that SQLite waits for a lock
+_CLOSING_TRIES = 3  # attempts of a batch while the file is locked
 _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One write. `values` may be a function: the background thread calls it, so that encoding blocks no request."""
+    """A write. `values` may be a function: the background thread calls it, so that encoding blocks no request."""
 
     statement: str
     values: Row | Callable[[], Row]
@@ -59,7 +59,7 @@ class _Read(msgspec.Struct, frozen=True):
     statement: str
     values: Row
     rows: Future[list[Row]]
-    until: float  # monotonic, s: the caller does not wait any longer
+    until: float  # monotonic, s: the caller waits no longer
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
@@ -112,11 +112,11 @@ class SqliteThread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        """Work in the thread, until `close`."""
+        """Run the thread's loop, until `close`."""
         raise NotImplementedError
 
     def _prepare(self, database: sqlite3.Connection) -> None:
-        """Prepare a file that was opened."""
+        """Prepare a file that was just opened."""
         database.executescript(self._script)
 
     def _connect(self) -> sqlite3.Connection:
@@ -142,7 +142,7 @@ class SqliteThread:
         return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _CORRUPT_MESSAGES)
 
     def _set_aside(self) -> OSError | None:
-        """Rename the corrupt file, to be examined later. Returns the fault if that fails, too."""
+        """Rename the corrupt file, to be examined later. Return the error if that fails, too."""
         try:
             self._path.replace(self._path.with_name(self._path.name + ".bad"))
             for suffix in ("-wal", "-shm"):
@@ -159,9 +159,10 @@ class BackgroundSqlite(SqliteThread):
         path: The file.
         schema: The SQL script to run when the file is opened.
         functions: Functions of one value that statements may call, by name.
-        trim: Called in the background thread, in a transaction of its own, to keep the file within its bounds.
-        retry_s: How long to wait before a file that cannot be used is opened again.
-        linger_s: How long a batch collects writes.
+        trim: Function that is called in the background thread, in its own transaction, to keep the file within its
+            limits.
+        retry_s: Time until a file that cannot be used is opened again.
+        linger_s: Time in which a batch collects writes.
         monotonic: The clock, seconds.
     """
 
@@ -305,7 +306,7 @@ class BackgroundSqlite(SqliteThread):
             # Opening or reading it proves nothing: the disk may be full, or read-only.
             self._fault.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
-            writes = ()  # stored, whatever becomes of the trimming
+            writes = ()  # stored, even if the trimming fails
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
                 self._trim(database)
         except sqlite3.Error as error:
@@ -371,7 +372,7 @@ class BackgroundSqlite(SqliteThread):
 
 
 class SqliteStore:
-    """What the daemon keeps in one file, which its thread reads and writes. `database` None: in memory alone."""
+    """A store of the daemon in one file, which its thread reads and writes. `database` None: memory only."""
 
     def __init__(self, database: BackgroundSqlite | None) -> None:
         self.database = database
@@ -381,7 +382,7 @@ class SqliteStore:
             self.database.start()
 
     def close(self) -> None:
-        """Write what is queued. Blocks for a bounded time: call it in a thread."""
+        """Write queued records. Blocks for a limited time: call it in a thread."""
         if self.database is not None:
             self.database.close()
 

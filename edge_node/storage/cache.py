@@ -39,8 +39,8 @@ _EVICT = "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY use
 _ENTRY_OVERHEAD_BYTES = 256  # key, table slot and entry around the answer
 _FLOAT_BYTES = 32
 _DISK_TIMEOUT_S = 0.05  # a longer disk read would take longer than a target's answer
-_SLOW_DISK_S = 5.0  # after a timeout the disk is not read for so long
-_MAX_ENTRY_FRACTION = 8  # an entry takes at most one part in this many of the memory
+_SLOW_DISK_S = 5.0  # pause of disk reads after a timeout
+_MAX_ENTRY_FRACTION = 8  # an entry may fill at most 1/this of the memory
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 class CacheHit(msgspec.Struct, frozen=True):
     answer: StoredAnswer
     age_s: float
-    similarity: float | None = None  # of the question that the answer was made for; None: the same request
+    similarity: float | None = None  # similarity of the question that the answer was made for; None: the same request
 
 
 class _DiskAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -80,11 +80,11 @@ class AnswerCache(SqliteStore):
     """The response cache of one daemon.
 
     Args:
-        memory_bytes: Bound of the entries in memory.
-        disk_bytes: Bound of the file; 0: memory only.
+        memory_bytes: Limit of the entries in memory.
+        disk_bytes: Limit of the file; 0: memory only.
         directory: The state folder; None: memory only.
         clock: Monotonic and wall-clock time, and the boot id.
-        retry_s: How long to wait before a file that cannot be used is opened again.
+        retry_s: Time until a file that cannot be used is opened again.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class AnswerCache(SqliteStore):
         self._memory_limit_bytes = memory_bytes
         self._disk_limit_bytes = disk_bytes
         self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
-        self.memory_bytes = 0  # of the entries in memory
-        self._disk_slow_until = float("-inf")  # the disk is not read until then, after a timeout
+        self.memory_bytes = 0  # bytes of the entries in memory
+        self._disk_slow_until = float("-inf")  # end of the pause of disk reads, after a timeout
         database = None
         if directory is not None and disk_bytes > 0:
             database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
         super().__init__(database)
 
     def __len__(self) -> int:
-        """Number of entries in memory."""
+        """Return the number of entries in memory."""
         return len(self._memory)
 
     # --- lookup ------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class AnswerCache(SqliteStore):
         return CacheHit(entry[0], self._clock.monotonic() - entry[1])
 
     async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
-        """Look the key up on disk, after `lookup_memory` found nothing, and keep a hit in memory."""
+        """Look the key up on disk, after `lookup_memory` found no entry, and keep a hit in memory."""
         if self.database is None or self._clock.monotonic() < self._disk_slow_until:
             return None
         try:
@@ -186,7 +186,7 @@ def _encode_answer(answer: StoredAnswer) -> bytes:
 
 
 def _decode_answer(request: Request, value: bytes) -> StoredAnswer | None:
-    """Decode an entry. Returns None for a corrupt one or one of another version."""
+    """Decode an entry. Return None for a corrupt one or one of another version."""
     try:
         stored = _decoder.decode(value)
         if stored.embeddings is not None:

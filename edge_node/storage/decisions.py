@@ -1,7 +1,7 @@
 """Decision records of past requests, without their content: the newest in memory, older ones in SQLite.
 
-Records of cache hits stay in memory: a row on disk for every hit would wear the flash and say little. Rows are deleted
-by age in the device's own time and in the order in which they came: a wall clock that jumps deletes none.
+Records of cache hits stay in memory: a row on disk for every hit would wear the flash and add little information. Rows
+are deleted by age in the device's own time and in the order of arrival: a jump of the wall clock deletes none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write,
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
 MAX_QUERY_LIMIT = 1000
-_MOST_SEARCHES = 8  # of the file at the same time: each reads all of it, a tenth of a second of its thread
+# concurrent searches of the file: each reads all of it, which takes a tenth of a second of its thread
+_MOST_SEARCHES = 8
 _RECORD_BYTES = 2048  # approximate
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
@@ -40,7 +41,7 @@ CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _READ = "SELECT record FROM decisions WHERE created >= ? ORDER BY created, id"
 _EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY rowid LIMIT 256)"
-_AGES = 256  # notes of which row was the newest when, over `max_age_s`
+_AGES = 256  # number of records of the newest row, over `max_age_s`
 
 
 class DecisionQuery(msgspec.Struct, frozen=True):
@@ -113,15 +114,16 @@ class DecisionStore(SqliteStore):
         """Return the matching records, newest first: those in memory, then those only on disk.
 
         Args:
+            query: The filters.
             caller: The client that asks, for its share of the searches.
 
         Raises:
-            QueueFull: The caller has its share of the searches on disk already.
+            QueueFull: The caller's share of the searches on disk is used up.
         """
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
         found = [record for record in reversed(self.memory.values()) if _matches(record, query)][:limit]
         oldest = next(iter(self.memory.values())).created if self.memory else math.inf
-        # The last: the console asks once a second for what is new, which is always in memory.
+        # Last: the console asks once a second for new records, which are always in memory.
         if self.database is None or len(found) == limit or oldest < query.since:
             return found
         if not self._searches.hold(search := object(), network_of(caller)):
@@ -163,7 +165,7 @@ class DecisionStore(SqliteStore):
 
 
 class _RowAges:
-    """Deletes rows that are older than `max_age_s`; notes now and then which row is the newest. For one thread."""
+    """Deletes rows that are older than `max_age_s`; records the newest row at intervals. For one thread."""
 
     def __init__(self, clock: Clock, max_age_s: float) -> None:
         self._time = DeviceTime(clock)
@@ -176,7 +178,7 @@ class _RowAges:
             row = database.execute("SELECT mark FROM box WHERE id = 1").fetchone()
             mark = None if row is None else _decode_mark(row[0])
             if mark is None:
-                database.execute("DELETE FROM ages")  # of another time
+                database.execute("DELETE FROM ages")  # a row of another time
             self._time.restore(mark)
             self._restored = True
         now = self._time.now()
@@ -208,7 +210,7 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
     Raises:
         FileNotFoundError: The folder has no decision records.
         PermissionError: The file cannot be read.
-        OSError: The file is no database, or damaged; `records` raises it too.
+        OSError: The file is not a database, or is damaged; iterating over `records` raises it, too.
     """
     path = directory / FILE
     with path.open("rb"):
@@ -232,7 +234,7 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
 
 
 def _decode_mark(data: Value) -> ClockMark | None:
-    """Return the time that was noted last; None for a damaged note: then every row is as old as this start."""
+    """Return the recorded time; None for a damaged record: then every row counts as being as old as this start."""
     try:
         return msgspec.msgpack.decode(data, type=ClockMark)  # type: ignore[arg-type]
     except Exception:
@@ -240,7 +242,9 @@ def _decode_mark(data: Value) -> ClockMark | None:
 
 
 def _client_of(data: object) -> str | None:
-    """Return the client of a row's record. SQL calls it, so that earlier versions can go on with the same table."""
+    """Return the client of a row's record. A function for SQL, so that earlier versions can continue with the same
+    table.
+    """
     try:
         return _request_decoder.decode(data).request.client if isinstance(data, bytes) else None
     except msgspec.DecodeError:

@@ -1,15 +1,15 @@
-"""One SQLite file whose writes are acknowledged only after a commit that survives a power cut (group commit).
+"""A SQLite file whose writes are acknowledged only after a commit that survives a power cut (group commit).
 
-One background thread owns the file. What waits when it is free becomes one transaction with one fsync
-(`synchronous=FULL`), so that the rate grows with the number of callers. After a transaction of several units it waits
-a moment for as many: callers that are answered together come again together, and the first of them would get an fsync
+One background thread owns the file. All work that waits when it is free becomes one transaction with one fsync
+(`synchronous=FULL`), so that the rate grows with the number of callers. After a transaction of several units it waits a
+moment for as many: callers that are answered together come again together, and the first of them would get an fsync
 alone, for which the others would wait, and then for their own. Faults:
 
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
-2. The disk is full or cannot be written: every caller of the transaction gets the error, nothing of it is kept, and the
-   next transaction tries again.
-3. A unit of work fails unexpectedly: rows that cannot be read are set aside and it runs once more; if that does not
-   help, its caller alone gets the error, and the others are committed without it.
+2. The disk is full or cannot be written: every caller of the transaction gets the error, nothing of it is kept, and
+   the next one tries again.
+3. A unit of work fails unexpectedly: unreadable rows are set aside and it runs once more; if that does not help, its
+   caller alone gets the error, and the others are committed without it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .background_sqlite import SqliteThread
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_MOST = 512  # units of work of one transaction
-_LOG_BYTES = 4 * 1024 * 1024  # then a commit copies the log into the file
-_IDLE_S = 0.02  # without callers, before a checkpoint
-_LATEST_S = 10.0  # after a deletion: then the first moment without callers will do
+_MOST = 512  # maximum units of work in one transaction
+_LOG_BYTES = 4 * 1024 * 1024  # size of the log after which a commit copies it into the file
+_IDLE_S = 0.02  # time without callers, before a checkpoint
+_LATEST_S = 10.0  # time after a deletion, from which the first moment without callers is used
 _RETRY_S = 5.0
 
 
@@ -60,14 +60,14 @@ class _Work(Generic[T]):
 
 @dataclass(frozen=True)
 class TableHooks:
-    """What a file's tables do in its thread.
+    """Callbacks for the tables of a file, called in its thread.
 
     Attributes:
-        load: Called after the file was opened, and after a transaction was undone.
-        seal: Called before each commit that changes something.
-        set_aside: Called in a transaction of its own, after a unit failed unexpectedly: sets aside the rows that cannot
-            be read, and returns how many.
-        deletions: Grows with each deletion of what must not stay readable.
+        load: Called after the file was opened, and after a rollback.
+        seal: Called before each commit that changes the file.
+        set_aside: Called in a separate transaction, after a unit failed unexpectedly: sets unreadable rows aside, and
+            returns their number.
+        deletions: Returns a counter that grows with each deletion of content that must become unreadable.
     """
 
     load: Callable[[sqlite3.Connection], None]
@@ -82,10 +82,10 @@ class GroupCommit(SqliteThread):
     Args:
         path: The file; created with mode 0600.
         schema: The SQL script to run when the file is opened.
-        tables: What its tables do in the thread.
+        tables: The callbacks for its tables.
         monotonic: The clock, seconds.
-        gather_s: The time to wait for as many units as the last transaction had.
-        erase_after_s: The time from a deletion to its erasure from the file's log, at least.
+        gather_s: Time to wait for as many units as the last transaction had.
+        erase_after_s: Minimum time from a deletion to its erasure from the file's log.
         page_bytes: The page size of a new file.
     """
 
@@ -111,15 +111,15 @@ class GroupCommit(SqliteThread):
         self._gather_s = gather_s
         # Guarded by `_ready`:
         self._waiting: deque[_Work[object]] = deque()
-        self._wanted = 1  # units that the thread is woken for
+        self._wanted = 1  # number of units for which the thread is woken
         # Used by the background thread only:
-        self._last = 1  # units of the last transaction
+        self._last = 1  # number of units of the last transaction
         self._corrupt = ""
         self._erasure = LogErasure(path, erase_after_s, monotonic)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the file now, and whether one was set aside since the start."""
+        """Faults of the file now, and whether one was set aside since the start."""
         return tuple(
             problem for problem in (self._fault.problem, self._corrupt, self._erasure.fault.problem) if problem
         )
@@ -128,7 +128,7 @@ class GroupCommit(SqliteThread):
         """Run `work` in the thread, and return its result once it is committed. Cancelling does not undo it.
 
         Args:
-            work: Reads and writes; raises CausewayError before it writes anything, or not at all.
+            work: Function that reads and writes; it may raise CausewayError, but only before it writes.
 
         Raises:
             JobStoreUnavailable: The disk is full or failing; whether the work was committed is then unknown.
@@ -156,7 +156,7 @@ class GroupCommit(SqliteThread):
             self._close_database()
 
     def _next(self) -> list[_Work[object]] | None:
-        """What waits; empty when it is time to erase, None at the end."""
+        """Return the waiting units; empty when it is time to erase, None at the end."""
         with self._ready:
             while not self._waiting:
                 if self._closing:
@@ -171,7 +171,7 @@ class GroupCommit(SqliteThread):
             return [self._waiting.popleft() for _ in range(self._last)]
 
     def _commit(self, units: list[_Work[object]]) -> None:
-        """(3) Commit all, without those that fail unexpectedly also after unreadable rows were set aside."""
+        """Commit all units, except those that fail unexpectedly even after unreadable rows were set aside. (3)"""
         while (broken := self._transaction(units)) is not None:
             repair = _Work(self._tables.set_aside, broken.future)
             if self._transaction([repair]) is None and repair.error is None and repair.result:
@@ -179,7 +179,7 @@ class GroupCommit(SqliteThread):
             units = [unit for unit in units if unit is not broken]
 
     def _transaction(self, units: list[_Work[object]]) -> _Work[object] | None:
-        """Commit the units. Returns the one that has a bug; nothing of the others is committed then."""
+        """Commit the units. Return one that has a bug; none of the others is committed then."""
         try:
             database = self._database or self._open()
             database.execute("BEGIN IMMEDIATE")
@@ -227,7 +227,7 @@ class GroupCommit(SqliteThread):
         sync(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
 
     def _undo(self, error: Exception) -> None:
-        """Roll back, and close the file: the next transaction opens it anew. A corrupt file is set aside."""
+        """Roll back, and close the file: the next transaction opens it again. A corrupt file is set aside."""
         self._fault.begin(f"{self._path} cannot be written ({error}): no job is accepted until it can")
         if self._database is None:
             return
@@ -246,7 +246,7 @@ class GroupCommit(SqliteThread):
         self._close_database()
 
     def _replace(self, error: Exception) -> bool:
-        """Set the corrupt file aside: the next transaction begins a new one. Returns False if that fails too."""
+        """Set the corrupt file aside: the next transaction begins a new one. Return False if that fails, too."""
         if (fault := self._set_aside()) is not None:
             log.error("%s is corrupt and cannot be renamed: %s", self._path, fault.strerror)
             return False
@@ -258,7 +258,7 @@ class GroupCommit(SqliteThread):
 
 
 def _deliver(units: list[_Work[object]]) -> None:
-    """Hand the results over, in one turn of the event loop."""
+    """Pass the results to the callers, in one turn of the event loop."""
 
     def deliver() -> None:
         for unit in units:
@@ -269,16 +269,16 @@ def _deliver(units: list[_Work[object]]) -> None:
 
 
 class LogErasure:
-    """Erases deleted rows from the write-ahead log of `path`: until a checkpoint they are readable there.
+    """Erases deleted rows from the write-ahead log of `path`, where they are readable until a checkpoint.
 
-    `secure_delete` fills with zeros what was deleted, in newer frames of the log; the older frames stay until they are
+    `secure_delete` fills deleted content with zeros in newer frames of the log; the older frames stay until they are
     overwritten. Therefore a checkpoint that truncates the log follows deletions: one for many, at a moment without
-    callers. A log that an earlier run left is truncated, too. While another program reads the file it cannot be: it is
-    tried again. Used by the thread of the file alone.
+    callers. A log of an earlier run is truncated, too. The checkpoint fails while another program reads the file, and
+    is then repeated. Used by the thread of the file alone.
 
     Args:
         path: The database.
-        after_s: The time from a deletion to the checkpoint, at least.
+        after_s: Minimum time from a deletion to the checkpoint.
         monotonic: The clock, seconds.
     """
 
@@ -286,24 +286,24 @@ class LogErasure:
         self._log = path.with_name(path.name + "-wal")
         self._after_s = after_s
         self._monotonic = monotonic
-        self._since: float | None = None  # of the first deletion that is not erased
+        self._since: float | None = None  # time of the first deletion that is not erased
         self._due = 0.0
-        self.fault = Fault(log, logging.WARNING, monotonic)  # deleted rows are still readable
+        self.fault = Fault(log, logging.WARNING, monotonic)  # whether deleted rows are still readable
 
     def open(self) -> None:
-        """The file is about to be opened."""
+        """Prepare for the opening of the file: note a log that an earlier run left."""
         self._since = None
         if self._log.exists() and self._log.stat().st_size:
             self.note()
 
     def note(self) -> None:
-        """Rows were deleted."""
+        """Note that rows were deleted."""
         if self._since is None:
             self._since = self._monotonic()
             self._due = self._since + self._after_s
 
     def wait_s(self) -> float | None:
-        """How long nobody must have called before `run`; None: nothing is to be erased."""
+        """Return the time without callers before `run` must be called; None if there is no erasure to do."""
         if self._since is None:
             return None
         now = self._monotonic()
@@ -324,7 +324,7 @@ class LogErasure:
 
 
 def _truncate_log(database: sqlite3.Connection) -> str:
-    """Returns why it could not be; "" if it was."""
+    """Truncate the log; return the error, or "" if it succeeded."""
     (waits_ms,) = database.execute("PRAGMA busy_timeout").fetchone()
     database.execute("PRAGMA busy_timeout=0")
     try:

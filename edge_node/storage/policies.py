@@ -62,12 +62,12 @@ class PolicyStore:
 
     Args:
         path: The policy file.
-        state_dir: Where the last good policy is kept; None: nowhere.
+        state_dir: Folder for the last good policy; None: it is not kept.
         clock: Wall-clock time, for the report.
-        on_activate: Called with each policy that becomes active, the first one too.
-        on_load: Called after each read of the file, with whether it was valid.
-        model_temperature: Of an edge target that declares no `temperature`.
-        model_adapters: Of an edge target's model.
+        on_activate: Function that is called with each policy that becomes active, including the first one.
+        on_load: Function that is called after each read of the file, with whether it was valid.
+        model_temperature: Function that returns the temperature of an edge target that declares none.
+        model_adapters: Function that returns the adapters of an edge target's model.
     """
 
     path: Path
@@ -138,7 +138,7 @@ class PolicyStore:
         """Activate another policy file, and watch it from now on.
 
         Raises:
-            PolicyError: It is invalid; the active policy and its file stay.
+            PolicyError: The file is invalid; the active policy and its file stay.
         """
         loaded = await asyncio.to_thread(self._read, path)
         self.path = path

@@ -1,6 +1,6 @@
-"""What shadow requests taught and cost, over restarts: the newest answers without content, and each day's money.
+"""Results and costs of shadow requests, over restarts: the newest answers without content, and each day's money.
 
-Also what comparisons of semantic answers have found.
+The results of comparisons of semantic answers are kept as well.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _ANSWER_BYTES = 1500  # approximate
 
 
 class ShadowStore(SpendStore):
-    """The shadow answers of one daemon, and what they cost: `add` counts that.
+    """The shadow answers of one daemon, and their costs, which `add` counts.
 
     Args:
-        directory: The state folder; None: nothing is kept over a restart.
+        directory: The state folder; None: records are lost at a restart.
         clock: Wall-clock time for the day, monotonic time for retries of the disk.
     """
 
     def __init__(self, directory: Path | None, clock: Clock) -> None:
         super().__init__(directory, clock, FILE, SCHEMA, _trim)
-        self.earlier_findings: Findings | None = None  # what comparisons of semantic answers had found before `restore`
+        self.earlier_findings: Findings | None = None  # results of comparisons of semantic answers before `restore`
 
     async def restore(self, newest: int) -> list[ShadowAnswer]:
-        """Load what earlier runs spent, and return their `newest` answers, oldest first."""
+        """Load the spending of earlier runs, and return their `newest` answers, oldest first."""
         if not await self.load() or self.database is None:
             return []
         try:
@@ -62,15 +62,15 @@ class ShadowStore(SpendStore):
 
     @property
     def usd_today(self) -> float:
-        """What shadow requests have cost since local midnight."""
+        """The cost of shadow requests since local midnight, US dollars."""
         return self._tracker.signals(self._clock.unix()).usd_today or 0.0
 
     def keep(self, answer: ShadowAnswer) -> None:
-        """Keep an answer; the oldest ones give way."""
+        """Store an answer; the oldest ones are deleted."""
         self.write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
 
     def keep_findings(self, findings: Findings) -> None:
-        """Keep what comparisons of semantic answers have found, in place of the former findings."""
+        """Store the results of comparisons of semantic answers, in place of the previous ones."""
         row = (msgspec.json.encode(findings).decode(),)
         self.write(Write(_PUT_FINDINGS, lambda: row, len(row[0])))
 

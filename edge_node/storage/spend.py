@@ -1,7 +1,7 @@
 """Spending over restarts: added up in memory, and written to SQLite at once after each cost.
 
-The file holds the complete sums, taken in the event loop: a write that was dropped because the disk was full is made
-good by the next one, and costs that arrive during a write are in the write after it.
+The file holds the complete sums, taken in the event loop: a write that was dropped because the disk was full is covered
+by the next one, and costs that arrive during a write are in the write after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpendStore(SqliteStore):
         clock: Wall-clock time for the sums, monotonic time for retries of the disk.
         file: The file's name.
         schema: Its tables, one of which is `spend`.
-        trim: Keeps the file within its bounds, as for `BackgroundSqlite`.
+        trim: Function that keeps the file within its limits, as for `BackgroundSqlite`.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class SpendStore(SqliteStore):
         self._file = file
         database = None
         if directory is not None:
-            # No lingering: a kill must not forget what was spent.
+            # No lingering: a killed daemon must not forget its spending.
             database = BackgroundSqlite(directory / file, schema, trim=trim, linger_s=0.0, monotonic=clock.monotonic)
         super().__init__(database)
 
     async def load(self) -> bool:
-        """Load the spending of earlier runs. Returns False, and counting starts at 0, if it cannot be read."""
+        """Load the spending of earlier runs. Return False, and start at 0, if it cannot be read."""
         self.start()
         if self.database is None:
             return False
@@ -81,11 +81,11 @@ class SpendStore(SqliteStore):
         """Add the cost of an answer, US dollars."""
         self._tracker.add(usd, self._clock.unix())
         known = (self.current.usd_hour, self.current.usd_today, self.current.usd_month)
-        self.current = SpendSignals(*((one or 0.0) + usd for one in known))  # adding them up anew takes longer
+        self.current = SpendSignals(*((one or 0.0) + usd for one in known))  # adding all of them up again takes longer
         self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
     def refresh(self) -> None:
-        """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
+        """Remove old costs from the sums of the hour, the day and the month. Call it about once a second."""
         self.current = self._tracker.signals(self._clock.unix())
 
 

@@ -1,9 +1,10 @@
-"""The state folder: its lock, and that no other account can read it.
+"""The state folder: its lock, and its protection from other accounts.
 
 One daemon per folder: two daemons would overwrite each other's files. The kernel holds the lock (flock(2)) as long as
 the process lives, so a killed daemon leaves none behind.
 
-A database's name has the number of its layout. One of a newer version is left alone, and named as a problem.
+A database's name has the number of its layout. A database of a newer version is left unchanged, and reported as a
+problem.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 
 FILE = "lock"
 FLEET_FOLDER = "fleet"
-_PARTIAL = "tmp*.partial"  # of `router.serving.folders`
+_PARTIAL = "tmp*.partial"  # see `router.serving.folders`
 
 
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
-# What versions of the daemon have in the folder. Other files keep their rights: somebody may have named a home folder.
+# Files of all versions of the daemon in the folder. Other files keep their rights: it may be a home folder.
 _OURS = re.compile(
     rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|tmp\w+\.partial|files|prompts|{FLEET_FOLDER}(\.left)?|run"
 )
@@ -45,16 +46,16 @@ class StateFolderLock:
         self._file: int | None = None
         self._layouts = {match[1]: int(match[2]) for match in map(_DATABASE.fullmatch, databases) if match}
         self.problems: tuple[str, ...] = ()
-        """Databases of newer versions, as of the start."""
+        """Databases of newer versions, found at the start."""
 
     def acquire(self) -> None:
         """Lock the folder until `release` or the end of the process.
 
-        A folder that cannot be locked because it is read-only or the disk is full is used without a lock: the daemon
-        answers from memory then.
+        If the folder cannot be locked because it is read-only or the disk is full, it is used without a lock: the
+        daemon then answers from memory.
 
         Raises:
-            ConfigError: another daemon uses the folder, or it is one that all accounts share.
+            ConfigError: Another daemon uses the folder, or it is shared by all accounts.
         """
         if self.folder is None or self._file is not None:
             return
@@ -89,7 +90,7 @@ class StateFolderLock:
         self._file = file
         self._write_pid(file)
         for left in (*self.folder.glob(_PARTIAL), *(self.folder / FLEET_FOLDER).glob(_PARTIAL)):
-            with contextlib.suppress(OSError):  # a write that a crash or a power cut ended
+            with contextlib.suppress(OSError):  # a write that a crash or a power cut interrupted
                 left.unlink()
         self.problems = tuple(self._newer_databases(self.folder))
         for problem in self.problems:
@@ -111,7 +112,7 @@ class StateFolderLock:
             self._file = None
 
     def _write_pid(self, file: int) -> None:
-        """For the message of the daemon that is refused."""
+        """Write the process id, for the message of a daemon that is refused."""
         try:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)

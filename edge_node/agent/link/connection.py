@@ -1,12 +1,12 @@
 """The device's connection to its control plane, in the daemon: token, wakes, status and telemetry.
 
-    tokens      renewed by themselves, see `tokens.py`
+    tokens      renewed automatically, see `tokens.py`
     wakes       a long poll of uniform(150, 300) s; after a lost connection the next one begins uniform(0, 60) s later
     status      after each change of the agent's state, and with each wake
     telemetry   each minute
 
-Nothing here decides what the device runs. Without its control plane the device goes on with what it has. `link.json`
-tells people how the connection is.
+This module does not choose the bundle. Without its control plane the device continues with its present bundle.
+`link.json` records the state of the connection for `causeway-edge fleet status`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ log = logging.getLogger(__name__)
 LINK_FILE = "link.json"
 POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
-_LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
-_ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
+_LEAST_POLL_S = 1.0  # minimum time between two polls, whatever the control plane answers
+_ANSWERED_EARLY_S = 30.0  # minimum duration of a poll that ran to its end
 _FLUSH_S = 5.0
-_SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
+_SURELY_AWAY = 2  # consecutive failures before a report: a single lost poll is normal
 _REVOKED = ("device_revoked", "device_unknown")
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent's part of a `StatusReport`, whose attributes are explained there."""
+    """The agent's part of a `StatusReport`, which documents the attributes."""
 
     state: DeviceState = DeviceState.IDLE
     running: str | None = None
@@ -64,7 +64,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `link.json`, for `causeway-edge fleet status`. Times are unix seconds, 0: never."""
+    """The content of `link.json`, for `causeway-edge fleet status`. Times are Unix seconds; 0 means never."""
 
     boot: str
     last_seen: float = 0.0
@@ -74,7 +74,7 @@ class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_record(folder: Path) -> LinkRecord | None:
-    """Return the record that the daemon wrote last, None if there is none that can be read."""
+    """Return the record that the daemon wrote last; None if it is missing or unreadable."""
     try:
         return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -88,11 +88,11 @@ class FleetConnection:
     Args:
         folder: STATE_DIR/fleet.
         identity: The identity of this device.
-        key: Signs its messages.
+        key: The key that signs its messages.
         clock: Wall and monotonic time.
-        read_traffic: The daemon's sums of requests.
-        uniform: Returns a random number between two.
-        sleep: Waits for a number of seconds.
+        read_traffic: Function that returns the daemon's sums of requests.
+        uniform: Function that returns a random number between two numbers.
+        sleep: Function that waits for a number of seconds.
         telemetry_interval_s: Mean time between two telemetry messages.
 
     Raises:
@@ -128,13 +128,12 @@ class FleetConnection:
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
-        self.last_seen = 0.0  # when the control plane answered last, Unix seconds; 0.0: not since the daemon started
+        # time of the control plane's last response, Unix seconds; 0.0: none since the daemon started
+        self.last_seen = 0.0
         self._written: LinkRecord | None = None
         self._away = Fault(log, logging.WARNING, self.clock.monotonic)
         self._clone = Fault(log, logging.ERROR, self.clock.monotonic)
-        self._agent_report: Callable[[], AgentReport] = (
-            AgentReport  # a device without an agent runs the factory's files
-        )
+        self._agent_report: Callable[[], AgentReport] = AgentReport  # a device without an agent runs the factory files
         self._wake_agent: Callable[[], None] = lambda: None
 
     def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
@@ -143,25 +142,26 @@ class FleetConnection:
 
     @property
     def reachable(self) -> bool:
-        """Whether the control plane answered last."""
+        """Whether the last request to the control plane succeeded."""
         return self._failures == 0 and self.last_seen > 0.0
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The problems that an operator should see."""
+        """Problems for operators."""
         lasting = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
         return (*self.tokens.problems, *lasting)
 
     def changed(self) -> None:
-        """The agent's state changed: report it."""
+        """Report the agent's state, which has changed."""
         running = self._agent_report().running
         self.telemetry.cut(running)
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
-        """Ask whether the device may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds.
+        """Ask whether the device may start changing to `wanted`; return 0.0 if it may, else the seconds until the next
+        request.
 
-        An imported bundle needs no permission of the control plane: the person with the medium chose the time.
+        An imported bundle needs no permission of the control plane: the operator chose the time of the import.
         """
         try:
             reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))
@@ -170,14 +170,14 @@ class FleetConnection:
         return 0.0 if reply.may_change else max(1.0, reply.retry_after_s)
 
     async def run(self) -> None:
-        """Speak to the control plane until cancelled."""
+        """Communicate with the control plane until cancelled."""
         self.telemetry.cut(self._agent_report().running)
         async with anyio.create_task_group() as tasks:
             for work in (self.tokens.run, self._wakes, self._statuses, self._telemetries):
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
-        """Send the telemetry that waits, for at most five seconds, keep the rest, and close the connections."""
+        """Send the waiting telemetry for at most five seconds, keep the rest, and close the connections."""
         self.telemetry.cut(self._agent_report().running)
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
@@ -223,7 +223,7 @@ class FleetConnection:
             polled = True
 
     async def _statuses(self) -> None:
-        """Report until the connection is lost; changes meanwhile are reported afterwards."""
+        """Send reports until the connection is lost; changes during a report are reported afterwards."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -244,7 +244,7 @@ class FleetConnection:
             self._keep_record()
 
     async def look_at_import(self) -> None:
-        """Wake the agent for a new import, and remove one that the device runs."""
+        """Wake the agent for a new import, and delete one that is already installed."""
         if (stamp := self.source.stamp) != self._seen_import:
             self._seen_import = stamp
             self._wake_agent()
@@ -262,7 +262,7 @@ class FleetConnection:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _report(self, report: AgentReport) -> StatusReply:
-        """Raises FleetError."""
+        """Send a status report and return the reply. Raises FleetError."""
         async with self._reporting:
             try:
                 reply = await self.plane.status(self._status(report))
@@ -282,7 +282,7 @@ class FleetConnection:
         return reply
 
     def _note_revoked(self, error: FleetRefused) -> bool:
-        """Note a refusal that says that this device is not in the fleet; return whether it does."""
+        """Record a refusal if it means that this device is not in the fleet; return whether it does."""
         if error.code not in _REVOKED:
             return False
         self.tokens.refused(error)
@@ -327,7 +327,7 @@ class FleetConnection:
         )
 
     def _keep_record(self) -> None:
-        """Write `link.json`, unless only `last_seen` differs: that alone is not worth a write to flash."""
+        """Write `link.json`, unless only `last_seen` differs, which does not justify a write to flash."""
         written, path = self._written, self.folder / LINK_FILE
         problems, cloned = self.problems, bool(self._clone.problem)
         record = LinkRecord(

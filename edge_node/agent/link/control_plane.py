@@ -1,7 +1,7 @@
 """The control plane over HTTP: one method for each message of `router.bundle.protocol`, and the published files.
 
-Redirects are not followed, and proxies of the environment are ignored: a device speaks to the host that it joined
-alone.
+Redirects are not followed, and proxies of the environment are ignored: a device communicates only with the host that it
+joined.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from causeway_server.router.web_origins import is_loopback
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0
-_CHUNK_GAP_S = 60.0  # between two chunks of a file; the downloads have bounds of their own on top
-_MAX_ANSWER_BYTES = 4 * 1024 * 1024  # an Enrolment carries the root metadata
-_OTHER_KEY = ("signature_invalid", "token_expired")  # such as those of a control plane with a new key
+_CHUNK_GAP_S = 60.0  # between two chunks of a file; the downloads have additional limits
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024  # an Enrolment contains the root metadata
+_OTHER_KEY = ("signature_invalid", "token_expired")  # status codes such as those of a control plane with a new key
 _T = TypeVar("_T")
 _Headers = Callable[[str, bytes], dict[str, str]]
 
@@ -51,15 +51,15 @@ class FleetError(Exception):
 
 
 class FleetUnreachable(FleetError):
-    """The control plane did not answer, or asked to be left alone for now."""
+    """The control plane did not answer, or asked for a pause."""
 
 
 class FleetRefused(FleetError):
-    """The control plane refuses this message for good: it would refuse it again.
+    """The control plane refuses this message permanently: repeating it is useless.
 
     Attributes:
         code: The reason, such as `device_revoked`.
-        now: The control plane's clock, unix seconds; None without a `Date`.
+        now: The control plane's clock, Unix seconds; None without a `Date` header.
     """
 
     def __init__(self, code: str, message: str, now: float | None = None) -> None:
@@ -69,21 +69,21 @@ class FleetRefused(FleetError):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """The answer to a long poll."""
+    """The response to a long poll."""
 
     etag: str
     changed: bool
 
 
 class ControlPlane:
-    """The client. It connects on first use; `close` it.
+    """The client. It connects on first use; call `close` at the end.
 
     Attributes:
-        report_key: Authenticates reports and telemetry; None: the device key signs them.
+        report_key: Key that authenticates reports and telemetry; None: the device key signs them.
 
     Args:
         url: The control plane's URL.
-        ca_file: PEM file of the authorities that are trusted; "": the system's.
+        ca_file: PEM file of the trusted authorities; "" for the system's.
         sign: The device key; None before the enrolment.
 
     Raises:
@@ -123,7 +123,7 @@ class ControlPlane:
         await self._report("/v1/telemetry", telemetry, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
-        """Wait until something may be new, at most `wait_s`. Raises FleetError."""
+        """Wait until something may be new, for at most `wait_s`. Raises FleetError."""
         headers = {"Authorization": f"Bearer {token}"}
         if etag:
             headers["If-None-Match"] = etag
@@ -140,7 +140,7 @@ class ControlPlane:
         """Yield a published file from `offset` on, such as ``tuf/metadata/timestamp.json`` or ``blobs/SHA256``.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: The file does not exist.
             OSError: The control plane does not answer, or the transfer breaks off.
         """
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
@@ -152,10 +152,11 @@ class ControlPlane:
                 if response.status in (404, 410):
                     raise FileNotFoundError(f"{self.name} has no {path}")
                 if response.status == 416 and offset:
-                    return  # nothing is left
+                    return  # the offset is the end of the file
                 if response.status not in (200, 206):
                     raise OSError(f"{self.name} answered HTTP {response.status} to {path}")
-                skipped = 0 if response.status == 206 else offset  # a server without ranges sends the whole file
+                # a server without range requests sends the whole file
+                skipped = 0 if response.status == 206 else offset
                 async for chunk in response.content.iter_any():
                     passed = min(skipped, len(chunk))
                     skipped -= passed
@@ -165,7 +166,7 @@ class ControlPlane:
             raise OSError(f"{self.name}: {_words(error)}") from error
 
     async def _report(self, path: str, message: msgspec.Struct, kind: type[_T] | None) -> _T:
-        """Post with the report key; sign if there is none, or if it is refused."""
+        """Post a message with the report key; sign it if there is no key, or if the key is refused."""
         if self.report_key is not None:
             try:
                 return await self._post(path, message, kind, self._mac)
@@ -186,7 +187,9 @@ class ControlPlane:
     async def _post(
         self, path: str, message: msgspec.Struct, kind: type[_T] | None, proof: _Headers | None = None
     ) -> _T:
-        """Send a message and return its answer; `kind` None: there is none. `proof` makes the headers that prove it."""
+        """Send a message and return its reply; `kind` None: there is no reply. `proof` makes the headers that prove the
+        sender.
+        """
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
             raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes")
@@ -209,7 +212,7 @@ class ControlPlane:
 
     @asynccontextmanager
     async def _exchange(self, seconds: float) -> AsyncIterator[None]:
-        """Bound the time of one exchange and translate what fails."""
+        """Limit the duration of one exchange and translate its errors."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -219,7 +222,7 @@ class ControlPlane:
             raise FleetUnreachable(f"{self.name} cannot be reached: {_words(error)}") from error
 
     async def _failure(self, response: aiohttp.ClientResponse) -> FleetError:
-        """4xx but 408, 425 and 429 refuse the message for good; everything else may pass."""
+        """Return the error of a response: 4xx except 408, 425 and 429 is permanent, everything else is temporary."""
         try:
             fault = msgspec.json.decode(await _read(response), type=ErrorDocument).error
             code, text = fault.code, fault.message[:1000]
@@ -266,10 +269,10 @@ def _words(error: BaseException) -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL without a slash at its end.
+    """Return the URL without a trailing slash.
 
     Raises:
-        ConfigError: Not https, except on loopback: the join token and the bearer tokens travel there.
+        ConfigError: The URL is neither https nor loopback; join and bearer tokens are sent to it.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -280,7 +283,7 @@ def checked_url(url: str) -> str:
 
 
 def carries_secrets(url: str) -> bool:
-    """Return whether a token may be sent to a URL: https, or loopback."""
+    """Return whether a token may be sent to a URL: only over https, or to loopback."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True

@@ -3,7 +3,7 @@
     STATE_DIR/fleet/identity.json   device, tenant, cohort, control plane, root metadata
     STATE_DIR/fleet/device.key      Ed25519, PEM, mode 0600
 
-Root's commands on a state folder work with the rights of the account that owns it: see `as_owner`.
+Commands that root runs on a state folder use the rights of the account that owns it: see `as_owner`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `identity.json`.
 
     Attributes:
-        cohort: The cohort of the control plane's last answer.
+        cohort: The cohort in the control plane's last response.
         url: The control plane's URL.
-        ca_file: PEM file of the authorities that are trusted for `url`; "": the system's.
-        root: The fleet's root metadata, from which updates are trusted.
+        ca_file: PEM file of the authorities trusted for `url`; "" for the system's.
+        root: The fleet's root metadata, on which the trust in updates is based.
         joined: Unix seconds.
     """
 
@@ -66,12 +66,12 @@ class DeviceKey:
         return base64url(self._private.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> str:
-        """Return the signature."""
+        """Return the signature of `data`."""
         return base64url(self._private.sign(data))
 
     @classmethod
     def create(cls, path: Path) -> DeviceKey:
-        """Make a key and write it, synced to disk. Raises OSError, also if the file exists."""
+        """Create a key and write it, synced to disk. Raises OSError, also if the file exists."""
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_new(path, pem, 0o600)
@@ -80,11 +80,11 @@ class DeviceKey:
 
     @classmethod
     def load(cls, path: Path) -> DeviceKey:
-        """Read a key; one that others may read is closed to them and reported.
+        """Read a key. If other accounts could read the file, close it to them and log that.
 
         Raises:
-            FileNotFoundError: There is none.
-            ConfigError: The file cannot be read, or is no such key.
+            FileNotFoundError: The file does not exist.
+            ConfigError: The file cannot be read, or is not an Ed25519 key.
         """
         try:
             if path.stat().st_mode & 0o077:
@@ -107,12 +107,12 @@ class DeviceKey:
 
 
 def open_key(folder: Path) -> DeviceKey:
-    """Return the device's key, from the fleet's folder. Raises FileNotFoundError or ConfigError."""
+    """Return the device's key from the fleet's folder. Raises FileNotFoundError or ConfigError."""
     return DeviceKey.load(folder / KEY)
 
 
 def new_key(folder: Path) -> DeviceKey:
-    """Return the key of an enrolment that was not completed, or a new one. Raises ConfigError."""
+    """Return the key of an unfinished enrolment, or a new one. Raises ConfigError."""
     try:
         return open_key(folder)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def new_key(folder: Path) -> DeviceKey:
 
 
 def read_identity(folder: Path) -> Identity | None:
-    """Return the identity in the fleet's folder, None if the device never joined. Raises ConfigError."""
+    """Return the identity in the fleet's folder; None if the device never joined. Raises ConfigError."""
     path = folder / IDENTITY
     try:
         return msgspec.json.decode(path.read_bytes(), type=Identity)
@@ -145,13 +145,13 @@ def write_identity(folder: Path, identity: Identity) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Replace a file by rename, with mode 0600; it is on disk when this returns. Raises OSError."""
+    """Replace a file by rename, with mode 0600, synced to disk. Raises OSError."""
     write_atomically(path, content, 0o600)
     sync(path.parent)
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `causeway-edge fleet join`. `ca_file`: an absolute path, "": the system's authorities."""
+    """The options of `causeway-edge fleet join`. `ca_file`: an absolute path; "" for the system's authorities."""
 
     url: str
     token: str
@@ -162,8 +162,9 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
-    """Make a key, enrol it and write the identity. Repeat it after a failure: the key is kept, so that an answer that
-    was lost is given again.
+    """Create a key, enrol it and write the identity.
+
+    The call can be repeated after a failure: the key is kept, so that a lost response is sent again.
 
     Args:
         state_dir: The daemon's state folder.
@@ -215,7 +216,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
 
 
 def leave(state_dir: Path) -> None:
-    """Remove identity, key, bundles and all else of the fleet. The daemon must not run.
+    """Remove identity, key, bundles and all other data of the fleet. The daemon must not run.
 
     Raises:
         ConfigError: A file cannot be removed.
@@ -224,7 +225,7 @@ def leave(state_dir: Path) -> None:
     try:
         shutil.rmtree(removed, ignore_errors=True)
         if folder.exists():
-            folder.rename(removed)  # at once: a crash leaves no half of an identity
+            folder.rename(removed)  # by rename: a crash cannot leave half of an identity
             shutil.rmtree(removed)
     except OSError as error:
         raise ConfigError(f"cannot be removed: {error.strerror}", where=str(folder)) from error
@@ -232,16 +233,16 @@ def leave(state_dir: Path) -> None:
 
 @contextmanager
 def as_owner(state_dir: Path) -> Iterator[Path]:
-    """Yield the path of `state_dir` to use meanwhile. No-op but for root, on another account's folder.
+    """Yield the path under which to use `state_dir` in the block. No-op except for root on another account's folder.
 
-    The daemon runs as an account of its own, and root joins or imports for it. What that account may write could be a
-    link to a file of root's: with the account's own rights, a command can only reach what the account could reach
-    anyway, and what it makes belongs to the account.
+    The daemon runs under an account of its own, and root joins or imports for it. A file that this account can write
+    could be a link to a file of root's. With the account's rights, a command reaches only files that the account could
+    reach anyway, and its new files belong to the account.
 
-    The path goes through a file descriptor: systemd keeps the folders of its accounts below one that they cannot enter.
+    The path uses a file descriptor: systemd keeps the folders of its accounts below one that they cannot enter.
 
     Raises:
-        OSError: the folder cannot be opened.
+        OSError: The folder cannot be opened.
     """
     if os.geteuid() != 0 or not state_dir.exists() or (owner := state_dir.stat()).st_uid == 0:
         yield state_dir

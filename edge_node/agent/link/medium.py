@@ -1,10 +1,10 @@
 """Updates from a medium, for a device without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
 
-    STATE_DIR/fleet/import/    tuf/…, and those blobs of this device's bundle that it does not have yet
-                 .../wanted    the bundle that the plan on the medium assigns to this device
+    STATE_DIR/fleet/import/    tuf/…, and the missing blobs of this device's bundle
+    .../wanted    the bundle that the plan on the medium assigns to this device
 
-The medium is verified like the network before anything of it is kept, and the agent verifies it again. Blobs are copied
-only as far as signed metadata names them, with the size that was signed.
+The medium is verified like the network before a file is copied, and the agent verifies it again. Only blobs that signed
+metadata name are copied, up to their signed size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ Open = Callable[[], IO[bytes]]
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """An import's result. `wanted` None: the fleet has no plan for this device's cohort, or it keeps its own files."""
+    """The result of an import. `wanted` None: the fleet has no plan for this device's cohort, or assigns the factory
+    files.
+    """
 
     wanted: str | None
     serial: int = 0
@@ -53,7 +55,7 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class ImportFailed(Exception):
-    """The file is no medium."""
+    """The file is not an update medium."""
 
 
 def import_medium(folder: Path, medium: Path, identity: Identity, running: str | None) -> Imported:
@@ -63,12 +65,12 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         folder: STATE_DIR/fleet.
         medium: A folder or an archive.
         identity: The identity of this device.
-        running: The bundle that the device runs; None: its own files.
+        running: The bundle that the device runs; None for the factory files.
 
     Raises:
-        ImportFailed: It is no folder and no archive with `tuf/metadata`.
-        UpdateRefused: The verification failed; a subclass says why.
-        OSError: It cannot be read, or the device's disk cannot be written.
+        ImportFailed: The path is neither a folder nor an archive with `tuf/metadata`.
+        UpdateRefused: The verification failed; the subclass names the reason.
+        OSError: The medium cannot be read, or the device's disk cannot be written.
     """
     place = folder / f"{IMPORT}.partial"
     shutil.rmtree(place, ignore_errors=True)
@@ -127,7 +129,7 @@ def _copy_blob(files: Mapping[str, Open], blob: Blob, place: Path) -> None:
 
 
 def _copy(opened: Open, target: Path, most_bytes: int) -> str:
-    """Copy a file; return its sha256."""
+    """Copy a file; return its SHA-256."""
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, copied = hashlib.sha256(), 0
     try:
@@ -155,7 +157,8 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
         try:
             named = dict(islice(_named(medium, stack), _MAX_NAMES))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            first = (str(error).splitlines() or ["it is cut off"])[0].removesuffix(":")  # the rest is of each codec
+            # the other exceptions are those of the codecs
+            first = (str(error).splitlines() or ["it is cut off"])[0].removesuffix(":")
             raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}") from error
         roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
         if not roots:
@@ -165,7 +168,7 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
 
 
 def _named(medium: Path, stack: ExitStack) -> Iterator[tuple[str, Open]]:
-    """Yield regular files only, and no name with `..`."""
+    """Yield regular files only, and names without `..`."""
     if medium.is_dir():
         for path in sorted(medium.rglob("*")):
             if path.is_file() and not path.is_symlink():

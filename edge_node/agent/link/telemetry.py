@@ -1,7 +1,7 @@
 """Sums of the device's requests for its control plane, each minute.
 
-Telemetry waits while the control plane is away, for at most a day; then the oldest is dropped, and counted. A message
-is repeated unchanged until it is answered, also by the next run of the daemon, so that it is counted once.
+Telemetry waits for at most a day while the control plane is unreachable; then the oldest is dropped and counted. A
+message is repeated unchanged until it is accepted, also after a restart of the daemon, so that it is counted once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ log = logging.getLogger(__name__)
 
 TELEMETRY_FILE = "telemetry.json"
 MAX_WAITING = 1440
-"""Samples that wait: a day of minutes."""
+"""Maximum number of waiting samples: a day of minutes."""
 MAX_SAMPLES = 128
-"""Samples of one message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
-_KEEP_S = 600.0  # a daemon that is killed while the control plane is away loses at most this much telemetry
+"""Maximum number of samples in a message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
+# interval of saving: a killed daemon loses at most this much telemetry while the control plane is unreachable
+_KEEP_S = 600.0
 
 
 class TelemetryLog:
-    """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they were accepted.
+    """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they are accepted.
 
-    Samples are sealed into messages, whose number and content stay. `lost` counts samples that were dropped because too
-    many waited.
-
-    Messages that could not be sent are kept in `telemetry.json` for the next run.
+    Samples are sealed into messages, whose number and content no longer change. `lost` counts samples that were dropped
+    because too many waited. Unsent messages are kept in `telemetry.json` for the next run.
 
     Args:
         device: The device's id.
         boot: The id of this run of the daemon.
-        read: Returns the current sums.
+        read: Function that returns the current sums.
         clock: Wall and monotonic time.
         folder: STATE_DIR/fleet.
     """
@@ -53,7 +52,7 @@ class TelemetryLog:
         self._read_traffic = read
         self._clock = clock
         self._path = folder / TELEMETRY_FILE
-        self._is_kept = True  # there may be a file
+        self._is_kept = True  # the file may exist
         self._kept_at = float("-inf")
         self._last, self._began = read(), clock.unix()
         self._bundle: str | None = None
@@ -63,11 +62,11 @@ class TelemetryLog:
         self.lost = 0
 
     def __len__(self) -> int:
-        """Samples that wait, those of the message in transit included."""
+        """Return the number of waiting samples, including those of the message in transit."""
         return len(self._waiting) + sum(len(message.samples) for message in self._sealed)
 
     def cut(self, bundle: str | None) -> None:
-        """End the present sample; `bundle` serves from now on (None: the factory's files)."""
+        """End the present sample; `bundle` serves from now on (None for the factory files)."""
         sums, now = self._read_traffic(), self._clock.unix()
         new = sums - self._last
         if new.requests > 0:
@@ -88,30 +87,31 @@ class TelemetryLog:
             self.lost += dropped
 
     def next(self) -> Telemetry | None:
-        """Return the message to send, the same until it was `accepted`; None if there is none."""
+        """Return the message to send, the same until it is `accepted`; None if there is none."""
         if not self._sealed:
             self._seal()
         return self._sealed[0] if self._sealed else None
 
     def accepted(self, message: Telemetry) -> None:
-        """Drop the message: the control plane has counted it, or will never take it."""
-        if self._sealed and self._sealed[0] is message:  # else it was dropped meanwhile
+        """Drop the message: the control plane has counted it, or will never accept it."""
+        if self._sealed and self._sealed[0] is message:  # else it has already been dropped
             self._sealed.popleft()
 
     async def send(
         self, post: Callable[[Telemetry], Awaitable[None]], is_revoked: Callable[[FleetRefused], bool]
     ) -> None:
-        """Send what waits, as far as the control plane takes it.
+        """Send the waiting messages until the control plane refuses one.
 
         Args:
-            post: Sends a message. Raises FleetError.
-            is_revoked: Whether a refusal says that the device is not in the fleet; then what waits stays.
+            post: Function that sends a message. Raises FleetError.
+            is_revoked: Function that returns whether a refusal means that the device is not in the fleet; if so, the
+                messages keep waiting.
         """
         while (message := self.next()) is not None:
             try:
                 await post(message)
             except FleetUnreachable:
-                if self._clock.monotonic() >= self._kept_at + _KEEP_S:  # a few times an hour: flash wears out
+                if self._clock.monotonic() >= self._kept_at + _KEEP_S:  # a few times an hour, because flash wears out
                     self._kept_at = self._clock.monotonic()
                     await to_thread.run_sync(self._write, self._seal_all())
                 return
@@ -123,7 +123,7 @@ class TelemetryLog:
         self._write(())
 
     def keep(self) -> None:
-        """Write what waits to disk, for the next run."""
+        """Write the waiting messages to disk, for the next run."""
         self._write(self._seal_all())
 
     def _seal_all(self) -> tuple[Telemetry, ...]:
@@ -140,7 +140,7 @@ class TelemetryLog:
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> tuple[Telemetry, ...]:
-        """Return what an earlier run could not send: not messages of another identity, and none of a damaged file."""
+        """Return the unsent messages of an earlier run; none if the file is damaged or belongs to another identity."""
         try:
             messages = msgspec.json.decode(self._path.read_bytes(), type=tuple[Telemetry, ...])
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class TelemetryLog:
         return tuple(message for message in messages if message.device == self._device)
 
     def _write(self, messages: Sequence[Telemetry]) -> None:
-        """Replace the file; without messages there is none. A disk that fails costs telemetry, nothing else."""
+        """Replace the file, or delete it if there are no messages. A failing disk only loses telemetry."""
         try:
             if messages:
                 self._is_kept = True

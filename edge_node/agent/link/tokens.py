@@ -1,7 +1,7 @@
-"""The device's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed by itself.
+"""The device's token for its control plane and the cloud gateways: a JWT of ten minutes that is renewed automatically.
 
 The device's own clock matters little: a token's life is measured in monotonic time from its arrival, and a control
-plane that calls a request stale tells its time.
+plane that rejects a request as stale includes its time in the response.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ log = logging.getLogger(__name__)
 Uniform = Callable[[float, float], float]
 Sleep = Callable[[float], Awaitable[None]]
 RETRY_S = (0.0, 60.0)
-"""The wait before another try is uniform in this, so that the devices of a fleet do not come back together."""
+"""Range of the random wait before a retry, in seconds, so that the devices of a fleet do not retry together."""
 REFUSED_S = (300.0, 900.0)
-"""The same after a refusal, such as that of a revoked device."""
-_RENEW_AT = (0.5, 0.7)  # of the token's life
-_FRESH_S = 30.0  # a token of this age that is refused did not expire, and a failed renewal needs no repetition
-_PATIENCE_S = 2.0  # a request waits at most so long for another token before the next attempt
+"""Range of the random wait after a refusal, such as that of a revoked device, in seconds."""
+_RENEW_AT = (0.5, 0.7)  # share of the token's life
+_FRESH_S = 30.0  # a refused token of this age has not expired, and a failed renewal is not repeated
+_PATIENCE_S = 2.0  # maximum time that a request waits for another token before the next attempt
 _SKEW_S = 120.0
 _OTHER_TIME = ("request_stale", "token_request_replayed")
 
 
 @dataclass(eq=False, repr=False)
 class TokenKeeper:
-    """Owns the token.
-
-    `token` is "" while there is none.
+    """Owns the token; `token` is "" while there is none.
 
     Args:
         identity: The identity of this device.
         plane: The control plane.
         boot: The id of this run of the daemon.
         clock: Wall and monotonic time.
-        uniform: Returns a random number between two.
-        sleep: Waits for a number of seconds.
-        changed: Called when `problems` may have changed.
+        uniform: Function that returns a random number between two numbers.
+        sleep: Function that waits for a number of seconds.
+        changed: Function that is called when `problems` may have changed.
     """
 
     identity: Identity
@@ -63,14 +61,14 @@ class TokenKeeper:
 
     def __post_init__(self) -> None:
         self._asked = asyncio.Event()
-        self._attempted = asyncio.Event()  # another one for each attempt, set at its end
+        self._attempted = asyncio.Event()  # set at the end of an attempt; each attempt has a new one
         self._attempted.set()
-        self._tried = float("-inf")  # monotonic s, the beginning of the last attempt
+        self._tried = float("-inf")  # start of the last attempt, monotonic s
         self._there = asyncio.Event()
         self._expires = float("-inf")  # monotonic s
         self._life_s = 0.0
         self._sent = 0.0
-        self._ahead_s = 0.0  # of the control plane's clock
+        self._ahead_s = 0.0  # offset of the control plane's clock
         self._expired = Fault(log, logging.WARNING, self.clock.monotonic)
         self._refused = Fault(log, logging.ERROR, self.clock.monotonic)
         self._wrong_clock = Fault(log, logging.WARNING, self.clock.monotonic)
@@ -82,12 +80,12 @@ class TokenKeeper:
         return tuple(fault.problem for fault in faults if fault.problem)
 
     async def wait(self) -> str:
-        """Return the token as soon as there is one."""
+        """Return the token as soon as it is available."""
         await self._there.wait()
         return self.token
 
     async def run(self) -> None:
-        """Get a token and renew it in time, or when it was refused, until cancelled."""
+        """Get a token, and renew it before it expires or when it is refused, until cancelled."""
         while True:
             pause_s = await self._attempt()
             async with anyio.create_task_group() as waiting:
@@ -98,10 +96,10 @@ class TokenKeeper:
     async def renew(self, refused: str) -> bool:
         """Get another token than the one that was refused (HTTP 401); return whether there is one now.
 
-        1. There is one already.
-        2. A renewal has just ended: another one would not be better.
-        3. One runs: wait for it, unless it takes long.
-        4. Let `run` renew now, and wait for that.
+        1. Another token is already here.
+        2. A renewal has just ended: a further one would not help.
+        3. A renewal is running: wait for it, unless it takes long.
+        4. Make `run` renew now, and wait for that.
         """
         if self.token and self.token != refused:  # (1)
             return True
@@ -135,7 +133,7 @@ class TokenKeeper:
         scope.cancel()
 
     async def _attempt(self) -> float:
-        """Renew the token; return when to do so again, seconds."""
+        """Renew the token; return the seconds until the next renewal."""
         if self._attempted.is_set():
             self._attempted = asyncio.Event()
         self._tried = self.clock.monotonic()
@@ -149,13 +147,13 @@ class TokenKeeper:
         return self._life_s * self.uniform(*_RENEW_AT)
 
     async def _issue(self) -> None:
-        """Raises FleetError."""
+        """Request a token and store it. Raises FleetError."""
         try:
             issued = await self._ask()
         except FleetRefused as error:
             if error.code not in _OTHER_TIME or error.now is None:
                 raise
-            self._ahead_s = error.now + 1.0 - self.clock.unix()  # HTTP's dates are whole seconds
+            self._ahead_s = error.now + 1.0 - self.clock.unix()  # the resolution of HTTP dates is one second
             self._sent = 0.0
             issued = await self._ask()
         self._life_s = issued.expires_in_s

@@ -46,12 +46,12 @@ from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
 from .connection import PATHS, CloudConnection, CloudHealth, Credentials, StreamReader
 from .responses import read_error, read_error_body, read_whole, server_error
 
-_MAX_HEADER = 200  # characters of a response header that are kept
+_MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
 _LONGEST_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
-# The server is healthy: it answered, that the request is wrong, or with something that we cannot read.
+# The server is healthy: it rejected the request as invalid, or its answer cannot be parsed.
 _ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
 _STREAM_OPTIONS = "stream_options"
 _NO_INFO = UpstreamInfo("", "", degraded=False)
@@ -63,7 +63,7 @@ class CloudBackend:
     """One server: its circuit breaker and the signals about it.
 
     Args:
-        credentials: Take the place of `cloud.api_key`: read at each request, and renewed once for a 401.
+        credentials: Token source that replaces `cloud.api_key`: read for each request, and renewed once after a 401.
         breaker: The circuit breaker.
         now: The clock, monotonic seconds.
     """
@@ -83,7 +83,7 @@ class CloudBackend:
         self.connection = CloudConnection(config, self.health, credentials, now)
         self._jobs = CloudJobs(config.url, self.connection, now)
         self._asks_usage = True  # until the server refuses `stream_options`
-        self._skip_until: dict[str, float] = {}  # by model, from Retry-After
+        self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
         self._paths = {kind: URL(config.url + path).raw_path_qs for kind, path in PATHS.items()}
 
     async def start(self) -> None:
@@ -136,7 +136,7 @@ class CloudBackend:
         return await self._jobs.cancel(key)
 
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
-        """The body of a complete answer."""
+        """Return the body of a complete answer."""
         response = await self._post(call, body, call.deadline)
         try:
             return await read_whole(response, call)
@@ -145,7 +145,7 @@ class CloudBackend:
 
     @contextmanager
     def _guarded(self, call: BackendRequest, *, streams: bool) -> Iterator[None]:
-        """Report exactly one result per call to the breaker, also when the call is cancelled."""
+        """Report exactly one result per request to the breaker, also when the request is cancelled."""
         started = self._now()
         self._refuse_skipped(call, started)
         if call.is_shadow:
@@ -182,7 +182,7 @@ class CloudBackend:
             self.health.model_answered(call.target.model)
 
     def _refuse_skipped(self, call: BackendRequest, now: float) -> None:
-        """Raises CloudUnavailable until the server's Retry-After has passed."""
+        """Raise CloudUnavailable until the server's Retry-After has passed."""
         left_s = self._skip_until.get(call.target.model, now) - now
         if left_s > 0.0:
             message = "skipped: it was unavailable a moment ago, and the cloud asked to retry later"
@@ -190,13 +190,13 @@ class CloudBackend:
         self._skip_until.pop(call.target.model, None)
 
     def _timeout_s(self, call: BackendRequest, error: CausewayError, *, streams: bool) -> float:
-        """The timeout from policy and configuration; the client's own deadline may be shorter."""
+        """Return the timeout from policy and configuration, or the client's own deadline if that is shorter."""
         if streams and isinstance(error, CloudTimeout) and error.phase == "first_token":
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
     async def _post_stream(self, call: BackendRequest, until: float) -> HttpResponse:
-        """Send the request for a stream; a server that refuses `stream_options` is not sent them again. See `_post`."""
+        """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `_post`."""
         if self._asks_usage:
             try:
                 return await self._post(call, _encode(call, stream=True), until)
@@ -208,8 +208,8 @@ class CloudBackend:
         return await self._post(call, _encode(call, stream=True, ask_usage=False), until)
 
     async def _post(self, call: BackendRequest, body: bytes, until: float) -> HttpResponse:
-        """Send the request. Returns a response with status 200, its body unread; the caller must release it."""
-        # A server without jobs may know the key all the same.
+        """Send the request. Return a response with status 200, its body unread; the caller must release it."""
+        # A server without jobs may still support the key.
         headers = {} if call.job is None else {"Idempotency-Key": call.job.key}
         response = await self.connection.send(
             call, "POST", self._paths[call.request.kind], until, body=body, headers=headers
@@ -231,7 +231,9 @@ def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
 
 
 def _is_server_failure(error: CausewayError, took_s: float, timeout_s: float) -> bool:
-    """Whether the error counts against the server: not a refusal with Retry-After, nor a client's short deadline."""
+    """Return whether the error counts against the server: not a refusal with Retry-After, nor a client's short
+    deadline.
+    """
     if isinstance(error, CloudSaturated | CloudUnavailable):
         return error.retry_after_s is None
     return not isinstance(error, CloudTimeout) or took_s >= timeout_s - _TIMER_STEP_S
@@ -250,13 +252,13 @@ def _upstream_info(response: HttpResponse) -> UpstreamInfo:
 
 
 _NO_JOBS_S = 600.0  # then a server without jobs is asked for them again
-_SURE_S, _SURE_AFTER_JOBS_S = 5.0, 600.0  # of refusals, until a server counts as one without jobs
-_AGAIN_S = 2.0  # until a refused submission is tried again
-_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between looks at a job
-_NO_JOBS = (403, 404, 405, 501)  # of a server that knows no jobs, or of a token that may send none
+_SURE_S, _SURE_AFTER_JOBS_S = 5.0, 600.0  # duration of refusals until a server counts as one without jobs
+_AGAIN_S = 2.0  # pause until a refused submission is tried again
+_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between checks of a job
+_NO_JOBS = (403, 404, 405, 501)  # status codes of a server without jobs, or for a token without the right to send them
 _ASK_AGAIN = (401, 408, 429)
 Cancelled = Literal["settled", "unknown", "later"]
-"""The cloud's answer to a cancellation. settled: nothing is left to do; later: it must be sent again."""
+"""The cloud's response to a cancellation. settled: nothing is left to do; later: it must be sent again."""
 _ENDS = {
     "failed": JobEvent.FAIL,
     "dead": JobEvent.EXHAUST,
@@ -266,14 +268,14 @@ _ENDS = {
 
 
 class CloudJobs:
-    """Sends requests as jobs: the cloud does each once, however often it is sent.
+    """Sends requests as jobs: the cloud runs each once, however often it is sent.
 
-    A server is taken for one without jobs once it has refused them for some seconds, and for minutes if it took one
+    A server counts as one without jobs once it has refused them for some seconds, and for minutes if it accepted one
     before: a gateway behind a proxy may answer 404 for a moment, and a plain request is not done exactly once.
 
     Args:
-        url: of the server.
-        now: the clock, monotonic seconds.
+        url: The server's URL.
+        now: The clock, monotonic seconds.
     """
 
     def __init__(self, url: str, connection: CloudConnection, now: Callable[[], float]) -> None:
@@ -285,13 +287,13 @@ class CloudJobs:
         self._had_jobs = False
 
     async def answer(self, call: BackendRequest, job: JobTerms) -> bytes | None:
-        """Send the request as a job, and wait for its answer. None: this server has no jobs."""
+        """Send the request as a job, and return its answer; None if this server has no jobs."""
         if self._now() < self._none_until:
             return None
         if not await job.pin(call.target.name):
             raise ClientGone("the job was cancelled")
         state = await self._submit(call, job)
-        # The reply to a submission has no result, also where the key finds a job that has ended.
+        # The response to a submission has no result, even if the key belongs to a job that has ended.
         pause_s = 0.0 if state is not None and state.ended else _POLL_S
         while state is not None:
             await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
@@ -313,7 +315,7 @@ class CloudJobs:
         return "settled" if is_final else "later"
 
     async def _submit(self, call: BackendRequest, job: JobTerms) -> _CloudJob | None:
-        """The job of this key, new or known. None: this server has no jobs."""
+        """Return the job of this key, new or known; None if this server has no jobs."""
         resume = split_token(call.request.resume)[1]
         plain = encode_request(call.request, call.target.model, stream=False, resume=resume)
         body = _as_job(plain, "/v1" + PATHS[call.request.kind])
@@ -329,7 +331,7 @@ class CloudJobs:
         return state
 
     def _note_refusal(self, call: BackendRequest, status: int) -> None:
-        """Return if the server has no jobs, for all that is known. Raises CloudSaturated: ask it again."""
+        """Return if the server evidently has no jobs. Raises CloudSaturated while it must be asked again."""
         now = self._now()
         self._refused_since = now if self._refused_since is None else self._refused_since
         if now - self._refused_since < (_SURE_AFTER_JOBS_S if self._had_jobs else _SURE_S):
@@ -354,7 +356,7 @@ class CloudJobs:
 
 
 class _CloudJob(msgspec.Struct, frozen=True):
-    """What a device reads of a job in the cloud."""
+    """The fields that a device reads of a job in the cloud."""
 
     id: str
     status: str
@@ -367,20 +369,20 @@ class _CloudJob(msgspec.Struct, frozen=True):
 
 
 def _as_job(body: bytes, endpoint: str) -> bytes:
-    """Return the body of a submission. It is the same at each try, as the cloud compares it under the key."""
+    """Return the body of a submission. It is the same at each attempt, as the cloud compares it under the key."""
     document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return msgspec.json.encode({**document, "endpoint": endpoint})
 
 
 async def _check_no_jobs(response: HttpResponse, call: BackendRequest) -> None:
-    """Check that a refusal means that this server has no jobs. Releases the response. Raises ModelNotFound."""
+    """Check that a refusal means that this server has no jobs, and release the response. Raises ModelNotFound."""
     sent = server_error(await read_error_body(response, call.deadline))
     if sent.code == ModelNotFound.code:
         raise ModelNotFound(f"{call.target.name}: {sent.message[:500]}")
 
 
 def _end_of(job: _CloudJob) -> CloudJobEnded | None:
-    """How the job ended without an answer; None while it waits or runs."""
+    """Return how the job ended without an answer; None while it waits or runs."""
     event = _ENDS.get(job.status)
     if event is None:
         return None

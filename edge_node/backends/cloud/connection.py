@@ -1,5 +1,5 @@
-"""The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers; and
-back: the stream of an answer.
+"""The connection to the cloud: HTTP connections to one URL, the bearer token, the health probe, and the answer's
+stream.
 
 Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this device only for the
 configured URL.
@@ -32,26 +32,26 @@ from .responses import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, client_error, read_bod
 log = logging.getLogger(__name__)
 
 PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
-_IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled connections are closed already
+_IDLE_S = 15.0  # shorter than common servers' idle timeout, so that pooled connections are seldom closed already
 _RTT_HALF_LIFE_S = 60.0
 _PROBE_S = 5.0
-_PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
-_END_S = 0.05  # for the end of a body whose answer is complete
-_USAGE_S = 1.0  # after the end of every choice, for the usage and the end of the body
+_PROBE_BACKOFF = 4.0  # maximum pause between probes, in intervals
+_END_S = 0.05  # time for the end of a body whose answer is complete
+_USAGE_S = 1.0  # time after the end of every choice, for the usage and the end of the body
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "causeway-edge"}
 
 
 class CloudHealth:
-    """The cloud's health as requests and probes notice it: reachable, token accepted, circuit breaker, which it owns.
+    """The cloud's health as observed by requests and probes: reachable, token accepted, circuit breaker (owned here).
 
-    Each change is logged once, whichever request or probe notices it first; `problems` lists what is wrong now.
+    Each change is logged once, by whichever request or probe observes it first; `problems` lists the present faults.
 
     Args:
-        url: of the server; only its host and port are logged.
-        breaker: the circuit breaker.
-        now: the clock, monotonic seconds.
-        advice: the advice in the message about a refused token.
+        url: The server's URL; only its host and port are logged.
+        breaker: The circuit breaker.
+        now: The clock, monotonic seconds.
+        advice: The advice in the message about a refused token.
     """
 
     def __init__(self, url: str, breaker: Breaker, now: Callable[[], float], advice: str) -> None:
@@ -64,7 +64,7 @@ class CloudHealth:
         self._models_unavailable: dict[str, Fault] = {}
         self._refused_by_probe = False
         self.breaker = breaker
-        self.reachable: bool | None = None  # None: neither answered nor failed yet
+        self.reachable: bool | None = None  # None: neither a response nor a failure yet
 
     @property
     def token_refused(self) -> bool:
@@ -76,7 +76,7 @@ class CloudHealth:
         return tuple(fault.problem for fault in faults if fault.problem)
 
     def answered(self, status: int, *, probe: bool = False) -> None:
-        """Note a response, whatever its HTTP status."""
+        """Record a response, whatever its HTTP status."""
         if self.reachable is not True:
             if self.reachable is None:
                 log.info("%s is reachable", self._name)
@@ -85,33 +85,33 @@ class CloudHealth:
         if status == 401:
             self._refused_by_probe = probe and (self._refused_by_probe or not self.token_refused)
             self._token_refused.begin(f"{self._name} refuses the token (HTTP 401): {self._advice}")
-        # A server may list its models without a token: a probe that succeeds proves nothing about requests.
+        # A server may list its models without a token: a probe that succeeds does not test the token.
         elif self._token_refused.problem and status < 400 and (not probe or self._refused_by_probe):
             self._token_refused.end(f"{self._name} accepts the token again")
 
     def lost(self, error: Exception) -> None:
-        """Note that no connection could be made, or that the probe failed."""
+        """Record a failed connection attempt or a failed probe."""
         self.reachable = False
         self._gone.begin(f"{self._name} cannot be reached: {_reason(error)}")
 
     def model_unavailable(self, model: str, reason: str) -> None:
-        """Note that the server answers, and that nothing behind it can for this model."""
+        """Record that the server answers, but has no backend for this model."""
         fault = self._models_unavailable.setdefault(model, Fault(log, logging.WARNING, self._now))
         fault.begin(f"{self._name} has no server for {model} ({reason}): requests go to other targets")
 
     def model_answered(self, model: str) -> None:
-        """Note that a call of the model succeeded."""
+        """Record that a request to the model succeeded."""
         if fault := self._models_unavailable.pop(model, None):
             fault.end(f"{self._name} answers for {model} again")
 
     def succeeded(self) -> None:
-        """Report a call that the server answered."""
+        """Record a request that the server answered."""
         self.breaker.success(self._now())
         if self._breaker_open.problem and self.breaker.state(self._now()) == "closed":
             self._breaker_open.end("the cloud's circuit breaker is closed again")
 
     def failed(self) -> None:
-        """Report a call that counts against the server."""
+        """Record a failure that counts against the server."""
         now = self._now()
         self.breaker.failure(now)
         if self.breaker.state(now) == "open":
@@ -122,7 +122,7 @@ class CloudHealth:
 
 
 def _reason(error: Exception) -> str:
-    """The system's words for it if there are any; the message of an exception may quote anything."""
+    """Return the operating system's message if there is one; the message of an exception may quote request content."""
     cause = error.cause if isinstance(error, ConnectError) and error.cause is not None else error
     if isinstance(cause, ssl.SSLError):
         return cause.reason or type(cause).__name__
@@ -136,7 +136,7 @@ class Credentials(Protocol):
 
     @property
     def token(self) -> str:
-        """The token now; "" while there is none."""
+        """Return the present token; "" if there is none."""
         ...
 
     async def renew(self, refused: str) -> bool:
@@ -145,11 +145,11 @@ class Credentials(Protocol):
 
 
 class CloudConnection:
-    """Sends requests to one server, and notes what each response tells about it.
+    """Sends requests to one server, and records each response in its health.
 
     Args:
-        health: Told of every response and of every lost connection.
-        credentials: Take the place of `cloud.api_key`: read at each request, and renewed once for a 401.
+        health: The server's health, which is updated by every response and every lost connection.
+        credentials: Token source that replaces `cloud.api_key`: read for each request, and renewed once after a 401.
         now: The clock, monotonic seconds.
     """
 
@@ -162,12 +162,12 @@ class CloudConnection:
         self._url = URL(config.url)
         self._models = URL(config.url + "/models").raw_path_qs
         self._sent_token: str | None = None
-        self._fields: dict[str, str] = {}  # of every request, with that token
+        self._fields: dict[str, str] = {}  # header fields of every request, with that token
         self._now = now
         self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
         self._last_response = float("-inf")
         self._client: HttpClient | None = None
-        self.tier: str | None = None  # that answered last
+        self.tier: str | None = None  # the address that answered last
 
     async def start(self) -> None:
         """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
@@ -202,11 +202,11 @@ class CloudConnection:
         headers: Mapping[str, str] = {},
         renew: bool = True,
     ) -> HttpResponse:
-        """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it.
+        """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
 
         Args:
-            target: path and query, encoded.
-            until: when the answer must be there; its `bound` may be moved (monotonic seconds).
+            target: Path and query, encoded.
+            until: Deadline of the response, monotonic seconds; its `bound` may be moved.
         """
         assert self._client is not None, "start() comes first"
         token = self._token()
@@ -227,7 +227,7 @@ class CloudConnection:
         return response
 
     async def command(self, method: str, target: str, headers: Mapping[str, str], *, renew: bool = True) -> int | None:
-        """Send a request without a body, outside of any generation. Return its status; None: there is no answer."""
+        """Send a request without a body, outside of any generation. Return its status; None if there is no response."""
         assert self._client is not None, "start() comes first"
         token, until = self._token(), asyncio.get_running_loop().time() + _PROBE_S
         try:
@@ -240,7 +240,7 @@ class CloudConnection:
         return response.status
 
     def _token(self) -> str:
-        """Return the token of this moment, which `_fields` sends. A request costs one comparison."""
+        """Return the present token, which `_fields` sends. A request costs one comparison."""
         token = self._config.api_key if self._credentials is None else self._credentials.token
         if token != self._sent_token:
             self._fields = _HEADERS | _authorization(token, self._url)
@@ -248,7 +248,7 @@ class CloudConnection:
         return token
 
     async def _renewed(self, refused: str, until: float) -> bool:
-        """Return whether there is another token than the refused one, `until` (the loop's clock, s) at the latest."""
+        """Return whether there is another token than the refused one, no later than `until` (the loop's clock, s)."""
         if self._credentials is None:
             return False
         try:
@@ -265,7 +265,7 @@ class CloudConnection:
     # --- the probe ---------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Probe the server forever, except while its answers show that it is reachable."""
+        """Probe the server forever, except while its responses show that it is reachable."""
         interval_s = pause_s = self._config.probe_interval_s
         while True:
             quiet = self._now() - self._last_response >= interval_s
@@ -275,7 +275,7 @@ class CloudConnection:
             await asyncio.sleep(pause_s)
 
     async def probe(self) -> bool:
-        """Whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
+        """Return whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
         assert self._client is not None, "start() comes first"
         started, token, until = self._now(), self._token(), asyncio.get_running_loop().time() + _PROBE_S
         try:
@@ -294,7 +294,7 @@ class CloudConnection:
 
 
 def _authorization(token: str, url: URL) -> dict[str, str]:
-    """Return the header: the token, else the user of the URL, if it names one."""
+    """Return the header with the token, else with the user in the URL, if there is one."""
     if token:
         return {"Authorization": f"Bearer {token}"}
     if url.user is None:
@@ -321,7 +321,7 @@ def _headers(call: BackendRequest, now: float) -> dict[str, str]:
 
 
 def _priority(request: Request) -> str:
-    """A streamed answer is read as it arrives; the tag `bulk` marks work that can wait."""
+    """Return the `priority` header: incremental for a streamed answer, low urgency for the tag `bulk`."""
     if "bulk" in request.hints.tags:
         return "bulk"
     return "interactive" if request.stream else "standard"
@@ -334,7 +334,7 @@ class StreamReader:
     """Reads a streamed answer: server-sent events → chunks.
 
     Args:
-        until: deadline of the first chunk, monotonic seconds; the call's deadline is that of the rest.
+        until: Deadline of the first chunk, monotonic seconds; the request's deadline is that of the rest.
     """
 
     def __init__(self, response: HttpResponse, call: BackendRequest, until: float) -> None:
@@ -345,14 +345,14 @@ class StreamReader:
         self._call = call
         self._parser = SSEParser()
         self._decoder = StreamDecoder(call.id, call.request.sequences)
-        self._document: list[bytes] | None = None  # pieces of an answer that is JSON in spite of the request
+        self._document: list[bytes] | None = None  # pieces of an answer that is JSON although a stream was requested
         self._size_bytes = 0
         self._has_events = False
         self._phase: Phase = "first_token"
         self._error: CausewayError | None = None
 
     async def next(self) -> Sequence[Chunk]:
-        """Return the chunks that arrive next, none after the last.
+        """Return the next chunks; none after the last.
 
         Raises:
             CloudTimeout, StreamBroken: The answer is late, or stops before its end.
@@ -375,7 +375,7 @@ class StreamReader:
         return ()
 
     def arrived(self) -> bool:
-        """Offer events that are text alone to the relay (`BodyListener`)."""
+        """Offer an event of text alone to the relay (`BodyListener`); return whether it took the event."""
         if self._relay is None or self._phase != "stream" or self._document is not None or not self._parser.idle:
             return False
         data = self._response.peek()
@@ -389,7 +389,7 @@ class StreamReader:
         return True
 
     async def _read(self) -> bytes:
-        """Return the bytes that arrive next; none at the end, and where nothing but the end is missing."""
+        """Return the next bytes; none at the end, or if only the end of the body is missing."""
         try:
             data = await self._response.read()
         except (TimeoutError, HttpClientError) as error:
@@ -398,7 +398,7 @@ class StreamReader:
             if isinstance(error, TimeoutError):
                 raise too_slow(self._call, self._phase) from error
             raise client_error(error, self._call.target.name, "stream") from error
-        if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins so
+        if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins like this
             self._document = []
         self._size_bytes += len(data)
         if self._size_bytes > MAX_ANSWER_BYTES:
@@ -420,7 +420,7 @@ class StreamReader:
         return chunks
 
     def _decode(self, data: bytes) -> list[Chunk]:
-        """The chunks of all events that `data` completes. The next call raises an error that comes after chunks."""
+        """Return the chunks of all events that `data` completes. An error after chunks is raised by the next call."""
         chunks: list[Chunk] = []
         try:
             for event in self._parser.feed(data):
@@ -433,6 +433,6 @@ class StreamReader:
         return chunks
 
     def close(self) -> None:
-        """Give the response up: the connection can be reused if all but the end of the body has come."""
+        """Release the response: the connection can be reused if only the end of the body is missing."""
         self._response.listener = None
         self._response.release(_END_S if self._decoder.done else 0.0)

@@ -59,7 +59,7 @@ from ..backend import BackendRequest
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
-_MAX_MESSAGE = 1000  # characters of the server's message that are kept
+_MAX_MESSAGE = 1000  # maximum number of characters that are kept of the server's message
 _MAX_RETRY_S = 3600.0
 _INVALID_REQUEST = (400, 415)
 _REFUSED: dict[int, type[CloudRefused]] = {
@@ -79,7 +79,7 @@ _UNAVAILABLE: dict[str, str] = {
 
 
 async def read_whole(response: HttpResponse, call: BackendRequest) -> bytes:
-    """A complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
+    """Return a complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
     response.bound(call.deadline)
     try:
         body = await read_body(response, MAX_ANSWER_BYTES)
@@ -93,13 +93,13 @@ async def read_whole(response: HttpResponse, call: BackendRequest) -> bytes:
 
 
 async def read_error(response: HttpResponse, call: BackendRequest, until: float) -> CausewayError:
-    """The error for a response whose status is not 200, with the server's message if it arrives in time."""
+    """Return the error for a response whose status is not 200, with the server's message if it arrives in time."""
     body = await read_error_body(response, until)
     return status_error(response.status, response.header(b"retry-after"), body, call.target.name)
 
 
 async def read_error_body(response: HttpResponse, until: float) -> bytes:
-    """The body of an error if it is small and arrives in time, else b"". Releases the response."""
+    """Return the body of an error if it is small and arrives in time, else b"". Releases the response."""
     response.bound(until)
     try:
         return await read_body(response, MAX_ERROR_BYTES) or b""
@@ -110,7 +110,7 @@ async def read_error_body(response: HttpResponse, until: float) -> bytes:
 
 
 async def read_body(response: HttpResponse, limit_bytes: int) -> bytes | None:
-    """The body, or None when it is larger."""
+    """Return the body; None if it is too large."""
     pieces: list[bytes] = []
     size_bytes = 0
     while piece := await response.read():
@@ -144,7 +144,7 @@ class _Envelope(msgspec.Struct):
 
 
 def status_error(status: int, retry_after: str, body: bytes, name: str) -> CausewayError:
-    """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
+    """Return the error for a status other than 200, cases (2) to (6). `name` is the target's."""
     sent = server_error(body)
     reason = sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})"
     if status in (*_INVALID_REQUEST, 413, 422) and (specific := _INVALID_REQUEST_KINDS.get(str(sent.code))):  # (3)
@@ -170,7 +170,7 @@ def status_error(status: int, retry_after: str, body: bytes, name: str) -> Cause
 
 
 def client_error(error: HttpClientError, name: str, phase: Phase) -> BackendError:
-    """(1), (6), (7): the error for an exception of the HTTP client."""
+    """Return the error for an exception of the HTTP client, cases (1), (6) and (7)."""
     kind = type(error).__name__
     if isinstance(error, ConnectError):  # (1)
         kind = type(error.cause or error).__name__
@@ -183,7 +183,7 @@ def client_error(error: HttpClientError, name: str, phase: Phase) -> BackendErro
 
 
 def retry_after_s(text: str) -> float | None:
-    """RFC 9110, 10.2.3: seconds, or a date. None for anything else."""
+    """Return the seconds of a `Retry-After` header (RFC 9110, 10.2.3: seconds, or a date); None for anything else."""
     try:
         seconds = float(text)
     except ValueError:
@@ -199,7 +199,7 @@ def retry_after_s(text: str) -> float | None:
 
 
 def server_error(body: bytes) -> _Error:
-    """The server's error object, or as much of one as can be parsed."""
+    """Return the server's error object, or its readable fields."""
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -210,7 +210,7 @@ def server_error(body: bytes) -> _Error:
 
 
 def _detail(value: object) -> str:
-    """Return FastAPI's detail in one line: each fault's place and message, never the value that was sent."""
+    """Return FastAPI's detail in one line: each fault's location and message, never the value that was sent."""
     if isinstance(value, str):
         return value
     faults = [fault for fault in value if isinstance(fault, dict)] if isinstance(value, list) else []

@@ -1,2 +1,3 @@
-"""The models on this device: `engines` has one engine per model, `backend` turns requests into jobs, `supervisor`
-keeps the child alive."""
+"""The models on this device: `engines` has one engine per model, `backend` turns requests into sequences, `supervisor`
+keeps the child alive.
+"""

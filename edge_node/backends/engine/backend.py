@@ -1,4 +1,4 @@
-"""A model on this device as a Backend: requests become jobs of its engine child, emissions become Chunks."""
+"""A model on this device as a Backend: requests become sequences of its engine child, emissions become Chunks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .supervisor import RestartBackoff, Supervisor
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
-_TEXTS_AT_ONCE = 32  # texts of one request in the child: they share its batches
-_LOAD_S = 60.0  # to count a prompt; the caller waits for less
+_TEXTS_AT_ONCE = 32  # maximum number of one request's texts in the child, where they share its batches
+_LOAD_S = 60.0  # timeout of counting a prompt's tokens; the caller waits for less
 
 
 class EngineModel(msgspec.Struct, frozen=True):
-    """What a model's manifest says. `name`: for messages; `adapters`: those that requests may name."""
+    """The manifest's facts about a model. `name`: for messages; `adapters`: the adapters that requests may name."""
 
     name: str = ""
     weights_sha256: str = ""
@@ -68,11 +68,12 @@ class EngineBackend(Supervisor):
         """Create an engine, without starting it.
 
         Args:
-            model_path: of the GGUF file.
-            model: what the model's manifest says; None: there is none.
-            prompt_folder: for files of system prompts, where `config.stored_prompts_bytes` allows any.
-            stuck_s: a child with jobs that makes no step for so many seconds is restarted.
-            backoff: the pauses before restarts.
+            model_path: The GGUF file.
+            config: The engine's settings.
+            model: Facts from the model's manifest; None if it has no manifest.
+            prompt_folder: Folder for stored system prompts, if `config.stored_prompts_bytes` allows any.
+            stuck_s: Seconds without a step after which a child with sequences is restarted.
+            backoff: The pauses before restarts.
         """
         model = model or EngineModel()
         options = EngineOptions(
@@ -95,7 +96,8 @@ class EngineBackend(Supervisor):
         self._calls_only = model.answers == "calls"
         self._restrict_arguments = self._calls_only and config.restrict_tool_arguments
         self._sequences = options.sequences
-        self._at_once = 2 * options.sequences  # jobs of one request in the child: some run, and some wait for a slot
+        # maximum number of one request's sequences in the child: some run, and some wait for a slot
+        self._at_once = 2 * options.sequences
         super().__init__(
             options,
             model.name or model_path.stem,
@@ -107,7 +109,7 @@ class EngineBackend(Supervisor):
 
     @property
     def jobs(self) -> int:
-        """Jobs that the child has and did not finish."""
+        """Number of unfinished sequences in the child."""
         process = self._alive
         return process.jobs if process is not None else 0
 
@@ -119,7 +121,9 @@ class EngineBackend(Supervisor):
         return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
 
     async def count(self, request: Request) -> int | None:
-        """Tokens of all prompts together; None while the child is not ready. A model that was unloaded is loaded."""
+        """Return the number of tokens of all prompts together; None while the child is not ready. Loads an unloaded
+        model.
+        """
         if self.loads_on_demand:
             with contextlib.suppress(EngineUnavailable):
                 await self.ready(asyncio.get_running_loop().time() + _LOAD_S)
@@ -135,7 +139,9 @@ class EngineBackend(Supervisor):
         return total
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
+        """Generate the answer, see `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index
+        p·n + c.
+        """
         request = call.request
         _check_supported(request)
         held = request
@@ -149,7 +155,7 @@ class EngineBackend(Supervisor):
         ) as queue:
             while choices:
                 emissions = await queue.get()
-                # Thoughts are counted token by token.
+                # The tokens of reasoning are counted one by one.
                 for emission in emissions if self._thinking else _merged(emissions):
                     choice = choices[emission.job]
                     if emission.error:
@@ -166,7 +172,7 @@ class EngineBackend(Supervisor):
         yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens))
 
     async def _hold(self, call: BackendRequest) -> Request:
-        """Return the request with the schemas that the engine can hold. Raises InvalidGrammar."""
+        """Return the request with the schemas that the engine can enforce. Raises InvalidGrammar."""
         held = await hold(call.request, calls_only=self._calls_only)
         if held.loosened:
             call.report_loosened(held)
@@ -205,7 +211,7 @@ class EngineBackend(Supervisor):
 
     @property
     def _alive(self) -> EngineProcess | None:
-        """The child, if it can take a job now."""
+        """Return the child if it can take a sequence now."""
         process = self.serving
         return process if process is not None and process.alive else None
 
@@ -217,7 +223,7 @@ class EngineBackend(Supervisor):
         return _prompts(request, self._thinking)
 
     def _choices(self, call: BackendRequest, held: Request) -> Iterator[_ChoiceStream]:
-        """`held`: the request with the schemas that the engine can hold."""
+        """Yield a stream for each choice. `held`: the request with the schemas that the engine can enforce."""
         request = call.request
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
@@ -261,7 +267,7 @@ class EngineBackend(Supervisor):
 
 
 class _ChoiceStream:
-    """One choice of an answer: turns its job's emissions into Chunks."""
+    """One choice of an answer: turns its sequence's emissions into Chunks."""
 
     def __init__(self, job: Job, index: int, request: Request, answer_id: str) -> None:
         self.job = job
@@ -271,7 +277,7 @@ class _ChoiceStream:
         self._reasoning = ReasoningParser(inside=job.thinking == "open") if job.thinking else None
 
     def chunk(self, emission: Emission) -> Chunk | None:
-        """None when the emission has no content for the client yet."""
+        """Return the chunk of an emission; None if it has no content for the client yet."""
         self.has_tokens = self.has_tokens or emission.tokens > 0
         text, calls, reason = emission.text, tuple[ToolCallDelta, ...](), emission.finish_reason
         thought = ""
@@ -307,10 +313,10 @@ class _ChoiceStream:
 
 
 class _EmissionQueue:
-    """Submits the jobs on enter, cancels the unfinished ones on exit.
+    """Submits the sequences on enter, cancels the unfinished ones on exit.
 
-    At most `at_once` jobs are in the child at a time, so that a long list of prompts neither overflows its queue nor
-    keeps other requests waiting. `deadline`: the loop's clock.
+    At most `at_once` sequences are in the child at a time, so that a long list of prompts neither overflows its queue
+    nor keeps other requests waiting. `deadline`: the loop's clock.
     """
 
     def __init__(self, process: EngineProcess, jobs: list[Job], deadline: float, at_once: int) -> None:
@@ -336,7 +342,7 @@ class _EmissionQueue:
         self._process.cancel(job.id for job in self._jobs)
 
     async def get(self) -> list[Emission]:
-        """All emissions since the last call, at least one. Raises the error that ended the jobs."""
+        """Return all emissions since the last call, at least one. Raises the error that ended the sequences."""
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -360,7 +366,7 @@ class _EmissionQueue:
         self._wake()
 
     def _submit_more(self, emissions: list[Emission]) -> None:
-        """Submit one job for each that has ended."""
+        """Submit one sequence for each that has ended."""
         ended = sum(emission.finish_reason is not None for emission in emissions)
         jobs = [self._later.popleft() for _ in range(min(ended, len(self._later)))]
         if jobs:
@@ -376,7 +382,7 @@ class _EmissionQueue:
 
 
 def _check_supported(request: Request) -> None:
-    """Raises UnsupportedFeature."""
+    """Raise UnsupportedFeature if this model cannot answer such a request."""
     if request.echo and request.suffix is not None:
         raise UnsupportedFeature(
             "`echo` with `suffix`: An answer that fills in the middle does not begin with its prompt. Remove one.",
@@ -407,7 +413,7 @@ def _seeded(sampling: Sampling, choice: int) -> Sampling:
 
 
 def _merged(emissions: list[Emission]) -> list[Emission]:
-    """Merge consecutive plain emissions of one job, so that a reader slower than the model catches up."""
+    """Merge consecutive plain emissions of one sequence, so that a reader slower than the model catches up."""
     merged: list[Emission] = []
     for emission in emissions:
         last = merged[-1] if merged else None
@@ -431,7 +437,7 @@ _CODES = errors.error_classes()
 
 
 def _error(emission: Emission, has_tokens: bool) -> CausewayError:
-    """The exception whose `code` the engine reported."""
+    """Return the exception whose `code` the engine reported."""
     kind = _CODES.get(emission.error, errors.BackendError)
     if issubclass(kind, errors.BackendError):
         return kind(emission.detail, phase="stream" if has_tokens else "first_token")

@@ -1,8 +1,8 @@
 """The engines of this device, one per model: the `Backend` of the location `edge`.
 
 A new policy may name other models: their engines start when it is activated, and engines whose model is no longer named
-are closed once they have no jobs. Other weights under the same name are loaded beside the old ones (`load_beside`), or
-after those are gone.
+are closed once they are idle. Other weights under the same name are loaded beside the old ones (`load_beside`), or
+after those have been unloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IDLE_LOOKS = 3
 
 
 class Engine(Backend, Protocol):
-    """What the pool needs of an `EngineBackend`."""
+    """The part of an `EngineBackend` that the pool uses."""
 
     @property
     def state(self) -> str: ...
@@ -59,25 +59,25 @@ class EnginePool:
     """The `Backend` of the location `edge`.
 
     Args:
-        make: Creates the engine of a model; may raise ArtifactError.
-        weights: Returns what tells versions of a model apart, for example the hash of its weights.
-        retire_poll_s: Between two looks whether an engine that is no longer used has jobs.
+        make: Factory for the engine of a model; may raise ArtifactError.
+        weights: Function that returns an identifier of a model's version, for example the hash of its weights.
+        retire_poll_s: Interval of checking whether an unused engine is idle.
     """
 
     make: Callable[[str], Engine]
     weights: Callable[[str], str] = lambda _: ""
     retire_poll_s: float = _RETIRE_POLL_S
     _loaded: dict[str, str] = field(default_factory=dict)  # model → the weights of its engine
-    _beside: dict[str, Engine] = field(default_factory=dict)  # model → loaded, and not in use yet
+    _beside: dict[str, Engine] = field(default_factory=dict)  # model → loaded engine that is not in use yet
     _retiring: set[Engine] = field(default_factory=set)
     _engines: dict[str, Engine] = field(default_factory=dict)
-    _missing: dict[str, str] = field(default_factory=dict)  # model → why it has no engine
+    _missing: dict[str, str] = field(default_factory=dict)  # model → the reason why it has no engine
     _first_model: str = ""
     _tasks: anyio.abc.TaskGroup | None = None
 
     @property
     def state(self) -> str:
-        """Of the first edge target's engine; "" without one."""
+        """State of the first edge target's engine; "" if there is none."""
         if self._first_model in self._missing:
             return "missing"
         engine = self._engines.get(self._first_model)
@@ -85,15 +85,15 @@ class EnginePool:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Models without an engine, and engines that are lost."""
+        """Models without an engine, and engines that have failed."""
         return (*self._missing.values(), *(engine.problem for engine in self._engines.values() if engine.problem))
 
     def restarts(self) -> Iterable[tuple[str, int]]:
-        """Per model, how often its child was restarted."""
+        """Number of restarts of the child, per model."""
         return [(model, engine.restarts) for model, engine in self._engines.items()]
 
     def unloads(self) -> Iterable[tuple[str, int, bool]]:
-        """Per model, how often it left memory for want of requests, and whether it is out of memory now."""
+        """Number of unloads because the model was idle, and whether it is unloaded now, per model."""
         return [(model, engine.unloads, engine.state == "unloaded") for model, engine in self._engines.items()]
 
     def use(self, policy: Policy) -> None:
@@ -112,15 +112,15 @@ class EnginePool:
                 self._tasks.start_soon(_guarded, engine.start)
 
     def is_changed(self, model: str) -> bool:
-        """Whether the engine of a model runs other weights than a new one would, or there is none."""
+        """Return whether the engine of a model runs other weights than a new one would, or does not exist."""
         return model not in self._engines or self._loaded.get(model) != self.weights(model)
 
     async def load_beside(self, model: str, deadline: float) -> Engine:
-        """Load a model's present weights beside the engine that answers; the next `use` takes it, `drop_beside` not.
+        """Load a model's present weights beside the running engine; the next `use` takes it, `drop_beside` discards it.
 
         Raises:
-            ArtifactError: There is no such model.
-            EngineUnavailable: It cannot be loaded until `deadline` (the loop's clock).
+            ArtifactError: The model does not exist.
+            EngineUnavailable: The model cannot be loaded until `deadline` (the loop's clock).
         """
         engine = self.make(model)
         try:
@@ -134,14 +134,14 @@ class EnginePool:
         return engine
 
     async def drop_beside(self) -> None:
-        """Close what was loaded and is not in use."""
+        """Close the engines that were loaded beside others and are not in use."""
         while self._beside:
             await self._beside.popitem()[1].close()
 
     async def _retire(self, engine: Engine, successor: Engine | None) -> None:
-        """Close an engine once it has no jobs, then start the one that takes its memory."""
+        """Close an engine once it is idle, then start the one that takes its memory."""
         idle_looks = 0
-        while idle_looks < _IDLE_LOOKS:  # a request that was just routed here has its job soon
+        while idle_looks < _IDLE_LOOKS:  # a request that was just routed here submits its sequences soon
             await asyncio.sleep(self.retire_poll_s)
             idle_looks = 0 if engine.jobs else idle_looks + 1
         await engine.close()
@@ -156,7 +156,7 @@ class EnginePool:
             tasks.start_soon(_guarded, engine.start)
 
     def _add(self, model: str) -> Engine | None:
-        """A new engine for `model`; None if there is one already, or it cannot be created."""
+        """Return a new engine for `model`; None if there is one already, or it cannot be created."""
         if model in self._engines:
             return None
         if (loaded := self._beside.pop(model, None)) is not None:
@@ -197,7 +197,7 @@ class EnginePool:
     # --- signals -----------------------------------------------------------------------------------------------------
 
     async def count(self, request: Request) -> int | None:
-        """`request.prompt_tokens`: the prompt's length in tokens of the first edge target's model."""
+        """Return `request.prompt_tokens`: the prompt's length in tokens of the first edge target's model."""
         engine = self._engines.get(self._first_model)
         return None if engine is None else await engine.count(request)
 
@@ -207,7 +207,7 @@ class EnginePool:
 
 
 async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
-    """An engine that cannot start or stop is a target that is down; the daemon continues."""
+    """Do `work`, and log a failure: an engine that cannot start or stop is a target that is down."""
     try:
         await work()
     except Exception as error:

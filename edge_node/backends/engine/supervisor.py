@@ -1,6 +1,6 @@
 """Keep one engine child alive: start it, restart it after a crash, unload it when it is idle, kill it when it is stuck.
 
-starting ──▶ ready ──▶ backing_off ──▶ starting …        it crashed
+starting ──▶ ready ──▶ backing_off ──▶ starting …        the child crashed
     │          └──▶ unloaded ──▶ reloading ──▶ ready      no requests for a while: the next one loads it
     └──────▶ failed ──▶ starting …                       the model cannot be loaded: requests fail at once
 """
@@ -27,12 +27,12 @@ _HEALTHY_S = 5.0
 
 
 class RestartBackoff:
-    """Doubles the pause with each child that ends soon, and begins anew after a healthy one.
+    """Doubles the pause with each child that ends soon, and starts over after a healthy one.
 
     Args:
-        first_s: the pause after a healthy child.
-        healthy_s: a child was healthy if it was ready for so many seconds. The time that it took to load does not
-            count: a large model may load for a minute and crash at its first step.
+        first_s: The pause after a healthy child.
+        healthy_s: Seconds of readiness after which a child counts as healthy. Its loading time does not count: a large
+            model may load for a minute and crash at its first step.
     """
 
     def __init__(self, *, first_s: float = _FIRST_S, healthy_s: float = _HEALTHY_S) -> None:
@@ -50,7 +50,7 @@ class RestartBackoff:
 
 State = Literal["idle", "starting", "ready", "backing_off", "unloaded", "reloading", "failed", "closed"]
 _WATCH_S = 1.0
-_MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart that begins so soon, and is refused before a later one
+_MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart within this time, and is refused before a later one
 
 
 @dataclass(eq=False, repr=False)
@@ -58,10 +58,10 @@ class Supervisor:
     """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
 
     Args:
-        name: of the model, for messages.
-        stuck_s: a child with jobs that makes no step for so many seconds is killed.
-        backoff: the pauses before restarts.
-        unload_after_s: a child without jobs for so many seconds is ended; the next request starts another one.
+        name: The model's name, for messages.
+        stuck_s: Seconds without a step after which a child with sequences is killed.
+        backoff: The pauses before restarts.
+        unload_after_s: Seconds of idleness after which a child is ended; the next request starts another one.
     """
 
     options: EngineOptions
@@ -70,15 +70,15 @@ class Supervisor:
     stuck_s: float = 30.0
     backoff: RestartBackoff = field(default_factory=RestartBackoff)
     unload_after_s: float = math.inf
-    unloads: int = 0  # children that were ended for want of requests
-    restarts: int = 0  # children that ended unexpectedly
+    unloads: int = 0  # number of children that were ended because they were idle
+    restarts: int = 0  # number of children that ended unexpectedly
     state: State = "idle"
     # Attributes, not properties: each request reads them.
-    serving: EngineProcess | None = None  # the child while it is ready; it may have died just now
-    info: ModelInfo | None = None  # of the model, after it was loaded once
-    _wanted: asyncio.Event = field(default_factory=asyncio.Event)  # a request needs the model that was unloaded
-    _load_s: float = 0.0  # how long the last load took
-    _restart_at: float = 0.0  # loop time, while no child runs
+    serving: EngineProcess | None = None  # the child while it is ready; it may have just died
+    info: ModelInfo | None = None  # facts about the model, once it has been loaded
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request needs the unloaded model
+    _load_s: float = 0.0  # duration of the last load
+    _restart_at: float = 0.0  # loop time of the next start, while no child runs
     _process: EngineProcess | None = None
     _task: asyncio.Task[None] | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
@@ -93,12 +93,12 @@ class Supervisor:
 
     @property
     def loads_on_demand(self) -> bool:
-        """The model was unloaded, and a request gets it loaded again, or is getting it."""
+        """Whether the model is unloaded and a request will load it, or is loading it."""
         return self.state in ("unloaded", "reloading")
 
     @property
     def pid(self) -> int | None:
-        """Of the running child."""
+        """Process id of the running child."""
         process = self._process
         return process.pid if process is not None and self.state in ("starting", "ready", "reloading") else None
 
@@ -110,11 +110,11 @@ class Supervisor:
             self._task = asyncio.create_task(self._supervise(), name=f"engine {self.name}")
 
     async def ready(self, deadline: float) -> EngineProcess:
-        """Wait for the child to be ready.
+        """Wait until the child is ready, and return it.
 
         Raises:
-            EngineUnavailable: at the deadline (the loop's clock), or at once when the child cannot become ready, or
-                is restarted only later than `_MAX_RESTART_WAIT_S` or the deadline.
+            EngineUnavailable: The deadline passed (the loop's clock). Raised at once if the child cannot become ready,
+                or will be restarted only after `_MAX_RESTART_WAIT_S` or the deadline.
         """
         loop = asyncio.get_running_loop()
         while (process := self.serving) is None or not process.alive:
@@ -163,7 +163,7 @@ class Supervisor:
                 self._pause(None)
                 self._enter("failed", error.message)
                 self._lost.begin(f"engine {self.name} cannot be started: {error.message}")
-            except Exception as error:  # the next try may succeed, and the daemon answers without an engine
+            except Exception as error:  # the next attempt may succeed, and the daemon also answers without an engine
                 self._pause(None)
                 self._enter("failed", f"{type(error).__name__}: {error}")
                 if not self._lost.problem:
@@ -210,14 +210,14 @@ class Supervisor:
             self._enter("starting", "it is being loaded")
 
     def _pause(self, ready_at: float | None) -> float:
-        """Set when the next child starts, after one that was ready at `ready_at`. Returns the pause, seconds."""
+        """Set when the next child starts, after one that was ready at `ready_at`. Return the pause, seconds."""
         now = asyncio.get_running_loop().time()
         pause_s = self.backoff.pause_s(0.0 if ready_at is None else now - ready_at)
         self._restart_at = now + pause_s
         return pause_s
 
     async def _watch(self, process: EngineProcess) -> str | None:
-        """Wait until the child ends, by itself or because it is stuck, and return why; None: it was idle for long."""
+        """Wait until the child ends, by itself or because it is stuck, and return why; None if it was idle for long."""
         loop = asyncio.get_running_loop()
         while True:
             timeout_s = min(_WATCH_S, self.stuck_s / 3, self.unload_after_s)

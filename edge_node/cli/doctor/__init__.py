@@ -1,7 +1,7 @@
 """`causeway-edge doctor`: check everything that the daemon needs and say how to fix each problem.
 
 It changes nothing and may run beside a daemon. Read `report` first (all checks in order, printed or as JSON). Each
-check is a function that returns a `Finding` or several: see `packages`, `policy_and_models`, `report` and `network`.
+check is a function that returns one or more `Finding`s: see `packages`, `policy_and_models`, `report` and `network`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`warn`: the daemon works, with reduced function. `fail`: it would not start, or could not answer."""
+    """The result of one check. `warn`: the daemon works, with reduced function. `fail`: it cannot start or answer."""
 
     check: str
     level: Level
     found: str
-    advice: str = ""  # how to fix it; empty if the level is ok
+    advice: str = ""  # the fix; empty if the level is ok
 
 
 def ok(check: str, found: str) -> Finding:

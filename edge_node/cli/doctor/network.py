@@ -27,8 +27,8 @@ from ...mqtt.topics import BrokerUrl, Topics
 from . import Finding, fail, ok, warn
 
 _PROBE_TIMEOUT_S = 2.0
-_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches what listens on all addresses
-_TRITON = "http://127.0.0.1:8000"  # where a Triton with its own defaults has its HTTP
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where this machine reaches a server that listens on all addresses
+_TRITON = "http://127.0.0.1:8000"  # HTTP address of a Triton with default settings
 _SKEW_WARN_S = 30.0  # above, records of the device and the cloud cannot be compared by time
 _SKEW_FAIL_S = 300.0  # above, certificates and signatures begin to fail
 
@@ -76,7 +76,7 @@ def check_socket(path: str) -> Iterator[Finding]:
 
 
 def _is_causeway(url: str, uds: str | None) -> bool:
-    """Return whether a Causeway daemon answers there: its readiness document names a policy."""
+    """Return whether a Causeway daemon answers at `url`: its readiness document names a policy."""
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=uds), timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
             document = client.get(f"{url}/readyz").json()
@@ -103,16 +103,16 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:
-    """Check that the daemon answers no other machine without an API key: it does not start then."""
+    """Check that the daemon is not exposed to other machines without an API key: it would not start."""
     if server.is_exposed:
         found = f"the daemon would listen on {server.host or 'all addresses'} and require no API key: it does not start"
         yield fail("exposure", found, "set server.keys, or listen on 127.0.0.1")
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
-    """Warn of a Triton on this machine that lets every program change what it serves. Nothing where there is none.
+    """Warn of a Triton on this machine that lets every program change its models. Yields nothing without a Triton.
 
-    Our launcher turns Triton's HTTP off; a Triton with its own defaults has it on this port, beside gRPC.
+    Our launcher turns Triton's HTTP off; with its default settings Triton has it on this port, beside gRPC.
     """
     try:
         with httpx.Client(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
@@ -185,10 +185,10 @@ def _check_clock(date: str, now: float) -> Iterator[Finding]:
 
 
 def check_tracing(config: TracingConfig) -> Iterator[Finding]:
-    """Send an empty export. Nothing where no traces are sent."""
+    """Send an empty export to the collector. Yields nothing if tracing is off."""
     if not config.endpoint:
         return
-    # On demand: OpenTelemetry costs a tenth of a second.
+    # On demand: OpenTelemetry takes a tenth of a second to load.
     from causeway_server.router.serving.otel import send_empty_export
 
     fault = asyncio.run(send_empty_export(config.endpoint))
@@ -204,7 +204,7 @@ _CLIENT_ID = "causeway-doctor"
 def check_broker(
     config: MqttConfig, find_package: Callable[[str], object] = importlib.util.find_spec
 ) -> Iterator[Finding]:
-    """Check the keys, connect as a client of its own, and subscribe to nothing. Nothing where there is no broker."""
+    """Check the keys and connect to the broker with a separate client id. Yields nothing without a broker."""
     if not config.url:
         return
     if find_package("paho") is None:
@@ -221,7 +221,7 @@ def check_broker(
 
 
 async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
-    from ...mqtt.connection import Connection  # the extra is there
+    from ...mqtt.connection import Connection  # the extra is installed
 
     connection = Connection(msgspec.structs.replace(config, session_expiry_s=0.0), _CLIENT_ID, "", lambda _: None)
     try:

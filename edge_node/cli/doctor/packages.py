@@ -22,12 +22,12 @@ from ...config.schema import EngineConfig
 from . import Finding, fail, ok, warn
 
 OUR_IMPORTS = {"causeway_server": "causeway-router", "causeway_sdk": "causeway-sdk"}
-"""Our import names, and the distributions that bring them."""
+"""Our import names, and the distributions that provide them."""
 _ROOMS = ("router", "models", "cloud_pool", "fleet")
 OLDEST_PYTHON = (3, 11)
 _DISTRIBUTION = "causeway-router"
 _LOAD_TIMEOUT_S = 60.0
-_CPU_BACKENDS = ("CPU", "BLAS")  # of llama.cpp
+_CPU_BACKENDS = ("CPU", "BLAS")  # time to load llama.cpp
 # Import names that several distributions provide: the one installed last has overwritten the others.
 _SHARED_IMPORTS = ("onnxruntime", "llama_cpp")
 
@@ -160,7 +160,9 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
     """Name the GPUs that llama.cpp finds, or say why the CPU decodes on a device that has one.
 
     Args:
-        has_gpu: the device has an NVIDIA GPU, as its driver or JetPack says.
+        engine: The engine's settings.
+        report: The GPUs that llama.cpp finds.
+        has_gpu: Whether the device has an NVIDIA GPU, according to its driver or JetPack.
     """
     compiled_for = [name for name in report.backends if name not in _CPU_BACKENDS]
     if report.gpus:
@@ -179,10 +181,10 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
 
 
 def check_providers(available: Collection[str] | None = None) -> Iterator[Finding]:
-    """Name what runs the learned signals; nothing where ONNX Runtime is not installed.
+    """Name the execution provider of the learned signals; yields nothing if ONNX Runtime is not installed.
 
     Args:
-        available: execution providers of this build of ONNX Runtime; None: asked.
+        available: Execution providers of this build of ONNX Runtime; None: ask ONNX Runtime.
     """
     try:
         from causeway_server.models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
@@ -194,7 +196,7 @@ def check_providers(available: Collection[str] | None = None) -> Iterator[Findin
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:
-    """Load llama.cpp in a child process: on a CPU that it was not built for, the process ends with a signal."""
+    """Load llama.cpp in a child process: on an unsupported CPU the process ends with a signal."""
     script = "import llama_cpp; print(llama_cpp.__version__, end='')"
     try:
         process = subprocess.run(

@@ -1,6 +1,6 @@
 """Check the policy, the models of its device targets, the learned signals that it uses, and the encoders.
 
-The encoders turn audio and images into text or soft tokens. That a device has none is no finding.
+The encoders turn audio and images into text or soft tokens. A device without encoders is not a finding.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from . import Finding, fail, ok, warn
 
 _MIB = 2**20
 _SHORT_IDLE_S = 30.0
-_MIN_CONTEXT_TOKENS = 256  # the engine does not start with less
+_MIN_CONTEXT_TOKENS = 256  # minimum for a start of the engine
 _INSTALL_VOICE = "`pip install 'causeway-router[voice]'`"
 
 
 def read_policy(path: Path) -> tuple[Policy | None, Finding]:
-    """Parse the policy file. Returns None for the policy if it is invalid."""
+    """Parse the policy file. Return None for the policy if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
         policy = parse_policy(text, str(path))
@@ -94,7 +94,7 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
 
 
 def check_unloading(engine: EngineConfig) -> Iterator[Finding]:
-    """Say whether models leave memory, and warn where they would be loaded all the time."""
+    """Report whether models are unloaded when idle, and warn if they would be reloaded all the time."""
     if not engine.enabled or not engine.unload_after_s:
         return
     found = f"models leave memory after {engine.unload_after_s:g} s without requests, and the next request loads them"
@@ -131,7 +131,7 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
 def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
     """Check the learned signals of the device's models.
 
-    1. Of a calibrated pair, which take the place of the others.
+    1. Those of a calibrated pair, which replace the others.
     2. `edge.quality` if a rule names it.
     3. The calibrators if a route hands off.
     """
@@ -158,7 +158,7 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
 
 
 def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | None:
-    """Return None where no pair with this model is calibrated."""
+    """Return a finding about the calibrated pair of this model; None if no pair is calibrated."""
     try:
         large = load_pair(model, policy, folders).parameters.large.name
     except ArtifactNotFound:
@@ -210,9 +210,10 @@ def check_encoders(
     """Check the model of each installed package, and the voices.
 
     Args:
-        installed: whether the packages for this kind of part are there.
-        environ: where `PATH` says whether espeak-ng is.
-        has_onnxruntime: whether the package that runs voices is there.
+        config: The configuration.
+        installed: Function that returns whether the packages for a kind of part are installed.
+        environ: Environment variables; `PATH` is searched for espeak-ng.
+        has_onnxruntime: Function that returns whether the package that runs voices is installed.
     """
     if not config.parts.enabled:
         return
@@ -228,7 +229,7 @@ def check_encoders(
 
 
 def _check_encoder(check: str, model: str, folders: list[Path], absent: str, also: str = "") -> Finding:
-    """Check one model. `absent`: what its absence means; `also`: what works besides."""
+    """Check one model. `absent`: the consequence of its absence; `also`: alternatives that work."""
     pull = f"`causeway-models pull {model}`"
     try:
         artifact = find_artifact(model, folders)

@@ -26,7 +26,7 @@ _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def run(config: Config, *, as_json: bool) -> int:
-    """Run all checks and print the findings. Returns the exit code: 1 if a check failed."""
+    """Run all checks and print the findings. Return the exit code: 1 if a check failed."""
     policy = Path(config.policy) if config.policy else DEFAULT_POLICY
     findings: list[Finding] = []
     for finding in examine(config, policy, DeviceProbes().read(time.monotonic())):
@@ -122,7 +122,7 @@ def check_state_dir(
 
 
 def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:
-    """Check that the engine has no more threads than cores. `cores` None: the cores that this process may use."""
+    """Check that the engine has no more threads than cores. `cores` None: the number that this process may use."""
     usable = allowed_cores() if cores is None else cores
     if engine.threads > usable:
         found = f"engine.threads is {engine.threads}, and this process may use {usable:g} cores"

@@ -1,1 +1,1 @@
-"""`causeway-edge up`. Read `session` first; it runs programs (`child_process`) for what `models` chooses and asks."""
+"""The command `causeway-edge up`. Read `session` first: it runs programs (`child_process`) for the chosen `models`."""

@@ -1,4 +1,4 @@
-"""Which models `up` starts, and the demo questions that fit them, with the table of their results.
+"""The models that `up` starts, and the demo questions that fit them, with the table of their results.
 
 The models are those that the policy names, or a pair for which the policy is written. There is a question for each way
 a request can be answered: `TOUR` is for the assistants that ship, which answer with function calls, `KNOWLEDGE` for
@@ -77,7 +77,7 @@ _RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
 _FIXED_COLUMNS = ("route", "target", "reason", "first ms", "total ms")  # never truncated
 _GAP = 2
-_ANSWER_WIDTH = 36  # columns that question and answer need together, else no answers are shown
+_ANSWER_WIDTH = 36  # columns that question and answer need together; otherwise no answers are shown
 _ROUTE_STYLES = {"edge": "green", "cloud": "blue", "cache": "yellow"}
 _GATEWAY = "# Written by `causeway-edge up`.\ntiers: {tiers}\n"
 _LARGE_MODELS = """\
@@ -88,15 +88,15 @@ load_balancing: {silent_before_probe_s: 10, probe_timeout_s: 60, hung_after_s: 1
 
 
 class StartedModels(msgspec.Struct, frozen=True):
-    """What a run starts.
+    """The models and questions of one run.
 
     Attributes:
-        policy_text: The policy to write for it; empty: the configured one.
+        policy_text: The policy to write for this run; empty: use the configured one.
         cloud: The cloud's models, served by Triton under their own names.
         model_dirs: Folders searched for models first.
         questions: The demo questions that fit the device's model.
-        gateway_text: The gateway's configuration to write for it: its tiers; empty: there is no gateway.
-        note: What to say about the pair's calibration; empty: nothing.
+        gateway_text: The gateway's configuration to write for this run: its tiers; empty: there is no gateway.
+        note: A remark about the pair's calibration; empty: none.
     """
 
     policy_text: str
@@ -119,11 +119,11 @@ def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> s
 
 
 def choose_models(config: Config, small: str | None, large: str | None, *, with_cloud: bool) -> StartedModels:
-    """Find the models of the policy, or of the pair `small` and `large`; one that is calibrated gets its handoff.
+    """Find the models of the policy, or of the pair `small` and `large`; a calibrated pair gets its handoff.
 
     Raises:
         ArtifactError: A model is not on this machine.
-        PolicyError: The policy is invalid, or a name cannot stand in one.
+        PolicyError: The policy is invalid, or a name cannot be used in a policy.
         OSError: The policy's file cannot be read.
     """
     is_pair = small is not None or large is not None
@@ -152,7 +152,7 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
 
 
 def _gateway_text(policy: Policy) -> str:
-    """Return a tier for each model in the cloud; those that a target of the policy embeds with make embeddings."""
+    """Return a tier for each model in the cloud; those named by an `embed` target make embeddings."""
     in_cloud = [target for target in policy.targets if target.at == "cloud"]
     embed = {target.model for target in in_cloud if "embedding" in target.can}
     tiers = [
@@ -163,7 +163,7 @@ def _gateway_text(policy: Policy) -> str:
 
 
 def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) -> tuple[PairHandoff | None, str]:
-    """Return the handoff that this pair was calibrated for, and what to say about it."""
+    """Return the handoff that this pair was calibrated for, and a remark about it."""
     advice = f"`causeway-models calibrate --small {small} --large {large} --prompts FILE` finds a threshold"
     try:
         handoff = load_pair(small, policy, folders).parameters.handoff
@@ -172,7 +172,7 @@ def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) ->
             load_calibrator(small, folders)
         except ArtifactError:
             return None, f"{small} and {large} are not calibrated: a handoff goes by raw confidence; {advice}"
-        return None, ""  # the device's model has a calibrator of its own
+        return None, ""  # the device's model has its own calibrator
     except (ArtifactError, ImportError) as error:
         return None, f"the calibration of {small} and {large} is not used: {error}"
     if handoff is None:
@@ -205,7 +205,7 @@ _LONG = (
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A demo question. `purpose` says which route it is meant to demonstrate."""
+    """A demo question. `purpose` names the route that it is meant to demonstrate."""
 
     text: str
     purpose: str
@@ -237,7 +237,7 @@ KNOWLEDGE = (
     Question(_CHOICE, "multiple choice: handed off, if the pair is calibrated, because small models guess"),
     Question("Name one side effect of ibuprofen.", "private: never leaves the device", ("private",)),
 )
-"""For models that answer with text."""
+"""Questions for models that answer with text."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -251,7 +251,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 async def ask(causeway: AsyncCauseway, question: Question) -> Row:
-    """Ask a question, streamed, to measure the first token, and at temperature 0, as sampled answers are not cached."""
+    """Ask a question, streamed to measure the first token, at temperature 0 because sampled answers are not cached."""
     arguments = RequestOptions(temperature=0.0, max_tokens=64, tags=question.tags)
     try:
         async with await causeway.chat(question.text, stream=True, **arguments) as stream:

@@ -35,11 +35,11 @@ from .child_process import ChildProcess, ChildProcessEnded
 from .models import KNOWLEDGE, Row, StartedModels, ask, render_table
 
 READY_TIMEOUT_S = 120.0  # a slow device loads a large model from a slow disk
-_FILE_WIDTH = 140  # of the table, if stdout is not a terminal
+_FILE_WIDTH = 140  # columns of the table, if stdout is not a terminal
 _DEVICE = "this-device"
 _TRITON_GRACE_S = 20.0
 _GATEWAY_GRACE_S = 30.0
-_EDGE_EXTRA_S = 10.0  # beyond the edge's own drain time
+_EDGE_EXTRA_S = 10.0  # time beyond the edge's own drain time
 _LOADING = ("idle", "starting")  # engine states before ready
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 _KEPT_RUNS = 5

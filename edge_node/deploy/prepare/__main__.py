@@ -1,4 +1,4 @@
-"""`python3 -m edge_node.deploy.prepare GOAL`: sets up what GOAL needs, and is quick when it is there."""
+"""`python3 -m edge_node.deploy.prepare GOAL`: set up everything that GOAL needs; quick if that is already there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOALS = ("run", "fleet", "test", "quick", "check", "bench", "train", "lock")
 
 
 def main() -> int:
-    """Exit status: 0 ready, 1 a step failed, 130 interrupted, 143 terminated."""
+    """Set up the goal and return the exit status: 0 ready, 1 a step failed, 130 interrupted, 143 terminated."""
     parser = argparse.ArgumentParser(prog="prepare", description="Sets this checkout up.")
     parser.add_argument("goal", choices=GOALS)
     goal = parser.parse_args().goal
@@ -55,9 +55,7 @@ def _prepare(goal: str, places: Places, progress: Progress) -> None:
 
 @contextmanager
 def _alone(places: Places, progress: Progress) -> Iterator[None]:
-    """One set-up at a time: a second one waits, then finds the work done. The lock ends with the process, however it
-    ends.
-    """
+    """Hold the lock of set-ups: a second one waits, then finds the work done. The lock ends with the process."""
     places.cache.mkdir(parents=True, exist_ok=True)
     with (places.cache / "prepare.lock").open("w") as handle:
         try:

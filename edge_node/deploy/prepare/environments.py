@@ -1,7 +1,8 @@
-"""The virtual environments, what pip puts into them, exactly as the lock files say, and the lock files themselves.
+"""The virtual environments, the packages that pip installs into them from the lock files, and the lock files
+themselves.
 
-`make lock` writes the lock files anew: versions and hashes, and nothing about where the packages come from. A version
-in a lock file stays while it fits pyproject.toml; delete the file first to take the newest of everything.
+`make lock` writes the lock files again: versions and hashes, without the packages' origins. A version in a lock file
+stays while it fits pyproject.toml; delete the file first to upgrade everything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NETWORK_ADVICE = (
 
 
 def make_environment(places: Places, folder: Path, progress: Progress) -> str:
-    """Makes a virtual environment, or makes one whole again that was left half-made."""
+    """Create a virtual environment, or repair an incomplete one. Return a summary."""
     require_venv()
     fits = is_made_here(folder) and (folder / "bin" / "python").resolve() == places.python.resolve()
     if folder.exists() and not fits:
@@ -37,7 +38,7 @@ def make_environment(places: Places, folder: Path, progress: Progress) -> str:
 def install_locked(
     places: Places, python: Path, lock: Path, progress: Progress, *, with_dependencies: bool = True
 ) -> int:
-    """Installs a lock file, hashes checked, and returns how many packages it names. Raises StepFailed."""
+    """Install a lock file with hash checks, and return the number of its packages. Raises StepFailed."""
     total = len(locked_names(lock))
     words = [] if with_dependencies else ["--no-deps"]
     run(
@@ -51,12 +52,12 @@ def install_locked(
 
 
 def locked_names(lock: Path) -> list[str]:
-    """The packages that a lock file names."""
+    """Return the names of the packages in a lock file."""
     return sorted(set(re.findall(r"^([A-Za-z0-9_.-]+)==", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)))
 
 
 def package_counter(total: int) -> Watch:
-    """Turns pip's chatter into `12/58 packages: aiohttp`."""
+    """Return a watch that turns pip's output into `12/58 packages: aiohttp`."""
     seen: set[str] = set()
 
     def watch(line: str) -> str | None:
@@ -69,7 +70,7 @@ def package_counter(total: int) -> Watch:
     return watch
 
 
-# What the wheel of llama-cpp-python imports, and what an editable install of ours and of the SDK needs.
+# Imports of the wheel of llama-cpp-python, and requirements of an editable install of ours and of the SDK.
 RUN_EXTRAS = ("diskcache", "setuptools>=77", "unasync>=0.6", "wheel")
 # The SDK comes from this checkout.
 ROLES = (
@@ -80,11 +81,11 @@ ROLES = (
     "--extra=cpu",
     "--no-emit-package=causeway-sdk",
 )
-# Optional parts that the tests need.
+# Optional dependencies that the tests need.
 OPTIONAL = ("--extra=grpc", "--extra=nats", "--extra=kafka", "--extra=mqtt")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
-# The extra `torch` of models/train without torch, and what a CPU build of torch depends on (see plan.py).
+# The extra `torch` of models/train without torch, and the dependencies of a CPU build of torch (see plan.py).
 TRAIN = ("onnx>=1.17", "tokenizers>=0.20", "filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
 # Without dependencies: pytriton's own (client, web server) are not needed to run the server's binary.
 TRITON = (
@@ -99,7 +100,7 @@ TRITON = (
     "psutil",
 )
 
-# pyproject's [tool.uv] environments: true wherever a set-up gets past its checks, so only noise in every line.
+# pyproject's [tool.uv] environments: always true after the checks of a set-up, so they would only be noise.
 _SYSTEM = "platform_python_implementation == 'CPython' and sys_platform == 'linux'"
 MACHINES = f"((platform_machine == 'aarch64' and {_SYSTEM}) or (platform_machine == 'x86_64' and {_SYSTEM}))"
 COMMON_MARKER = f" ; python_full_version < '3.14' and {_SYSTEM}"

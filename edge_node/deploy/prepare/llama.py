@@ -1,15 +1,15 @@
 """llama.cpp, compiled once for this machine: a wheel in the cache that both environments install.
 
 The default build of llama-cpp-python takes about ten CPU-minutes; ours leaves out llama.cpp's `common` library and
-mtmd's programs, which the bindings never call, and takes under four. The wheel is tagged `py3-none`, so it serves
-every Python, but it is compiled for this very processor (GGML_NATIVE): the cache's key holds the processor.
-mtmd (images for vision models) is 50 of its CPU-seconds and 2 MB; its decoders of video are left out.
+mtmd's programs, which the bindings never call, and takes under four. The wheel is tagged `py3-none`, so it serves every
+Python, but it is compiled for this very processor (GGML_NATIVE): the cache's key holds the processor. mtmd (images for
+vision models) is 50 of its CPU-seconds and 2 MB; its decoders of video are left out.
 
 `make setup CUDA=1` builds for an NVIDIA GPU: the one of this machine, or those that $CUDAARCHS names, as CMake does:
-`CUDAARCHS=87 make setup CUDA=1` for Orin, 90 for H100 and H200, 89 for RTX 4000. It takes nvcc, and cuBLAS with its
-headers. A toolkit from NVIDIA or JetPack has both. Where there is only nvcc, cuBLAS comes from the package index
-(`nvidia-cublas`, some hundred MB) into the cache, where the compiled library finds it. $CMAKE_ARGS is honoured. Both
-are part of the key.
+`CUDAARCHS=87 make setup CUDA=1` for Orin, 90 for H100 and H200, 89 for RTX 4000. It requires nvcc, and cuBLAS with its
+headers. A toolkit from NVIDIA or JetPack has both. If only nvcc is installed, cuBLAS is downloaded from the package
+index (`nvidia-cublas`, some hundred MB) into the cache, where the compiled library finds it. $CMAKE_ARGS is honoured.
+Both are part of the key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"))
 _OFF = ("", "0", "off", "no", "false")
 GPU_FILES = (Path("/etc/nv_tegra_release"), Path("/dev/nvidia0"))  # JetPack; any other driver
 CPU_SECONDS = 215  # measured: AMD EPYC, GCC 12
-GIB_PER_JOB = 1.0  # the largest translation units of ggml need about so much
+GIB_PER_JOB = 1.0  # memory for the largest translation units of ggml
 BUILD_BYTES = 1_500_000_000
 # CMake includes this file right after llama.cpp's project(). The bindings' CMake file forces `common` ON: undo it.
 # mtmd's 45 graphs are one file each, most of whose time goes into headers: together they take 4 s instead of 37.
@@ -51,14 +51,14 @@ cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL join_graphs)
 """
 FLAGS = (
     "-DMTMD_VIDEO=OFF",
-    "-DCMAKE_INSTALL_LIBDIR=llama_cpp/lib",  # else everything is packed twice
+    "-DCMAKE_INSTALL_LIBDIR=llama_cpp/lib",  # otherwise everything is packed twice
     "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",
     "-DCMAKE_INSTALL_INCLUDEDIR=llama_cpp/include",
 )
 
 
 def wheel_key(places: Places, environ: Mapping[str, str]) -> str:
-    """Names the build: version, flags, processor and C library."""
+    """Return the name of the build: version, flags, processor and C library."""
     return digest(
         places.edge_deploy / "requirements-llama.txt",
         places.edge_deploy / "requirements-build.txt",
@@ -73,7 +73,7 @@ def wheel_key(places: Places, environ: Mapping[str, str]) -> str:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name and features, as far as they decide which instructions a native build uses."""
+    """Return the processor's name and the features that decide which instructions a native build uses."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -92,7 +92,7 @@ def cached_wheel(places: Places, environ: Mapping[str, str]) -> Path | None:
 
 
 def install_engine(places: Places, python: Path, progress: Progress) -> str:
-    """Puts the wheel into an environment, compiling it first if the cache has none. Raises StepFailed."""
+    """Install the wheel into an environment, compiling it first if it is not in the cache. Raises StepFailed."""
     wheel = cached_wheel(places, os.environ)
     words = "llama.cpp, from the cache"
     if wheel is None:
@@ -107,11 +107,11 @@ def install_engine(places: Places, python: Path, progress: Progress) -> str:
 
 
 def build_wheel(places: Places, progress: Progress) -> Path:
-    """Downloads, unpacks and compiles. Parts are kept until the wheel is there, so an interrupted build carries on."""
+    """Download, unpack and compile the wheel. Parts are kept, so that an interrupted build continues."""
     require_compilers()
     require_disk(places.cache, BUILD_BYTES)
     home = _home(places, os.environ)
-    bench = home / "build"  # fixed paths: a second try finds the objects of the first
+    bench = home / "build"  # fixed paths: a second attempt finds the objects of the first
     python = _tools(places, bench / "tools", progress)
     source = bench / "source"
     if not source.exists():
@@ -131,7 +131,7 @@ def _home(places: Places, environ: Mapping[str, str]) -> Path:
 
 
 def _tools(places: Places, folder: Path, progress: Progress) -> Path:
-    """CMake, Ninja and the build backend in an environment of their own, so a device without CMake can build."""
+    """Create an environment with CMake, Ninja and the build backend, so that a device without CMake can build."""
     progress.show("fetching CMake and Ninja")
     python = folder / "bin" / "python"
     run(
@@ -194,7 +194,7 @@ def _build_environment(bench: Path, gpu_flags: Sequence[str] = ()) -> dict[str, 
 
 
 def parallel_jobs(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """As many compilers as there are cores, but no more than the free memory holds."""
+    """Return the number of compilers to run: one per core, but no more than the free memory holds."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
     except OSError:
@@ -221,18 +221,18 @@ class Toolkit:
 
     @property
     def has_driver_library(self) -> bool:
-        """Whether there is a libcuda.so to link: llama.cpp's pool of virtual memory needs it."""
+        """Return whether there is a libcuda.so to link: llama.cpp's pool of virtual memory needs it."""
         folders = [self.root / "lib64" / "stubs", *self.root.glob("targets/*/lib/stubs")]
         return any((folder / "libcuda.so").exists() for folder in folders)
 
 
 def is_cuda_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the user asks for a build for CUDA."""
+    """Return whether the user asks for a build for CUDA."""
     return environ.get("CUDA", "").lower() not in _OFF
 
 
 def cuda_key(environ: Mapping[str, str]) -> str:
-    """What of a build for CUDA the compiled wheel depends on."""
+    """Return the CUDA part of the build's name: everything on which the compiled wheel depends."""
     return f"cuda {environ.get('CUDAARCHS', '')}" if is_cuda_wanted(environ) else ""
 
 

@@ -1,6 +1,6 @@
-"""Which Python, compiler and system this is, what to say when it will not do, and where things lie.
+"""The Python, compiler and system of this machine, the advice if they are unsuitable, and the set-up's folders.
 
-The places are the checkout, its two environments, and the cache that outlives it.
+The folders are the checkout, its environments, and the cache that is shared by all checkouts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from .progress import StepFailed
 OLDEST = (3, 11)  # no release of common-expression-language supports an older one
 NEWEST = (3, 12)  # Triton's environment needs numpy<2, which was never built for a newer one
 CANDIDATES = ("python3.12", "python3.11")
-CHOSEN = "CAUSEWAY_PREPARE_PYTHON"  # set for the program that we start again, so that it does not choose once more
+CHOSEN = "CAUSEWAY_PREPARE_PYTHON"  # set for the restarted program, so that it does not choose again
 
 
 def choose_python(venv: Path, environ: Mapping[str, str]) -> None:
-    """Starts this program again under another Python where that is the better one, else just returns.
+    """Restart this program under another Python if that one is better, else return.
 
-    (1) A Python that the user named stays: make PYTHON=/path/to/python3.11.
-    (2) An environment that is there, made here and in order, stays with its Python, whichever is first on PATH today:
-        making it anew would throw away what the user installed into it.
-    (3) The current one, if it is a version that will do. (4) One of CANDIDATES on PATH.
-    Raises StepFailed when there is none. JetPack 6 ships Python 3.10; Ubuntu 22.04 beneath it packages 3.11 too.
+    (1) A Python that the user named stays: make PYTHON=/path/to/python3.11. (2) An environment that was made here and
+    is valid keeps its Python, whichever is first on PATH today: making it again would delete the packages that the user
+    installed into it. (3) The current Python, if its version is supported. (4) One of CANDIDATES on PATH. Raises
+    StepFailed if there is none. JetPack 6 ships Python 3.10; its base, Ubuntu 22.04, packages 3.11 too.
     """
     supported = OLDEST <= sys.version_info[:2] <= NEWEST
     named = bool(environ.get("PYTHON")) or CHOSEN in environ
@@ -52,12 +51,12 @@ def choose_python(venv: Path, environ: Mapping[str, str]) -> None:
 
 
 def base_python() -> Path:
-    """The interpreter beneath the environment that we may have been started from (an activated .venv)."""
+    """Return the interpreter beneath the environment of an active .venv, else this interpreter."""
     return Path(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def is_made_here(venv: Path) -> bool:
-    """An environment holds absolute paths: one that was moved or copied is of no use."""
+    """Return whether an environment was made at this path: a moved one is useless, as it holds absolute paths."""
     try:
         return str(venv) in (venv / "bin" / "activate").read_text(encoding="utf-8")
     except OSError:
@@ -71,7 +70,7 @@ def _resident(venv: Path) -> Path | None:
 
 
 def _version(python: str) -> tuple[int, int] | None:
-    """None when it does not run: pyenv's shims exist for versions that are not switched on too."""
+    """Return the version of a Python; None if it does not run: pyenv has shims of versions that are not active."""
     script = "import sys, venv; print(*sys.version_info[:2])"
     try:
         answer = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
@@ -86,7 +85,7 @@ def _start_again(python: str, environ: Mapping[str, str]) -> None:
 
 
 def require_venv() -> None:
-    """Debian and Ubuntu package `venv` apart from Python."""
+    """Check that `venv` works, which Debian and Ubuntu package separately. Raises StepFailed."""
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
@@ -99,7 +98,7 @@ def require_venv() -> None:
 
 
 def require_compilers() -> None:
-    """llama.cpp is compiled here, once: it wants a C and a C++ compiler. CMake and Ninja come with pip."""
+    """Check for the C and C++ compilers that llama.cpp needs. CMake and Ninja come with pip. Raises StepFailed."""
     missing = [
         names[0] for names in (("cc", "gcc", "clang"), ("c++", "g++", "clang++")) if not any(map(shutil.which, names))
     ]
@@ -121,7 +120,7 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
 
 
 def glibc_version() -> tuple[int, int]:
-    """(0, 0) where the C library is another one."""
+    """Return the version of glibc; (0, 0) for another C library."""
     try:
         name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (ValueError, OSError):
@@ -131,7 +130,7 @@ def glibc_version() -> tuple[int, int]:
 
 
 def find_libpython() -> Path | None:
-    """The folder of the shared libpython that Triton's Python stub loads, None if this Python has none."""
+    """Return the folder of the shared libpython that Triton's Python stub loads; None if this Python has none."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     name = f"libpython{version}.so.1.0"
     folders = [
@@ -194,7 +193,7 @@ class Places:
 
 
 def find_places(environ: Mapping[str, str]) -> Places:
-    """The places of the checkout that this file belongs to. $CAUSEWAY_CACHE, then $XDG_CACHE_HOME, name the cache."""
+    """Return the folders of the checkout of this file. $CAUSEWAY_CACHE, then $XDG_CACHE_HOME, name the cache."""
     root = Path(__file__).resolve().parents[3]
     if environ.get("CAUSEWAY_CACHE"):
         cache = Path(environ["CAUSEWAY_CACHE"]).expanduser()

@@ -1,4 +1,4 @@
-"""Which steps a command needs. Their keys hold everything that their results depend on."""
+"""The steps that a command needs. Their keys cover everything on which their results depend."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
 
 OPTIONAL = ("triton", *(package.name for package in PACKAGES), "torch")
-# The release that our tests and our models were made with. In no lock file: see `_torch`.
+# The release that our tests and our models were made with. Not in a lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
 
 def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
-    """The steps of a goal in order, without those that $CAUSEWAY_SKIP names. `quick` never compiles llama.cpp."""
+    """Return the steps of a goal in order, except those in $CAUSEWAY_SKIP. `quick` never compiles llama.cpp."""
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
@@ -87,9 +87,10 @@ def _engine(places: Places, environ: Mapping[str, str]) -> Step:
 
 
 def _editable(places: Places, stamp: str, title: str, command: str, *folders: Path) -> Step:
-    """Distributions of the checkout, editable: their console commands (`command` is one), and imports from anywhere.
+    """Return the step that installs distributions of the checkout as editable, with their console commands.
 
-    The SDK's setup.py writes the sync client from the async one: a change of either runs the step again.
+    `command` is one of these commands. The SDK's setup.py writes the sync client from the async one: a change of either
+    runs the step again.
     """
     patterns = ("pyproject.toml", "setup.py", "src/*/_async/*.py")
     sources = [path for folder in folders for pattern in patterns for path in sorted(folder.glob(pattern))]
@@ -140,9 +141,10 @@ def _from_distribution(places: Places, package: Package) -> Step:
 
 
 def _torch(places: Places, environ: Mapping[str, str]) -> Step:
-    """torch is pinned by version but in no lock file: a hash would fix the build, and which one fits (CPU, CUDA, a
-    Jetson's) and where it comes from is the user's to say. What a CPU build depends on is in the lock, so that a build
-    found by pip brings nothing more.
+    """Return the step that installs torch, pinned by version but not in a lock file.
+
+    A hash would fix the build, and the user chooses that (CPU, CUDA, a Jetson's) and its source. The dependencies of a
+    CPU build are in the lock file, so that a build found by pip adds nothing more.
     """
     wish = environ.get("CAUSEWAY_TORCH", TORCH)
 
@@ -168,6 +170,6 @@ def _torch(places: Places, environ: Mapping[str, str]) -> Step:
 
 
 def _python_key(places: Places) -> str:
-    """Environments hold absolute paths and one Python: moving the checkout or changing the Python makes them anew."""
+    """Return the key of the Python: moving the checkout or changing the Python makes the environments again."""
     resolved = places.python.resolve()
     return digest(str(places.root), str(resolved))

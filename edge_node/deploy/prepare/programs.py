@@ -3,10 +3,9 @@
 Triton comes from the PyPI wheel `nvidia-pytriton`, in an environment of its own (`.venv-triton`). The server needs
 numpy<2 in that environment: with numpy 2 its Python backend answers OK with empty data. Its Python stub is looked for
 beside the backend's library and finds packages through the environment's `bin` on PATH, so the backend is copied and
-the stub of this Python's version is put beside it. What a launcher has to know is written to
-`.venv-triton/triton.json`.
+the stub of this Python's version is put beside it. The launcher's settings are written to `.venv-triton/triton.json`.
 
-From the distribution come Redis, for jobs and the cache, and what tests need (`PACKAGES`).
+The distribution's packages are Redis, for jobs and the cache, and programs for tests (`PACKAGES`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LOADER_FAILED = 127
 
 
 def install_triton(places: Places, progress: Progress) -> str:
-    """Makes Triton's environment and proves that the server starts. Raises StepFailed."""
+    """Create Triton's environment and check that the server starts. Raises StepFailed."""
     libpython = require_triton_host(places, progress)
     make_environment(places, places.triton_venv, progress)
     lock = places.cloud_deploy / "requirements-triton.txt"
@@ -61,7 +60,7 @@ def install_triton(places: Places, progress: Progress) -> str:
 
 
 def require_triton_host(places: Places, progress: Progress) -> Path:
-    """Checks what the server's wheel asks of a machine, and returns libpython's folder. Raises StepFailed."""
+    """Check the requirements of the server's wheel, and return libpython's folder. Raises StepFailed."""
     if platform.machine() not in ("x86_64", "aarch64"):
         raise StepFailed(f"Triton's wheel is for x86_64 and aarch64, this is {platform.machine()}", SKIP_ADVICE)
     if glibc_version() < (2, 35):
@@ -81,11 +80,11 @@ def require_triton_host(places: Places, progress: Progress) -> Path:
 
 
 def apt_install(places: Places, package: str, progress: Progress) -> None:
-    """As root, on Debian and its kin. Raises StepFailed."""
+    """Install a package as root, on Debian and its derivatives. Raises StepFailed."""
     environ = {**child_environment(os.environ), "DEBIAN_FRONTEND": "noninteractive"}
     log = places.logs / f"apt-{package}.log"
     progress.show(f"apt-get install {package}")
-    # Stale lists are the usual reason for a 404; failing to refresh them need not be one.
+    # Stale lists are the usual reason for a 404; a failed refresh is not fatal.
     try:
         run(["apt-get", "update", "-qq"], log=log, environ=environ)
     except StepFailed as fault:
@@ -111,7 +110,7 @@ def _copy_backends(places: Places, server: Path) -> Path:
 
 
 def _prove(program: Path, library_path: list[Path]) -> None:
-    """Asked for nothing, both programs print their usage and end with 1; the loader's own failure is 127."""
+    """Check that both programs start: without arguments they end with 1; a loader error is 127."""
     environ = {**child_environment(os.environ), "LD_LIBRARY_PATH": os.pathsep.join(map(str, library_path))}
     answer = subprocess.run([program, "--help"], env=environ, capture_output=True, text=True, check=False)
     if answer.returncode == LOADER_FAILED:
@@ -125,8 +124,8 @@ _SYSTEM = ("/usr/sbin", "/usr/local/sbin")  # Debian keeps mosquitto off an ordi
 class Package(NamedTuple):
     """A package of the distribution.
 
-    `name`: as $CAUSEWAY_SKIP has it; `package`: as Debian has it; `programs`: the names that its program may have;
-    `by_hand`: where `apt-get install PACKAGE` installs it, and what does so elsewhere.
+    `name`: its name in $CAUSEWAY_SKIP; `package`: its name in Debian; `programs`: the possible names of its program;
+    `by_hand`: whether `apt-get install PACKAGE` installs it, and the command for other systems.
     """
 
     name: str
@@ -136,18 +135,18 @@ class Package(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do without the program."""
+        """Advice for a user without the program."""
         how = f"apt-get install {self.package} {self.by_hand}"
         return f"{how}. Or go on without: CAUSEWAY_SKIP={self.name} make ..."
 
     def find(self) -> str | None:
-        """Return the path of the program, of PostgreSQL's the newest version; None if there is none."""
+        """Return the path of the program (of PostgreSQL's the newest version); None if it is not installed."""
         newest_first = sorted(_DEBIAN_POSTGRES.glob("*/bin"), key=lambda path: int(path.parts[-2]), reverse=True)
         path = os.pathsep.join([*map(str, newest_first), *os.get_exec_path(), *_SYSTEM])
         return next((found for name in self.programs if (found := shutil.which(name, path=path)) is not None), None)
 
     def install(self, places: Places, progress: Progress) -> str:
-        """Use the program that is there, or as root install it. Raises StepFailed, saying what to install by hand."""
+        """Use the installed program, or as root install it. Raises StepFailed with the command to run by hand."""
         if self.find() is None:
             if os.geteuid() != 0 or shutil.which("apt-get") is None:
                 raise StepFailed(f"{self.package} is not installed", self.advice)

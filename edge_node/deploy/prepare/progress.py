@@ -1,4 +1,4 @@
-"""The steps of a set-up: what is not done yet, the programs that do it, and what the user sees meanwhile."""
+"""The steps of a set-up: which are pending, the programs that do them, and the progress that the user sees."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
-QUIET_S = 10.0  # off a terminal, at most one line in so many seconds
+QUIET_S = 10.0  # interval of lines in seconds, if the output is not a terminal
 KILL_AFTER_S = 5.0
 _TAIL_LINES = 15
 
 
 class Watch(Protocol):
-    """Makes of a line of output what the user sees of it, None for nothing."""
+    """Function that returns the text to show for a line of output; None for no text."""
 
     def __call__(self, line: str, /) -> str | None: ...
 
 
 class StepFailed(Exception):
-    """A step could not do its work. `advice` says what to do about it, `tail` holds the last lines of its log."""
+    """A step failed. `advice` tells the user how to fix it, `tail` holds the last lines of its log."""
 
     def __init__(self, fault: str, advice: str = "", tail: str = "", log: Path | None = None) -> None:
         super().__init__(fault)
@@ -35,7 +35,7 @@ class StepFailed(Exception):
 
 
 class Progress:
-    """One line, rewritten in place on a terminal; elsewhere (CI) a fresh line now and then."""
+    """One line, rewritten in place on a terminal; elsewhere (CI) a new line at intervals."""
 
     def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -72,7 +72,7 @@ class Progress:
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for pip and cmake: what would steer them past our own environments is taken out."""
+    """Return the environment for pip and cmake, without variables that would point outside our own environments."""
     astray = {
         "PYTHONPATH",
         "PYTHONHOME",
@@ -96,10 +96,10 @@ def run(
     advice: str = "",
     cwd: Path | None = None,
 ) -> None:
-    """Runs a program, all its output into `log`, and shows what `watch` makes of each line.
+    """Run a program, with all its output in `log`, and show the result of `watch` for each line.
 
-    Without an `environ` the program has that of `child_environment`. It gets a process group of its own, and leaving
-    here by any exception (Ctrl-C is one) ends that whole group: no compiler is left running. Raises StepFailed when the
+    Without `environ` the program gets that of `child_environment`. It has its own process group, and leaving by any
+    exception (Ctrl-C is one) ends the whole group, so that no compiler is left running. Raises StepFailed if the
     program cannot start or does not exit with 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -153,11 +153,11 @@ def _tail(log: Path) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One piece of set-up.
+    """One step of a set-up.
 
-    `key` is a hash of all that the result depends on; `there` is cheap proof that the result still exists; `work`
-    makes it and returns the words for the closing line. A step whose stamp holds its key, and whose result is there,
-    is passed over.
+    `key` is a hash of everything on which the result depends; `there` is a cheap check that the result still exists;
+    `work` makes it and returns the words for the closing line. A step whose stamp matches its key, and whose result
+    exists, is skipped.
     """
 
     title: str
@@ -173,7 +173,7 @@ class Step:
             return False
 
     def mark(self) -> None:
-        """Leaves the stamp, whole or not at all."""
+        """Write the stamp atomically."""
         self.stamp.parent.mkdir(parents=True, exist_ok=True)
         draft = self.stamp.with_suffix(".draft")
         draft.write_text(self.key, encoding="utf-8")
@@ -181,7 +181,7 @@ class Step:
 
 
 def carry_out(steps: Sequence[Step], progress: Progress) -> int:
-    """Does the steps that are not current, in order, and returns how many there were. Raises what a step raises."""
+    """Run the pending steps in order, and return how many there were. Raises the errors of the steps."""
     done = 0
     for number, step in enumerate(steps, start=1):
         if step.is_current():
@@ -196,7 +196,7 @@ def carry_out(steps: Sequence[Step], progress: Progress) -> int:
 
 
 def digest(*parts: str | bytes | Path) -> str:
-    """SHA-256, in hex, of texts and of files' contents; the order counts."""
+    """Return the SHA-256, in hex, of texts and of files' contents; the order counts."""
     total = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part

@@ -12,8 +12,8 @@
         print(stream.decision.target, stream.decision.first_token_ms)
 
 `AsyncCauseway` has the same methods as coroutines. Closing a stream, or leaving its ``with`` block, cancels the request
-on the device and in the cloud. The `Decision` of each answer says which target answered and why. Every error is a
-`CausewayError`.
+on the device and in the cloud. The `Decision` of each answer names the target that answered and the reason. Every error
+is a `CausewayError`.
 """
 
 from ._async.client import AsyncCauseway, AsyncStream

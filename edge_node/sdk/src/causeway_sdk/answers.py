@@ -1,4 +1,4 @@
-"""What the device answers, as frozen dataclasses."""
+"""Answers of the device, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Decision:
-    """Which target answered and why: the ``x-causeway-*`` response headers.
+    """The target that answered and the reason: the ``x-causeway-*`` response headers.
 
     Attributes:
         id: The decision record's id; `Causeway.decision` reads the record.
@@ -53,7 +53,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the `n` answers to a request."""
+    """A choice, one of the `n` answers to a request."""
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -65,9 +65,9 @@ class Answer:
     """A complete answer. `text`, `tool_calls` and `finish_reason` are those of the first choice.
 
     Attributes:
-        decision: Which target answered and why.
+        decision: The target that answered and the reason.
         choices: One entry per requested answer (`n`).
-        usage: Token counts; zeros where the device reported none.
+        usage: Token counts; zeros if the device reported none.
         model: The model's name as the target reported it.
         total_ms: Milliseconds from the call to the end of the answer, measured by this client.
         resume: Set if the cloud shortened the answer: send the same request with ``resume=answer.resume`` for the rest.
@@ -95,7 +95,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A part of tool call number `index`. `id` and `name` come with its first part."""
+    """A part of tool call number `index`. Its first part has the `id` and the `name`."""
 
     index: int
     arguments: str = ""
@@ -105,7 +105,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One streamed piece of choice `index`. The last chunk of an answer may hold the usage alone."""
+    """A streamed piece of choice `index`. The last chunk of an answer may hold the usage alone."""
 
     text: str = ""
     index: int = 0
@@ -134,7 +134,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Job:
-    """A request that was accepted, and is answered later.
+    """A request that was accepted to be answered later.
 
     Attributes:
         id: The job's id.
@@ -142,11 +142,11 @@ class Job:
         answer: The answer of a job that succeeded.
         error: The message of a job that ended without an answer.
         code: The code of that error.
-        attempts: Runs that were attempts, with the one that succeeded.
-        revision: How often the answer was replaced because a late audio or image had been read.
+        attempts: Number of attempts, including the one that succeeded.
+        revision: Number of times that the answer was replaced because late audio or an image had been read.
         late_parts: Kinds of part (``image``, ``audio``, ``file``) that may still revise the answer.
-        webhook: The URL that is told of its end; empty: none.
-        webhook_status: ``pending``, ``delivered``, ``failed`` or ``disabled`` (the receiver answered 410); empty before
+        webhook: The URL that is notified of the job's end; "" for none.
+        webhook_status: ``pending``, ``delivered``, ``failed`` or ``disabled`` (the receiver answered 410); "" before
             the job has ended.
     """
 

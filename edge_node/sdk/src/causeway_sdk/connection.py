@@ -1,4 +1,4 @@
-"""Where the device is, how long a request may take, and how errors of the HTTP library are translated."""
+"""The address of the device, the time limits of requests, and the translation of the HTTP library's errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .errors import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-GRACE_S = 1.0  # past a deadline: the device's own error says more than ours
-_POLL_S, _LONGEST_POLL_S = 0.1, 2.0  # between looks at a job
+GRACE_S = 1.0  # grace period past a deadline: the device's own error is more specific
+_POLL_S, _LONGEST_POLL_S = 0.1, 2.0  # interval of checking a job
 _RETRIED_STATUSES = frozenset({429, 503})
 
 Sleep = Callable[[float], None]
@@ -40,7 +40,7 @@ class Address:
     timeout_s: float
 
     def timeout(self, left_s: float | None) -> httpx.Timeout:
-        """`left_s`: what is left of the request's deadline; None: the client's own timeout."""
+        """Return the timeouts of a request. `left_s`: what is left of its deadline; None: the client's own timeout."""
         wait_s = self.timeout_s if left_s is None else left_s + GRACE_S
         return httpx.Timeout(wait_s, connect=min(self.connect_timeout_s, wait_s))
 
@@ -54,7 +54,7 @@ class Address:
 
 
 def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s: float) -> Address:
-    """The address of `url`, else $CAUSEWAY_URL, else the default port of this machine.
+    """Return the address of `url`, else of $CAUSEWAY_URL, else of the default port of this machine.
 
     Raises:
         CausewayError: The URL or the key is malformed.
@@ -75,7 +75,7 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
         raise _malformed(url) from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise _malformed(url)
-    url = url.rstrip("/").removesuffix("/v1")  # the base_url of an OpenAI client works too
+    url = url.rstrip("/").removesuffix("/v1")  # the base_url of an OpenAI client is accepted, too
     return Address(url, None, headers, connect_timeout_s, timeout_s)
 
 
@@ -84,14 +84,14 @@ def _malformed(url: str) -> CausewayError:
 
 
 def is_away(error: CausewayError) -> bool:
-    """Whether the device does not answer now and may in a moment, such as one that restarts."""
+    """Return whether the device is temporarily unavailable, as during a restart."""
     if isinstance(error, CausewayAPIError):
         return error.status in _RETRIED_STATUSES
     return isinstance(error, (CausewayUnreachable, CausewayConnectionBroken))
 
 
 class Deadline:
-    """What is left of one request's time. Without a `deadline_s` it never passes."""
+    """The remaining time of one request. Without a `deadline_s` it never passes."""
 
     def __init__(self, deadline_s: float | None, clock: Callable[[], float]) -> None:
         self.started = clock()
@@ -105,7 +105,7 @@ class Deadline:
         return max(0.0, self._deadline_s - (self._clock() - self.started))
 
     def pause_s(self, left: str) -> float:
-        """Seconds until the next look at jobs, which grow until `restart`.
+        """Return the seconds until the next check of jobs, which grow until `restart`.
 
         Raises:
             CausewayTimeout: The deadline has passed, and `left` has not ended.
@@ -117,17 +117,17 @@ class Deadline:
         return pause_s if left_s is None else min(pause_s, left_s)
 
     def restart(self) -> None:
-        """Look again soon: a job has ended, and others may."""
+        """Check again soon: a job has ended, and others may follow."""
         self._pause_s = _POLL_S
 
     def check(self) -> None:
-        """Raises CausewayTimeout once the deadline and its grace period have passed."""
+        """Raise CausewayTimeout if the deadline and its grace period have passed."""
         if self._deadline_s is not None and self._clock() - self.started > self._deadline_s + GRACE_S:
             raise CausewayTimeout(f"the answer took longer than its deadline of {self._deadline_s:g} s")
 
 
 def retry_pause_s(error: CausewayAPIError, attempts: int, retries: int, left_s: float | None) -> float | None:
-    """Seconds to wait before the next attempt, or None for no further attempt.
+    """Return the seconds to wait before the next attempt; None for no further attempt.
 
     A request is retried only after a 429 or 503 with Retry-After, and only if the pause fits into the deadline.
     """

@@ -1,4 +1,4 @@
-"""From response bytes to answers. Unknown or malformed fields become empty values; no I/O."""
+"""Decoding of response bytes to answers. Unknown or malformed fields become empty values; no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .request import JSON
 
 
 def decode_json(body: bytes | str) -> JSON:
-    """A JSON object, or an empty one for anything else."""
+    """Return a JSON object, or an empty one for anything else."""
     try:
         return _dict(json.loads(body))
     except ValueError:
@@ -35,7 +35,7 @@ def decode_decision(headers: httpx.Headers) -> Decision:
 
 
 def decode_error(response: httpx.Response) -> CausewayAPIError:
-    """The error of a response with a status of 400 or more, whose body was read."""
+    """Return the error of a response with a status of 400 or more, whose body was read."""
     error = _dict(decode_json(response.content).get("error"))
     body_start = response.content[:200].decode("utf-8", "replace")
     message = _text(error.get("message")) or f"HTTP {response.status_code}: {body_start}"
@@ -47,7 +47,7 @@ def decode_answer(response: httpx.Response, total_s: float) -> Answer:
 
 
 def decode_job(document: JSON) -> Job:
-    """A job of the device or of the gateway."""
+    """Return a job of the device or of the gateway."""
     result, error = _dict(document.get("result")), _dict(document.get("error"))
     route, decision = _text(document.get("route")), _text(document.get("decision"))
     attempts, revision = document.get("attempts"), document.get("revision")
@@ -99,12 +99,12 @@ def decode_models(response: httpx.Response) -> list[Model]:
 
 
 class StreamDecoder:
-    """Server-sent events to chunks, and to the answer that the chunks add up to."""
+    """Decodes server-sent events to chunks, and to the answer that the chunks add up to."""
 
     def __init__(self, response: httpx.Response, started: float, clock: Callable[[], float]) -> None:
-        """`started` is the call's time on `clock`, in seconds."""
+        """Create a decoder. `started` is the call's time on `clock`, in seconds."""
         self.decision = decode_decision(response.headers)
-        self.done = False  # the closing [DONE] event has arrived
+        self.done = False  # whether the closing [DONE] event has arrived
         self._status = response.status_code
         self._headers = response.headers
         self._started = self._ended = started
@@ -117,7 +117,8 @@ class StreamDecoder:
         self._resume = ""
 
     def feed(self, received: bytes) -> Iterator[Chunk]:
-        """Chunks of newly received bytes, however the stream was split. Raises CausewayAPIError for an error event.
+        """Yield the chunks of newly received bytes, at any split of the stream. Raises CausewayAPIError for an error
+        event.
 
         Only line feeds end a line: text may hold any Unicode line separator.
         """
@@ -130,7 +131,7 @@ class StreamDecoder:
                 yield from self._event(data)
 
     def answer(self) -> Answer:
-        """All chunks so far as one answer."""
+        """Return all chunks so far as one answer."""
         return Answer(
             decision=self.decision,
             choices=tuple(choice.freeze() for _, choice in sorted(self._choices.items())),
@@ -166,7 +167,7 @@ class StreamDecoder:
 
 @dataclass
 class _PartialChoice:
-    """One choice while its chunks arrive."""
+    """A choice while its chunks arrive."""
 
     texts: list[str] = field(default_factory=list)
     calls: dict[int, ToolCall] = field(default_factory=dict)

@@ -32,12 +32,12 @@ class CausewayAPIError(CausewayError):
     """The device answered with an error object in OpenAI's form.
 
     Attributes:
-        message: What is wrong, where, and what to do.
+        message: The fault, its place, and the remedy.
         status: The HTTP status. 200 if the error came in the middle of a stream, after the response head.
         type: OpenAI's error type, for example ``invalid_request_error``.
-        code: The error's code, for example ``context_length_exceeded``.
-        param: The path of the offending field of the request, if there is one.
-        retry_after_s: Seconds after which the request may be sent again, if the device named a time.
+        code: The code, for example ``context_length_exceeded``.
+        param: The path of the invalid field of the request, if there is one.
+        retry_after_s: Seconds until the request may be sent again, if the device named a time.
         decision: The `Decision` headers of the response.
     """
 

@@ -1,4 +1,4 @@
-"""What an application submitted, in a SQLite file of its own, until it has read what became of it."""
+"""The submissions of an application, in a SQLite file of its own, until it has read their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = "key, arguments, deadline, stated_s, job, refusal"
 
 @dataclass(frozen=True, repr=False)
 class Submission:
-    """One row. `refusal`: the fields of a `Job` that ended before the device took it."""
+    """One row. `refusal`: the fields of a `Job` that ended before the device accepted it."""
 
     key: str
     arguments: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Submission:
 
 
 class OutboxFile:
-    """The rows, oldest first. What `add` wrote survives a power cut. Threads may share it.
+    """The rows, oldest first. An added row survives a power cut. Threads may share it.
 
     Every method raises OutboxError: the file cannot be read or written, or, in `add`, is full.
     """
@@ -56,7 +56,7 @@ class OutboxFile:
             self._rows(statement)
 
     def add(self, key: str, arguments: Mapping[str, object], deadline: float | None) -> None:
-        """Keep a submission; nothing changes if the key is there already."""
+        """Store a submission; no-op if the key is already there."""
         row = (key, json.dumps(arguments), deadline, self._max_jobs, key)
         self._rows(
             "INSERT OR IGNORE INTO submissions (key, arguments, deadline) SELECT ?, ?, ? "
@@ -67,23 +67,23 @@ class OutboxFile:
             raise OutboxError(f"{self._path} is full: it holds {self._max_jobs} submissions")
 
     def waiting(self) -> list[Submission]:
-        """Those that no device has taken."""
+        """Return the submissions that have not been sent."""
         return self._found("WHERE job IS NULL AND refusal IS NULL")
 
     def taken(self) -> list[Submission]:
-        """Those that became jobs, or never will."""
+        """Return the submissions that became jobs, or were refused."""
         return self._found("WHERE job IS NOT NULL OR refusal IS NOT NULL")
 
     def state(self, key: str, left_s: float | None) -> None:
-        """Note the time left that is about to be sent; None: nothing was sent."""
+        """Record the remaining time that is about to be sent; None: the submission was not sent."""
         self._rows("UPDATE submissions SET stated_s = ? WHERE key = ?", (left_s, key))
 
     def accept(self, key: str, job: str) -> None:
-        """Note the job's id."""
+        """Record the job's id."""
         self._rows("UPDATE submissions SET job = ? WHERE key = ?", (job, key))
 
     def refuse(self, key: str, refusal: Mapping[str, str]) -> None:
-        """Note why it never becomes a job."""
+        """Record why it never becomes a job."""
         self._rows("UPDATE submissions SET refusal = ? WHERE key = ?", (json.dumps(refusal), key))
 
     def forget(self, key: str) -> None:
@@ -91,7 +91,7 @@ class OutboxFile:
         self._rows("DELETE FROM submissions WHERE key = ?", (key,))
 
     def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
         ((number,),) = self._rows("SELECT count(*) FROM submissions")
         return int(number)
 

@@ -1,4 +1,4 @@
-"""From the arguments of a call to the request's path and body."""
+"""Encoding of a call's arguments to the request's path and body."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False)
 class Request:
-    """`hints` go into the body's ``causeway`` object. `verb` "": GET without a body, else POST."""
+    """A request to the device. `hints` go into the body's ``causeway`` object. `verb` "": GET without a body, else
+    POST.
+    """
 
     path: str
     body: JSON | None = None
@@ -67,7 +69,7 @@ class Request:
         return self.verb or ("GET" if self.body is None else "POST")
 
     def encoded(self, left_s: float | None) -> dict[str, Any]:
-        """Headers and body as arguments of httpx. `left_s` is what is left of the deadline, in seconds."""
+        """Return headers and body as arguments of httpx. `left_s` is the rest of the deadline, in seconds."""
         headers = dict(self.headers)
         if self.file is not None:
             return {"headers": headers, "data": self.body, "files": {"file": self.file}}
@@ -81,12 +83,12 @@ class Request:
 
 
 def item_path(collection: str, item_id: str) -> str:
-    """The path of one item. An id stays one segment of it, whatever its characters."""
+    """Return the path of one item. An id stays one segment of it, whatever its characters."""
     return f"{collection}/{quote(item_id, safe='').replace('.', '%2E')}"
 
 
 def build_request(path: str, content: JSON, options: RequestOptions, *, stream: bool = False) -> Request:
-    """A request with `content` (messages, prompt or input) and the options' fields."""
+    """Return a request with `content` (messages, prompt or input) and the options' fields."""
     fields: dict[str, object] = {"model": "auto", **content, **options}
     fields |= options.get("extra", {})
     for name in ("extra", "deadline_s"):
@@ -126,7 +128,7 @@ def build_job_request(
     webhook: str,
     key: str,
 ) -> Request:
-    """A submission. Its body is the same at each try, because it is compared under the key."""
+    """Return a submission. Its body is the same at each attempt, because it is compared under the key."""
     request = build_chat_request("/v1/jobs", messages, options)
     fields: dict[str, object] = {**(request.body or {}), "priority": priority}
     if request.deadline_s is not None:

@@ -64,14 +64,16 @@ class AsyncStream:
 
     @property
     def decision(self) -> Decision:
-        """Which target answers and why; known before the first chunk. `first_token_ms` follows with the first token."""
+        """The target that answers and the reason; known before the first chunk. `first_token_ms` is set at the first
+        token.
+        """
         return self._decoder.decision
 
     async def answer(self) -> Answer:
         """Read to the end.
 
         Returns:
-            All chunks as one answer, those that were iterated over before included.
+            All chunks as one answer, including those that were iterated over before.
         """
         async for _ in self:
             pass
@@ -128,11 +130,12 @@ class AsyncCauseway:
         Args:
             url: ``http://host:port`` or ``unix:///path/to.sock``. Default: $CAUSEWAY_URL, else http://127.0.0.1:8080.
             api_key: Bearer key of the device. Default: $CAUSEWAY_API_KEY, else none.
-            timeout_s: Seconds to wait for an answer, or for the next chunk, where a request has no `deadline_s`.
+            timeout_s: Seconds to wait for an answer, or for the next chunk, if a request has no `deadline_s`.
             connect_timeout_s: Seconds to wait for the connection.
-            retries: How often to repeat a request after a 429 or 503 with Retry-After, within its deadline.
-            clock: Monotonic seconds; for tests.
-            sleep: Waits for a number of seconds; for tests.
+            retries: Maximum number of repetitions of a request after a 429 or 503 with Retry-After, within its
+                deadline.
+            clock: Function that returns monotonic seconds; for tests.
+            sleep: Function that waits for a number of seconds; for tests.
 
         Raises:
             CausewayError: The URL or the key is malformed.
@@ -213,11 +216,11 @@ class AsyncCauseway:
         return decode_embeddings(await self._fetch(build_request("/v1/embeddings", {"input": content}, options)))
 
     async def transcribe(self, audio: bytes, *, language: str = "") -> str:
-        """Return the words of an audio clip (``POST /v1/audio/transcriptions``); nothing leaves the device.
+        """Transcribe audio (``POST /v1/audio/transcriptions``); all of it stays on the device.
 
         Args:
-            audio: The bytes of a WAV file, or of another kind that the device decodes.
-            language: ISO 639-1, such as ``en``; default: it is detected.
+            audio: The bytes of a WAV file, or of another format that the device decodes.
+            language: ISO 639-1, such as ``en``. Default: detected.
 
         Returns:
             The transcript; "" without speech.
@@ -225,14 +228,14 @@ class AsyncCauseway:
         return (await self._fetch(build_transcription_request(audio, language))).text.rstrip("\n")
 
     async def upload(self, content: bytes, filename: str = "file", *, expires_after_s: int | None = None) -> str:
-        """Upload a file that later requests name instead of sending it again (``POST /v1/files``).
+        """Upload a file, so that later requests can name it instead of sending it again (``POST /v1/files``).
 
         The device keeps it on its disk, if its owner allows that (``files.accept``), until it expires or is deleted.
 
         Args:
-            content: The bytes of a text, an image or an audio clip.
-            filename: Its name, which models are shown; the ending tells what it is where the bytes do not.
-            expires_after_s: Whole seconds until the device deletes it. Default: as long as it keeps any.
+            content: The bytes of a text, an image or audio.
+            filename: Its name, which is shown to models; its extension gives the format if the bytes do not.
+            expires_after_s: Whole seconds until the device deletes it. Default: the device's maximum.
 
         Returns:
             The file's id, for a part such as ``{"type": "file", "file": {"file_id": id}}``.
@@ -241,11 +244,11 @@ class AsyncCauseway:
         return str(decode_json((await self._fetch(request)).content).get("id", ""))
 
     async def delete_file(self, file_id: str) -> None:
-        """Delete an uploaded file (``DELETE /v1/files/{id}``). Answers and jobs that name it already go on."""
+        """Delete an uploaded file (``DELETE /v1/files/{id}``). Running answers and jobs keep it."""
         await self._fetch(Request(item_path("/v1/files", file_id), verb="DELETE"))
 
     async def route(self, messages: Messages, **options: Unpack[RequestOptions]) -> JSON:
-        """Explain what would happen to a chat request, without running it (``POST /v1/route``).
+        """Explain the routing of a chat request, without running it (``POST /v1/route``).
 
         Args:
             messages: A text, or OpenAI's list of messages.
@@ -288,23 +291,23 @@ class AsyncCauseway:
         key: str = "",
         **options: Unpack[RequestOptions],
     ) -> Job:
-        """Hand over a chat request that may be answered later (``POST /v1/jobs``).
+        """Submit a chat request that may be answered later (``POST /v1/jobs``).
 
         When this returns, the job is on the device's disk, also without a network.
 
         Args:
             messages: A text, or OpenAI's list of messages.
-            priority: ``interactive`` jobs go first, ``bulk`` jobs last.
-            not_before_s: Seconds that the job shall wait at least.
-            revise_within_s: Seconds in which audio and images that are read late may revise the answer; devices
-                only. Default: none do.
-            webhook: URL that is told, by a signed POST, when the job has ended or its answer was revised. The daemon's
-                configuration says where it may lead. Default: none.
+            priority: ``interactive`` jobs run first, ``bulk`` jobs last.
+            not_before_s: Minimum number of seconds that the job waits.
+            revise_within_s: Seconds in which audio and images that are read late may revise the answer; devices only.
+                Default: no revision.
+            webhook: URL that receives a signed POST when the job has ended or its answer was revised. The daemon's
+                configuration limits the allowed URLs. Default: none.
             key: Idempotency key: the same submission with the same key is the same job. Default: a new one.
             **options: See `RequestOptions`; `deadline_s` is the job's.
 
         Returns:
-            The job, to be given to `wait` or `results`.
+            The job, to be passed to `wait` or `results`.
         """
         request = build_job_request(
             messages, options, priority, not_before_s, revise_within_s, webhook, key or uuid.uuid4().hex
@@ -319,8 +322,8 @@ class AsyncCauseway:
         """List this client's jobs, newest first (``GET /v1/jobs``).
 
         Args:
-            limit: At most so many, up to 100.
-            after: The id of the last job of the page before.
+            limit: Maximum number of jobs, up to 100.
+            after: The id of the last job of the previous page.
         """
         page = {"limit": str(limit), **({"after": after} if after else {})}
         return decode_jobs(await self._fetch(Request(f"/v1/jobs?{urlencode(page)}")))
@@ -330,10 +333,10 @@ class AsyncCauseway:
 
         Args:
             job: The job or its id.
-            timeout_s: Seconds to wait; None: until it has ended.
+            timeout_s: Seconds to wait; None for no limit.
 
         Returns:
-            The job as it ended: look at `status` before `answer`.
+            The ended job: check `status` before `answer`.
 
         Raises:
             CausewayTimeout: It has not ended within `timeout_s`.
@@ -347,7 +350,7 @@ class AsyncCauseway:
 
         Args:
             jobs: The jobs or their ids.
-            timeout_s: Seconds to wait for all of them together; None: until the last has ended.
+            timeout_s: Seconds to wait for all of them together; None for no limit.
 
         Raises:
             CausewayTimeout: Some have not ended within `timeout_s`.
@@ -405,7 +408,7 @@ class AsyncCauseway:
         return decode_answer(await self._fetch(request), self._clock() - started)
 
     async def _fetch(self, request: Request) -> httpx.Response:
-        """The response, its body read."""
+        """Return the response, its body read."""
         response, _ = await self._open(request)
         try:
             await response.aread()
@@ -416,7 +419,7 @@ class AsyncCauseway:
         return response
 
     async def _open(self, request: Request) -> tuple[httpx.Response, Deadline]:
-        """A response with a status below 400, its body not yet read; after retries where the device asks for them."""
+        """Return a response with a status below 400, its body not yet read; retries if the device asks for that."""
         deadline = Deadline(request.deadline_s, self._clock)
         attempts = 0
         while True:

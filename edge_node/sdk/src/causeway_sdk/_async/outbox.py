@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _UNAUTHORISED = (401, 403)
 _KEY_IN_USE = "idempotency_conflict"
-_LATER = (408, 425, 429)  # the moment is wrong, and not the submission
+_LATER = (408, 425, 429)  # statuses of a temporary failure; the submission itself is valid
 
 
 class AsyncOutbox:
-    """Chat requests that an application hands over while no daemon is there, in a SQLite file of its own.
+    """Chat requests that an application submits while no daemon is running, in a SQLite file of its own.
 
-    What was submitted survives restarts of application and daemon, becomes one job, and is there until the application
-    has read how it ended.
+    A submission survives restarts of application and daemon, becomes one job, and is kept until the application has
+    read its result.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class AsyncOutbox:
         clock: Callable[[], float] = time.time,
         sleep: AsyncSleep = async_sleep,
     ) -> None:
-        """Open the file, or make it; only its owner may read it.
+        """Open the file, or create it with access for its owner alone.
 
         Args:
-            path: The file, of this application alone.
+            path: The file, for this application alone.
             causeway: The client of the device.
-            max_jobs: How many submissions the file holds at most.
-            clock: Unix seconds; for tests.
-            sleep: Waits for a number of seconds; for tests.
+            max_jobs: Maximum number of submissions in the file.
+            clock: Function that returns Unix seconds; for tests.
+            sleep: Function that waits for a number of seconds; for tests.
 
         Raises:
             OutboxError: The file cannot be opened.
@@ -64,19 +64,19 @@ class AsyncOutbox:
         key: str = "",
         **options: Unpack[RequestOptions],
     ) -> str:
-        """Keep a chat request. It is on this application's disk when this returns; `send` hands it to the device.
+        """Store a chat request on this application's disk; `send` passes it to the device.
 
         Args:
             messages: A text, or OpenAI's list of messages.
-            priority: ``interactive`` jobs go first, ``bulk`` jobs last.
-            key: What is submitted again with the same key, before its result is forgotten, is the same submission. The
-                job gets it as its idempotency key. So after the result was forgotten, the same request without a
-                deadline is answered by the job of before as long as the device keeps that; anything else ends as
-                ``failed`` with the code ``idempotency_conflict``. Default: a new one.
+            priority: ``interactive`` jobs run first, ``bulk`` jobs last.
+            key: Idempotency key, also of the job: a submission with the same key is the same one until its result is
+                forgotten. After that, the same request without a deadline gets the earlier job's answer while the
+                device keeps it; any other request ends as ``failed`` with the code ``idempotency_conflict``. Default: a
+                new one.
             **options: See `RequestOptions`; `deadline_s` counts from now, by the wall clock.
 
         Returns:
-            The key, under which `results` tells how it ended.
+            The key, under which `results` yields the result.
 
         Raises:
             OutboxError: The file cannot be written, or is full.
@@ -89,13 +89,13 @@ class AsyncOutbox:
         return key
 
     async def send(self) -> int:
-        """Hand everything that waits to the device, oldest first. Where the device is away, it goes on waiting.
+        """Send all waiting submissions to the device, oldest first. They keep waiting if the device is unreachable.
 
         Returns:
-            How many submissions still wait.
+            The number of submissions that still wait.
 
         Raises:
-            CausewayAPIError: The device does not accept the API key.
+            CausewayAPIError: The device rejects the API key.
             OutboxError: The file cannot be used.
         """
         waiting = self._file.waiting()
@@ -105,16 +105,16 @@ class AsyncOutbox:
         return 0
 
     async def results(self, *, timeout_s: float | None = None) -> AsyncIterator[tuple[str, Job]]:
-        """Hand over what waits, and yield the key of each submission with its job when that has ended.
+        """Send all waiting submissions, and yield the key of each with its job when that has ended.
 
-        A submission is forgotten when the next one is asked for. An application that ends before is told again.
+        A submission is forgotten when the next one is requested. An application that ends earlier gets it again.
 
         Args:
-            timeout_s: Seconds to wait for all of them together; None: until the last has ended.
+            timeout_s: Seconds to wait for all of them together; None for no limit.
 
         Raises:
             CausewayTimeout: Some have not ended within `timeout_s`.
-            CausewayAPIError: The device does not accept the API key.
+            CausewayAPIError: The device rejects the API key.
             OutboxError: The file cannot be used.
         """
         deadline = Deadline(timeout_s, time.monotonic)
@@ -142,7 +142,7 @@ class AsyncOutbox:
         self.close()
 
     async def _hand_over(self, submission: Submission) -> bool:
-        """Make a job of it, or refuse it for good; False: the device is away."""
+        """Submit it as a job, or refuse it permanently; return False if the device is unreachable."""
         key, left_s = submission.key, submission.stated_s
         if left_s is None and submission.deadline is not None:
             left_s = submission.deadline - self._clock()
@@ -150,7 +150,7 @@ class AsyncOutbox:
                 message = "the deadline passed before the device could be reached"
                 self._file.refuse(key, {"status": "expired", "error": message, "code": "deadline_exceeded"})
                 return True
-            # Before it is sent: a try whose answer is lost is repeated with the same body, as its key demands.
+            # Before sending: if the response is lost, the retry must have the same body, because its key requires that.
             self._file.state(key, left_s)
         arguments = submission.arguments
         try:
@@ -176,7 +176,7 @@ class AsyncOutbox:
         return True
 
     async def _ended(self, submission: Submission) -> Job | None:
-        """The job, if it has ended, or never was one; None also where the device is away."""
+        """Return the job if it has ended, or was refused; None otherwise, or if the device is unreachable."""
         if submission.refusal is not None:
             refusal = submission.refusal
             return Job("", refusal["status"], error=refusal["error"], code=refusal["code"])
