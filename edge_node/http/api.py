@@ -360,6 +360,8 @@ class Api:
 
     def _handler(self, http: HttpExchange) -> ExchangeHandler:
         """Return the handler of a request. Raises NotFound or MethodNotAllowed."""
+        if isinstance(http, PlainRequest):
+            return cast("ExchangeHandler", self._paths[http.path][1])  # its method and path are of `PLAIN`
         found = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if found is None:
             found = next((one for pattern, one in self._patterns if pattern.fullmatch(http.path)), None)
@@ -369,7 +371,7 @@ class Api:
         if http.method != methods and served_method(http.method, http.headers) not in methods.split(", "):
             allowed = allowed_methods(methods)
             raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
-        return cast("ExchangeHandler", handler)  # a plain request has a path of `PLAIN`
+        return cast("ExchangeHandler", handler)
 
     def _advice(self, path: str) -> str:
         """Return a hint at the existing path, if a client's base URL lacks `/v1`, or contains it twice."""

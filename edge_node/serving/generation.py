@@ -413,9 +413,7 @@ class AttemptRunner:
                     await relay.settle()
                     if first:
                         first = False
-                        if generation.semantic_check is not None:
-                            _refuse_degraded(generation)
-                        timeout.reschedule(call.deadline + _GRACE_S)
+                        _begin_answer(generation, call, timeout)
                     if chunk.confidence is not None and self.calibrate is not None:
                         generation.raw_confidence = chunk.confidence
                         quality, spoken = generation.estimates.quality, generation.transcript_confidence
@@ -504,6 +502,14 @@ class _Relay:
         self._sink = self._texts = None
         if isinstance(self._slow, Coroutine):
             self._slow.close()
+
+
+def _begin_answer(generation: Generation, call: BackendRequest, timeout: asyncio.Timeout) -> None:
+    """Allow an answer that has begun the time of a complete one. Raises BackendError if it may not be sent."""
+    if generation.semantic_check is not None:
+        _refuse_degraded(generation)
+    if call.first_token_by < call.deadline:  # a timer costs as much as the decision
+        timeout.reschedule(call.deadline + _GRACE_S)
 
 
 async def _embed(

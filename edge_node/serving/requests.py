@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -65,6 +65,25 @@ BUFFER_BYTES = 1 << 20
 _NO_USAGE = Usage()
 _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
+
+
+class EdgePermit:
+    """One permit of `Admission`: held from entering the context to leaving it."""
+
+    __slots__ = ("_admission", "_client", "_deadline", "_started")
+
+    def __init__(self, admission: Admission, deadline: float, client: str) -> None:
+        self._admission = admission
+        self._deadline = deadline
+        self._client = client
+        self._started = 0.0
+
+    async def __aenter__(self) -> None:
+        await self._admission.acquire(self._deadline, self._client)
+        self._started = asyncio.get_running_loop().time()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._admission.release(asyncio.get_running_loop().time() - self._started)
 
 
 class Admission:
@@ -128,31 +147,32 @@ class Admission:
 
     # --- permits -----------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def permit(self, deadline: float, client: str = "") -> AsyncIterator[None]:
-        """Hold one permit: the right to run one generation. Wait for it until `deadline`.
+    def permit(self, deadline: float, client: str = "") -> EdgePermit:
+        """Return one permit, the right to run one generation, to be entered; entering waits for it until `deadline`.
 
         Raises:
             QueueFull: The queue is full, or another client's request displaced this one; has an estimate of when to
                 retry.
             DeadlineExceeded: The deadline passed in the queue.
         """
+        return EdgePermit(self, deadline, client)
+
+    async def acquire(self, deadline: float, client: str) -> None:
+        """Take a permit, without a context. Raises as `permit`."""
         for scope in self._spare:
             scope.cancel()
         if self.has_room:
             self.running += 1
-        else:
-            client = network_of(client)
-            if self.waiting >= self._limits.queue and not self._displace_for(client):
-                raise self._full()
-            await self._wait(deadline, client)
-        started = asyncio.get_running_loop().time()
-        try:
-            yield
-        finally:
-            held_s = asyncio.get_running_loop().time() - started
-            self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
-            self._release()
+            return
+        client = network_of(client)
+        if self.waiting >= self._limits.queue and not self._displace_for(client):
+            raise self._full()
+        await self._wait(deadline, client)
+
+    def release(self, held_s: float) -> None:
+        """Give back a permit that was held for `held_s` seconds."""
+        self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
+        self._release()
 
     async def _wait(self, deadline: float, client: str) -> None:
         loop = asyncio.get_running_loop()
