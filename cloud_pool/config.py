@@ -79,9 +79,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_dirs: Annotated[
         tuple[str, ...], doc("Folders searched for artifacts before the account's own and the ones that ship.")
     ] = ()
-    redis: Annotated[
-        RedisAddress, doc("Redis that all gateways and workers share: a URL, or the keys below. Empty: none.")
-    ] = ""
+    redis: Annotated[RedisAddress, doc("Redis of all gateways and workers: a URL, or the keys below. Empty: none.")] = (
+        ""
+    )
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
@@ -91,11 +91,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: PartsConfig = PartsConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
-    audit_file: Annotated[
-        str, doc("File of audit records, one per request and without content. `-`: stdout. Empty: none.")
-    ] = ""
+    audit_file: Annotated[str, doc("File of audit records, one per request, no content. `-`: stdout. Empty: none.")] = (
+        ""
+    )
     log: Annotated[
-        Literal["debug", "info", "warning", "error"], doc("Log level. Prompts and answers are never logged.")
+        Literal["debug", "info", "warning", "error"],
+        doc("Log level: `debug`, `info`, `warning` or `error`. Prompts and answers are never logged."),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json"],

@@ -56,14 +56,12 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Share, doc("Share of the permits reserved for urgent requests and light tenants while work is mixed.")
     ] = 0.08
     preemption_share: Annotated[
-        Share, doc("Share of the requests that may preempt a request without a first token. 0: none.")
+        Share, doc("Share of requests that may preempt one without a first token. 0: none.")
     ] = 0.1
     standard_share: Annotated[
-        Share, doc("Share of the released permits that standard work gets while interactive work waits.")
+        Share, doc("Share of released permits for standard work while interactive work waits.")
     ] = 0.05
-    bulk_share: Annotated[
-        Share, doc("Share of the released permits that bulk work gets while any other work waits.")
-    ] = 0.02
+    bulk_share: Annotated[Share, doc("Share of released permits for bulk work while any other work waits.")] = 0.02
 
 
 class TierCapacity(msgspec.Struct, frozen=True):

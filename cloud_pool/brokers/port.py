@@ -39,9 +39,10 @@ class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     username: Annotated[str, doc("User name. Needs `streams.login.password_file`.")] = ""
     password_file: Annotated[str, doc("File with the password; without `streams.login.username`, a token (NATS).")] = ""
-    sasl: Annotated[Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"], doc("SASL mechanism of Kafka.")] = (
-        "SCRAM-SHA-512"
-    )
+    sasl: Annotated[
+        Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"],
+        doc("SASL mechanism of Kafka: `SCRAM-SHA-512`, `SCRAM-SHA-256` or `PLAIN`."),
+    ] = "SCRAM-SHA-512"
     ca_file: Annotated[str, doc("PEM file of the trusted CAs. Empty: the system's CAs.")] = ""
     cert_file: Annotated[str, doc("PEM file of the client certificate, for brokers that require one.")] = ""
     key_file: Annotated[str, doc("PEM file with the private key of `streams.login.cert_file`.")] = ""

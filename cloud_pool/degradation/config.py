@@ -28,13 +28,11 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     stable_for_s: Annotated[Pause, doc("Time for which a tier must be stable before its share increases.")] = 1.0
     step_interval_s: Annotated[Seconds, doc("Interval between two steps.")] = 0.2
-    decrease_factor: Annotated[
-        float, Meta(gt=0, lt=1), doc("Factor that multiplies the share at each step under stress.")
-    ] = 0.7
+    decrease_factor: Annotated[float, Meta(gt=0, lt=1), doc("Factor on the share at each step under stress.")] = 0.7
     increase_step: Annotated[Share, doc("Amount added to the share at each stable step.")] = 0.25
     min_share: Annotated[Share, doc("Minimum share of a tier that responds.")] = 0.05
     busy_step_interval_s: Annotated[
-        Seconds, doc("Interval at which a stable but busy tier undoes one `decrease_factor`.")
+        Seconds, doc("Interval at which a busy stable tier undoes one `decrease_factor`.")
     ] = 3.0
     max_backoff_s: Annotated[
         Seconds, doc("Maximum of `stable_for_s` and `busy_step_interval_s`, which double after each relapse.")
@@ -59,9 +57,7 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     ] = ""
     continue_ttl_s: Annotated[Seconds, doc("Validity of a continue token.")] = 600.0
     truncate_to_tokens: Annotated[Positive, doc("Length of a truncated answer, in tokens.")] = 128
-    warm_up_after_idle_s: Annotated[
-        Pause, doc("Idle time after which a tier gets a tiny request to keep it warm. 0: never.")
-    ] = 60.0
+    warm_up_after_idle_s: Annotated[Pause, doc("Idle time after which a tier gets a tiny request. 0: never.")] = 60.0
 
     def check(self, tiers: Collection[str]) -> None:
         """Raises ConfigError."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, Seconds, doc
+from causeway_server.router.config import Pause, Positive, Seconds, doc
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 LoadBalancing = Literal["least_loaded", "prefix_affinity"]
@@ -19,9 +19,7 @@ class RetryBudgetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     share: Annotated[Share, doc("Retries allowed as a share of the requests of the last 10 s.")] = 0.2
     min_retries_per_s: Annotated[
-        float,
-        Meta(ge=0),
-        doc("Retries per second that are always allowed, so that a gateway with little traffic can retry."),
+        Pause, doc("Retries per second that are always allowed, so that a gateway with little traffic can retry.")
     ] = 0.5
 
 
@@ -36,7 +34,7 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Seconds, doc("Time without data, while calls are open, after which an endpoint is probed.")
     ] = 1.0
     probe_timeout_s: Annotated[
-        Seconds, doc("Maximum time of a probe. Triton needs 1 s to report that a stub process died.")
+        Seconds, doc("Maximum time of a probe. Triton reports a dead stub process after 1 s.")
     ] = 1.5
     hung_after_s: Annotated[
         Seconds,
@@ -61,9 +59,7 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     zone_spill_requests: Annotated[
         Positive, doc("Number of outstanding requests per endpoint above which endpoints in other zones are used too.")
     ] = 16
-    load_factor: Annotated[
-        float, Meta(gt=1), doc("Maximum load of an endpoint relative to the mean, with `prefix_affinity`.")
-    ] = 1.25
+    load_factor: Annotated[float, Meta(gt=1), doc("Maximum load relative to the mean, with `prefix_affinity`.")] = 1.25
     dns_refresh_s: Annotated[Seconds, doc("Interval at which DNS names are resolved again.")] = 5.0
 
 

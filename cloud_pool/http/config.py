@@ -19,9 +19,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Address to listen on. Any other than loopback needs tokens: `server.token_file` or `identity`.")
     ] = "127.0.0.1"
     port: Annotated[Port, doc("TCP port. 0: any free port, which the ready line names.")] = 8090
-    token_file: Annotated[
-        str, doc("File with lines of `<device> <token or sha256:hex> [grants]`. Empty: no static tokens.")
-    ] = ""
+    token_file: Annotated[str, doc("File with lines of `<device> <token or sha256:hex> [grants]`. Empty: none.")] = ""
     hosts: Annotated[
         tuple[HostName, ...],
         doc(
@@ -54,9 +52,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 4096
     read_timeout_s: Annotated[Seconds, doc("Maximum time to receive a whole request.")] = 20.0
     drain_s: Annotated[Pause, doc("Maximum time on SIGTERM for running requests to finish.")] = 20.0
-    default_deadline_s: Annotated[
-        Seconds, doc("Maximum time for a whole request; `x-causeway-deadline-ms` may shorten it.")
-    ] = 120.0
+    default_deadline_s: Annotated[Seconds, doc("Time limit of a request; `x-causeway-deadline-ms` may lower it.")] = (
+        120.0
+    )
     heartbeat_s: Annotated[
         Pause,
         doc(
@@ -64,9 +62,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "status 200 and without tier headers. 0: no limit."
         ),
     ] = 0.0
-    readiness_cache_s: Annotated[Pause, doc("Time for which the result of `/readyz`, a real inference, is cached.")] = (
-        5.0
-    )
+    readiness_cache_s: Annotated[Pause, doc("Time for which the result of `/readyz`, an inference, is cached.")] = 5.0
     zone: Annotated[str, doc("Zone of this gateway, whose endpoints are preferred. Empty: no preference.")] = ""
 
 
@@ -77,7 +73,7 @@ class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Address to listen on. Any other than loopback needs `operator.token_file` or `identity.key_file`.")
     ] = "127.0.0.1"
     port: Annotated[
-        Port | None, doc("TCP port. 0: any free port. Default: 100 above `server.port`, or 0 if that is 0.")
+        Port | None, doc("TCP port. 0: any free port. Default: `server.port` + 100, or 0 if that is 0.")
     ] = None
     token_file: Annotated[
         str,
@@ -100,7 +96,5 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("TCP port of the gRPC service. 0: any free port, which the ready line names. Default: no gRPC service."),
     ] = None
     max_calls: Annotated[
-        int,
-        Meta(ge=1),
-        doc("Maximum calls in progress; one tenant may have half. A further one gets RESOURCE_EXHAUSTED."),
+        Positive, doc("Maximum calls in progress; one tenant may have half. A further one gets RESOURCE_EXHAUSTED.")
     ] = 1024

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import Positive, Seconds, doc
+from causeway_server.router.config import Count, Pause, Positive, Seconds, doc
 from causeway_server.router.errors import CausewayError, ConfigError, InvalidRequest, RateLimited
 from causeway_server.router.jobs.webhooks import WebhookFormat
 
@@ -29,20 +29,16 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs.webhooks`."""
 
     allowed_networks: Annotated[
-        tuple[str, ...], doc("Private networks that webhooks may reach, such as `10.1.0.0/16`.")
+        tuple[str, ...], doc("Private networks that webhooks may reach, as `10.1.0.0/16`.")
     ] = ()
     allow_http: Annotated[bool, doc("Allow webhooks to `http://` URLs.")] = False
     timeout_s: Annotated[Seconds, doc("Maximum time of one delivery.")] = 15.0
     concurrency: Annotated[Positive, doc("Maximum concurrent deliveries of one worker.")] = 64
-    concurrency_per_tenant: Annotated[
-        Positive, doc("Maximum concurrent deliveries of one tenant, over all workers.")
-    ] = 32
+    concurrency_per_tenant: Annotated[Positive, doc("Maximum concurrent deliveries of one tenant, all workers.")] = 32
     concurrency_per_receiver: Annotated[
         Positive, doc("Maximum concurrent deliveries of one tenant to one scheme, host and port, over all workers.")
     ] = 16
-    disable_after_410_s: Annotated[Seconds, doc("Time without deliveries for a URL that answered 410 Gone.")] = (
-        7 * _DAY_S
-    )
+    disable_after_410_s: Annotated[Seconds, doc("Time without deliveries for a URL after 410 Gone.")] = 7 * _DAY_S
     format: Annotated[
         WebhookFormat,
         doc(
@@ -86,9 +82,7 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         16 * 1024 * 1024
     )
     max_redis_bytes: Annotated[Positive, doc("Maximum size of all files of one tenant in Redis.")] = 64 * 1024 * 1024
-    max_redis_total_bytes: Annotated[Positive, doc("Maximum size of all files of all tenants in Redis.")] = (
-        512 * 1024 * 1024
-    )
+    max_redis_total_bytes: Annotated[Positive, doc("Maximum size of all tenants' files in Redis.")] = 512 * 1024 * 1024
     max_open_batches: Annotated[Positive, doc("Maximum unfinished batches of one tenant.")] = 20
     max_batches: Annotated[
         Positive,
@@ -96,9 +90,7 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 1000
     max_lines: Annotated[Positive, doc("Maximum lines of one batch.")] = 50_000
     max_line_bytes: Annotated[Positive, doc("Maximum size of one line.")] = 1024 * 1024
-    max_open_jobs: Annotated[
-        Positive, doc("Maximum open jobs of one batch; further lines become jobs as these end.")
-    ] = 100
+    max_open_jobs: Annotated[Positive, doc("Maximum open jobs of one batch; further lines follow as these end.")] = 100
     completion_window_s: Annotated[Seconds, doc("Duration of the completion window `24h`.")] = _DAY_S
     file_ttl_s: Annotated[Seconds, doc("Time for which a file is kept.")] = 7 * _DAY_S
 
@@ -108,9 +100,7 @@ class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     hours: Annotated[str, doc("Daily off-peak hours, such as `22:00-06:00`. Empty: none.")] = ""
     timezone: Annotated[str, doc("Time zone of the hours, such as `Europe/Berlin`.")] = "UTC"
-    price_share: Annotated[float, Meta(ge=0, le=1), doc("Price of an off-peak job as a share of the tier's price.")] = (
-        1.0
-    )
+    price_share: Annotated[float, Meta(ge=0, le=1), doc("Off-peak price as a share of the tier's price.")] = 1.0
 
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +156,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 256 * 1024 * 1024
     max_dead_letters: Annotated[Positive, doc("Maximum dead letters; the oldest are deleted.")] = 10_000
     max_event_streams: Annotated[
-        Positive, doc("Maximum clients that follow events at one gateway; one tenant may have half.")
+        Positive, doc("Maximum clients that follow events here; one tenant may have half.")
     ] = 256
     default_deadline_s: Annotated[Seconds, doc("Deadline of a job that sets none.")] = _DAY_S
     max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 7 * _DAY_S
@@ -177,26 +167,22 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Annotated[Positive, doc("Number of attempts after which a job becomes a dead letter.")] = 5
     attempt_timeout_s: Annotated[Seconds, doc("Maximum time of one attempt.")] = 300.0
     max_revise_s: Annotated[
-        Seconds, doc("Maximum time in which late parts may revise a job's answer (`revise_within_ms`).")
+        Seconds, doc("Maximum time in which late parts may revise an answer (`revise_within_ms`).")
     ] = 120.0
     lease_s: Annotated[Seconds, doc("Lease of a worker; one that does not renew it in time counts as dead.")] = 15.0
     lease_check_s: Annotated[Seconds, doc("Interval at which a worker checks whether its jobs were cancelled.")] = 0.4
     reclaim_interval_s: Annotated[
-        Seconds, doc("Interval at which a worker looks for late jobs and for jobs of dead workers.")
+        Seconds, doc("Interval at which late jobs and jobs of dead workers are looked for.")
     ] = 1.0
     limit_retry_s: Annotated[
         Seconds, doc("Maximum time after which a tenant over a limit tries one job, if the limit is not reset earlier.")
     ] = 60.0
     backoff_s: Annotated[
-        Seconds, doc("Pause before the second attempt; it doubles with each further one, with jitter.")
+        Seconds, doc("Pause before the second attempt; doubles for each further one, with jitter.")
     ] = 1.0
     backoff_max_s: Annotated[Seconds, doc("Maximum pause between two attempts.")] = 60.0
-    concurrency: Annotated[
-        int, Meta(ge=0), doc("Maximum jobs of one tier in one worker. 0: as many as the gateways leave.")
-    ] = 0
-    drain_s: Annotated[
-        float, Meta(ge=0), doc("Maximum time on SIGTERM for running jobs to finish; others return to their queue.")
-    ] = 20.0
+    concurrency: Annotated[Count, doc("Maximum jobs of one tier in one worker. 0: as many as the gateways leave.")] = 0
+    drain_s: Annotated[Pause, doc("Maximum time on SIGTERM for jobs to finish; others return to their queue.")] = 20.0
     off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()

@@ -22,22 +22,18 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ClaimName | None,
         doc("Tenant of messages without a token. Default: such messages are refused if the gateways require tokens."),
     ] = None
-    priority: Annotated[Priority, doc("Highest priority that a message without a token may have.")] = "bulk"
+    priority: Annotated[Priority, doc("Highest priority without a token: `interactive`, `standard` or `bulk`.")] = (
+        "bulk"
+    )
     in_flight: Annotated[Positive, doc("Maximum messages that one process handles at once.")] = 32
     batch: Annotated[Positive, doc("Maximum messages that start together.")] = 16
     batch_wait_s: Annotated[Pause, doc("Maximum time that the first message of a batch waits for more.")] = 0.005
-    max_age_s: Annotated[
-        Pause, doc("Age at which a message expires, by its `time`. 0: only its `expirytime` counts.")
-    ] = 0.0
-    max_attempts: Annotated[
-        Positive, doc("Number of deliveries and failed runs after which a message becomes a dead letter.")
-    ] = 5
-    effect_ttl_s: Annotated[
-        Seconds, doc("Time for which handled messages are remembered, to recognise duplicates.")
-    ] = _DAY_S
-    lease_s: Annotated[
-        Seconds, doc("Lease of a process; one that does not renew it in time is replaced by a standby.")
-    ] = 10.0
+    max_age_s: Annotated[Pause, doc("Age at which a message expires, by its `time`. 0: `expirytime` alone counts.")] = (
+        0.0
+    )
+    max_attempts: Annotated[Positive, doc("Deliveries and failed runs after which a message is a dead letter.")] = 5
+    effect_ttl_s: Annotated[Seconds, doc("Time for which handled messages are known, to skip duplicates.")] = _DAY_S
+    lease_s: Annotated[Seconds, doc("Lease of a process, which a standby replaces when it expires.")] = 10.0
     login: BrokerLogin = BrokerLogin()
 
     def check(self) -> None:

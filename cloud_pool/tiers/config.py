@@ -49,9 +49,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "reads: `audio`, `image`, `file`. Encoders and tiers of `[embedding]` need no template."
         ),
     ] = ("chat", "completion")
-    adapter: Annotated[
-        str, doc("LoRA adapter for the tier's requests, `lora_name` in Triton's vLLM backend. Empty: none.")
-    ] = ""
+    adapter: Annotated[str, doc("LoRA adapter for the tier's requests, vLLM's `lora_name` in Triton. Empty: none.")] = (
+        ""
+    )
     artifact: Annotated[
         str, doc("Artifact that supplies chat template, control tokens and context length. Empty: the tier's name.")
     ] = ""
@@ -64,12 +64,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos: Annotated[str, doc("Beginning-of-sequence token, with `template_file` only.")] = ""
     eos: Annotated[str, doc("End-of-sequence token, with `template_file` only.")] = ""
     context_tokens: Annotated[Count, doc("Context length in tokens. 0: the artifact's.")] = 0
-    max_tokens: Annotated[
-        Count, doc("Maximum tokens of an answer where the request sets none. 0: the whole context.")
-    ] = 0
-    max_sequences: Annotated[
-        Positive, doc("Maximum sequences (prompts × n) of one request; a larger request gets 400.")
-    ] = 128
+    max_tokens: Annotated[Count, doc("Maximum tokens of an answer if the request sets none. 0: the whole context.")] = 0
+    max_sequences: Annotated[Positive, doc("Maximum sequences (prompts × n) of one request; more get 400.")] = 128
     concurrency: Annotated[
         Positive,
         doc(
@@ -84,15 +80,11 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "fixed at the gateway's share of the permits."
         ),
     ] = 1
-    ttft_objective_s: Annotated[
-        Seconds, doc("Objective for interactive requests: time from arrival to first token.")
-    ] = 2.0
-    max_queued: Annotated[
-        Count, doc("Maximum sequences that may wait for their request to start; a further request gets 429.")
-    ] = 64
+    ttft_objective_s: Annotated[Seconds, doc("Objective of interactive requests: time to first token.")] = 2.0
+    max_queued: Annotated[Count, doc("Maximum sequences that may wait to start; a further request gets 429.")] = 64
     admission: AdmissionConfig = AdmissionConfig()
     max_attempts: Annotated[
-        Positive, doc("Maximum endpoints to which one request is sent before its first token. 1: no retry.")
+        Positive, doc("Maximum endpoints tried for one request before its first token. 1: no retry.")
     ] = 3
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     restrict_tool_arguments: Annotated[
@@ -100,7 +92,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
     guided_key: Annotated[
         GuidedKey,
-        doc("Parameter with which the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09."),
+        doc("Parameter of vLLM for grammars: `structured_outputs` since release 25.09, before it `guided_decoding`."),
     ] = "guided_decoding"
 
     @property
@@ -129,7 +121,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Audio, images and files in requests, which encoder tiers (`can: [audio]`, `[image]`, `[file]`) read."""
 
-    max_parts: Annotated[int, Meta(ge=1), doc("Maximum audio, image and file parts in one request.")] = 8
+    max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
     audio_timeout_s: Annotated[
         Seconds, doc("Maximum time for each audio part, waiting included; the answer then continues without it.")
     ] = 20.0
@@ -142,9 +134,7 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         doc("Language of audio, such as `en`, where the request names none. Empty: detected for each part."),
     ] = ""
     fact_cache_entries: Annotated[
-        int,
-        Meta(ge=0),
-        doc("Number of audio and image parts whose facts are cached in memory, separately for each tenant."),
+        Count, doc("Number of audio and image parts whose facts are cached in memory, separately for each tenant.")
     ] = 256
     fact_cache_ttl_s: Annotated[Seconds, doc("Time for which a cached fact is used.")] = 600.0
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args
 
 import click
 
+from causeway_server.router.config import keys_of
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import refuse
 from causeway_server.router.types import Prefer
 
 from ..config.loader import load_config
+from ..config.schema import Config
 
 if TYPE_CHECKING:
     from causeway_sdk import Causeway, RequestOptions
@@ -24,17 +26,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 _CONFIG_VARIABLE = "CAUSEWAY_CONFIG"
 _CONFIG_FLAGS = {
-    "host": ("server.host", "Address to listen on."),
-    "port": ("server.port", "TCP port; 0: any free port."),
-    "socket": ("server.socket", "Unix socket to listen on as well."),
-    "policy": ("policy", "Policy file."),
-    "state_dir": ("state_dir", "Folder of the cache and the decision records."),
-    "cloud_url": ("cloud.url", "OpenAI-compatible server, usually ending in /v1."),
-    "cloud_key_file": ("cloud.api_key_file", "File with the bearer token for the cloud."),
-    "log": ("log", "debug, info, warning or error."),
-    "log_format": ("log_format", "text or json."),
+    "host": "server.host",
+    "port": "server.port",
+    "socket": "server.socket",
+    "policy": "policy",
+    "state_dir": "state_dir",
+    "cloud_url": "cloud.url",
+    "cloud_key_file": "cloud.api_key_file",
+    "log": "log",
+    "log_format": "log_format",
 }
-"""The configuration key that each flag sets, and the flag's help."""
+"""The configuration key that each flag sets."""
+
+
+class _KeyOption(click.Option):
+    """A flag that sets the configuration key in `help`, whose description is read only for `--help`."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record, key = super().get_help_record(ctx), self.help or ""
+        return record and (record[0], f"{keys_of(Config)[key].description} [{key}]")
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,7 +61,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
             if not separator:
                 usage_error(f"--set {setting}: write KEY=VALUE")
             by_key[key.strip()] = value
-        flags = {key: rest.pop(name) for name, (key, _) in _CONFIG_FLAGS.items()}
+        flags = {key: rest.pop(name) for name, key in _CONFIG_FLAGS.items()}
         by_key |= {key: value for key, value in flags.items() if value is not None}
         try:
             config = load_config(config_path, os.environ, by_key)
@@ -63,10 +73,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--config", "config_path", type=PATH, envvar=_CONFIG_VARIABLE, help=f"YAML file. [${_CONFIG_VARIABLE}]"
         ),
-        *(
-            click.option(f"--{name.replace('_', '-')}", help=f"{meaning} [{key}]")
-            for name, (key, meaning) in _CONFIG_FLAGS.items()
-        ),
+        *(click.option(f"--{name.replace('_', '-')}", cls=_KeyOption, help=key) for name, key in _CONFIG_FLAGS.items()),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),
     ]
     return _with_options(run, options)

@@ -38,11 +38,11 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, Meta(min_length=1), doc("Name of the client that uses the key.")]
     sha256: Annotated[
-        str, Meta(pattern="^[0-9a-f]{64}$"), doc("SHA-256 of the key in hex. The key itself is never stored.")
+        str, Meta(pattern="^[0-9a-f]{64}$"), doc("SHA-256 of the key in hex. The key itself is not stored.")
     ]
     tags: Annotated[tuple[Tag, ...], doc("Tags added to every request that uses this key.")] = ()
     rights: Annotated[
-        tuple[KeyRight, ...], doc("Additional rights. `decisions`: read the decision records of all keys.")
+        tuple[KeyRight, ...], doc("Additional rights. `decisions`: read all keys' decision records.")
     ] = ()
 
 
@@ -117,9 +117,7 @@ class CloudConfig(CloudSettings, frozen=True, forbid_unknown_fields=True):
     url: Annotated[str, doc("Base URL of an OpenAI-compatible server, usually ending in `/v1`. Empty: no cloud.")] = ""
     api_key: Annotated[str, doc("Bearer token for the cloud. Prefer `cloud.api_key_file`.")] = ""
     api_key_file: Annotated[str, doc("File with the bearer token on one line, read at start.")] = ""
-    ca_file: Annotated[str, doc("PEM file of the CA that signed the cloud's certificate. Empty: the system's CAs.")] = (
-        ""
-    )
+    ca_file: Annotated[str, doc("PEM file of the CA of the cloud's certificate. Empty: the system's CAs.")] = ""
 
 
 class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fields=True):
@@ -131,9 +129,7 @@ class OutboxWebhookConfig(OutboxWebhookSettings, frozen=True, forbid_unknown_fie
         ),
     ] = ()
     allow_http: Annotated[bool, doc("Allow webhooks to `http://` URLs.")] = False
-    ca_file: Annotated[
-        str, doc("PEM file of the CA that signed the receivers' certificates. Empty: the system's CAs.")
-    ] = ""
+    ca_file: Annotated[str, doc("PEM file of the CA of the receivers' certificates. Empty: the system's CAs.")] = ""
 
     def format_of(self, _owner: str) -> WebhookFormat:
         return self.format
@@ -164,7 +160,10 @@ class MqttTopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["chat", "text"], doc("Form of a message: `chat`, an OpenAI chat body, or `text`, a user's message.")
     ] = "chat"
     tags: Annotated[tuple[Tag, ...], doc("Tags added to every request of these topics.")] = ()
-    priority: Annotated[Literal["interactive", "standard", "bulk"], doc("Priority of these requests.")] = "standard"
+    priority: Annotated[
+        Literal["interactive", "standard", "bulk"],
+        doc("Priority of these requests: `interactive`, `standard` or `bulk`."),
+    ] = "standard"
     deadline_s: Annotated[Seconds | None, doc("Deadline of these requests. Default: `jobs.default_deadline_s`.")] = None
     answer_topic: Annotated[
         str, doc("Topic of answers to messages without a response topic. `{topic}` stands for the message's own topic.")
@@ -179,9 +178,7 @@ class MqttConfig(MqttSettings, frozen=True, forbid_unknown_fields=True):
     ] = ""
     username: Annotated[str, doc("User name of this device at the broker. Empty: none.")] = ""
     password_file: Annotated[str, doc("File with the password on one line, read at each connect.")] = ""
-    ca_file: Annotated[
-        str, doc("PEM file of the CA that signed the broker's certificate. Empty: the system's CAs.")
-    ] = ""
+    ca_file: Annotated[str, doc("PEM file of the CA of the broker's certificate. Empty: the system's CAs.")] = ""
     cert_file: Annotated[str, doc("PEM file of this device's certificate, for brokers that require one.")] = ""
     key_file: Annotated[str, doc("PEM file with the private key of `mqtt.cert_file`.")] = ""
     client_id: Annotated[
@@ -239,8 +236,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
     log: Annotated[
-        Literal["debug", "info", "warning", "error"], doc("Log level. Prompts and answers are never logged.")
+        Literal["debug", "info", "warning", "error"],
+        doc("Log level: `debug`, `info`, `warning` or `error`. Prompts and answers are never logged."),
     ] = "info"
     log_format: Annotated[
-        Literal["text", "json"], doc("Format of log lines. Prompts and answers are never logged.")
+        Literal["text", "json"], doc("Format of log lines: `text` or `json`. Prompts and answers are never logged.")
     ] = "text"

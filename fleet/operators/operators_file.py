@@ -43,14 +43,12 @@ class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token of a program, such as CI."""
 
     sha256: Annotated[Sha256Hex, doc("SHA-256 of the token in hex.")]
-    role: Annotated[Role, doc("Role of the token.")]
+    role: Annotated[Role, doc("Role of the token: `viewer`, `operator` or `approver`.")]
 
 
 class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[Literal[1], doc("Version of this format.")]
-    oidc: Annotated[
-        OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: none, only tokens sign in.")
-    ] = None
+    oidc: Annotated[OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: tokens only.")] = None
     roles: Annotated[
         dict[Role, tuple[str, ...]],
         doc("Values of `oidc.claim` that have each role; `*` is everyone whom the issuer knows."),

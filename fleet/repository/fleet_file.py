@@ -53,9 +53,7 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_look: Annotated[
         Span, doc("Time of the first evaluation of a stage; each later one is at twice the time of the one before.")
     ] = "150s"
-    silence: Annotated[Span, doc("Time without reports after which a device that had reported before has failed.")] = (
-        "15m"
-    )
+    silence: Annotated[Span, doc("Time after its last report at which a device has failed.")] = "15m"
     metrics: Annotated[
         dict[Literal["errors", "degraded", "latency"], Percent],
         doc("Accepted worsening of each metric, in percentage points. Empty: errors 2, degraded 5, latency 5."),

@@ -36,9 +36,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[int, Meta(ge=-1)] | Literal["auto"],
         doc("Number of layers offloaded to the GPU. -1: all; `auto`: as many as fit into its free memory."),
     ] = "auto"
-    kv_type: Annotated[
-        Literal["f16", "q8_0"], doc("Format of the KV cache: `f16`, or `q8_0` in about half the memory.")
-    ] = "f16"
+    kv_type: Annotated[Literal["f16", "q8_0"], doc("Format of the KV cache: `f16`, or `q8_0` in half the memory.")] = (
+        "f16"
+    )
     prompt_lookup: Annotated[
         bool,
         doc("Draft tokens from text that repeats, where it saves time. The distribution of answers does not change."),
@@ -59,14 +59,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class CloudSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to the cloud.")] = 2.0
-    first_token_timeout_s: Annotated[
-        Seconds, doc("Maximum time to the first token, for targets whose policy sets none.")
-    ] = 10.0
-    timeout_s: Annotated[Seconds, doc("Maximum time for a whole answer, for targets whose policy sets none.")] = 60.0
+    first_token_timeout_s: Annotated[Seconds, doc("Time limit to the first token, if the policy sets none.")] = 10.0
+    timeout_s: Annotated[Seconds, doc("Time limit for a whole answer, if the policy sets none.")] = 60.0
     max_connections: Annotated[Positive, doc("Maximum open connections to the cloud.")] = 100
-    probe_interval_s: Annotated[
-        Seconds, doc("Interval between reachability probes while no requests go to the cloud.")
-    ] = 5.0
+    probe_interval_s: Annotated[Seconds, doc("Interval between reachability probes without requests.")] = 5.0
 
 
 class ResponseCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +103,7 @@ class OutboxWebhookSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_jobs: Annotated[Positive, doc("Maximum unfinished jobs. A further job replaces bulk jobs or is refused.")] = (
+    max_jobs: Annotated[Positive, doc("Maximum unfinished jobs. A further one replaces bulk jobs or is refused.")] = (
         20_000
     )
     max_bytes: Annotated[Positive, doc("Maximum size of all requests and results of jobs on disk.")] = 256 * 1024 * 1024
@@ -118,16 +114,14 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 60 * 86400.0
     result_ttl_s: Annotated[Seconds, doc("Time for which an ended job and its result are kept.")] = 86400.0
     dead_letter_ttl_s: Annotated[Seconds, doc("Time for which a dead letter is kept.")] = 7 * 86400.0
-    max_result_bytes: Annotated[Positive, doc("Maximum size of one result; a job with a larger one fails.")] = (
+    max_result_bytes: Annotated[Positive, doc("Maximum size of one result; with a larger one a job fails.")] = (
         4 * 1024 * 1024
     )
     max_attempts: Annotated[
         Positive,
         doc("Failed runs after which a job becomes a dead letter. Waiting for the cloud does not count as a run."),
     ] = 5
-    device_concurrency: Annotated[
-        Positive, doc("Maximum jobs that run on the device at the same time, in addition to requests.")
-    ] = 2
+    device_concurrency: Annotated[Positive, doc("Maximum jobs on the device at the same time, beside requests.")] = 2
     cloud_concurrency: Annotated[Positive, doc("Maximum jobs in the cloud at the same time.")] = 16
     cloud_rate_per_s: Annotated[
         Seconds, doc("Expected rate of jobs sent to the cloud. The actual rate never exceeds three times this value.")
@@ -136,7 +130,7 @@ class OutboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Pause, doc("Maximum random pause before waiting jobs are sent when the cloud becomes reachable again.")
     ] = 30.0
     max_revise_s: Annotated[
-        Seconds, doc("Maximum time in which late parts may revise a job's answer (`revise_within_ms`).")
+        Seconds, doc("Maximum time in which late parts may revise an answer (`revise_within_ms`).")
     ] = 120.0
     webhooks: OutboxWebhookSettings = OutboxWebhookSettings()
 
@@ -157,7 +151,7 @@ class MqttSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=1, le=1024), doc("Maximum messages that wait here for the outbox; others wait at the broker.")
     ] = 16
     max_message_bytes: Annotated[
-        Positive, doc("Maximum size of a message; a larger one is answered with an error.")
+        Positive, doc("Maximum size of a message; larger ones are answered with an error.")
     ] = 256 * 1024
     session_expiry_s: Annotated[
         float,
@@ -180,11 +174,11 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = True
     max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
-    max_audio_s: Annotated[
-        Seconds, doc("Maximum length of one audio part; a longer one is rejected before it is decoded.")
-    ] = 120.0
+    max_audio_s: Annotated[Seconds, doc("Maximum length of one audio part; longer ones are rejected undecoded.")] = (
+        120.0
+    )
     max_pixels: Annotated[
-        Positive, doc("Maximum size of an image, width × height; a larger one is rejected before it is decoded.")
+        Positive, doc("Maximum size of an image, width × height; larger ones are rejected undecoded.")
     ] = 24_000_000
     max_text_bytes: Annotated[Positive, doc("Maximum size of a text file.")] = 256 * 1024
     audio_timeout_s: Annotated[
@@ -195,11 +189,9 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Seconds,
         doc("Maximum time to load the model, decode and read an image or file; the request then continues without it."),
     ] = 10.0
-    decoder_memory_bytes: Annotated[Positive, doc("Maximum memory of each process that decodes files.")] = (
-        512 * 1024 * 1024
-    )
+    decoder_memory_bytes: Annotated[Positive, doc("Maximum memory of each process that decodes.")] = 512 * 1024 * 1024
     fact_cache_entries: Annotated[
-        Count, doc("Number of facts cached in memory by the hash of their audio or image. 0: none.")
+        Count, doc("Number of facts cached by the hash of their audio or image. 0: none.")
     ] = 256
     language: Annotated[
         str,
@@ -232,9 +224,12 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mqtt: MqttSettings
     parts: PartsConfig
     log: Annotated[
-        Literal["debug", "info", "warning", "error"], doc("Log level. Prompts and answers are never logged.")
+        Literal["debug", "info", "warning", "error"],
+        doc("Log level: `debug`, `info`, `warning` or `error`. Prompts and answers are never logged."),
     ]
-    log_format: Annotated[Literal["text", "json"], doc("Format of log lines. Prompts and answers are never logged.")]
+    log_format: Annotated[
+        Literal["text", "json"], doc("Format of log lines: `text` or `json`. Prompts and answers are never logged.")
+    ]
 
 
 _SAMPLE_RATIO = {"tracing.sample_ratio": leaves_of(TracingConfig)["sample_ratio"]}  # not where the traces go

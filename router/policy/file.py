@@ -46,13 +46,9 @@ class _Doc(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class TargetDoc(_Doc, frozen=True):
     """A model on the device (`edge`) or behind the cloud's URL (`cloud`)."""
 
-    at: Annotated[
-        Literal["edge", "cloud"], doc("Place of the model: `edge` is on the device, `cloud` behind the cloud's URL.")
-    ]
+    at: Annotated[Literal["edge", "cloud"], doc("Place of the model: `edge`, the device, or `cloud`, the cloud's URL.")]
     model: Annotated[ModelName, doc("Name of the model at that place; on the device also MODEL+ADAPTER.")]
-    timeout: Annotated[
-        Duration | UnsetType, doc("Maximum time for the whole answer; then the next target is tried.")
-    ] = UNSET
+    timeout: Annotated[Duration | UnsetType, doc("Maximum time for the answer; then the next target is tried.")] = UNSET
     first_token_timeout: Annotated[
         Duration | UnsetType, doc("Maximum time to the first token; then the next target is tried.")
     ] = UNSET
@@ -86,9 +82,7 @@ class ConstraintDoc(_Doc, frozen=True):
             "device's encoders find in them, or do not answer."
         ),
     ]
-    when: Annotated[Condition | UnsetType, doc("Condition under which the constraint applies. Default: always.")] = (
-        UNSET
-    )
+    when: Annotated[Condition | UnsetType, doc("Condition of the constraint. Default: it always applies.")] = UNSET
 
 
 class HandoffDoc(_Doc, frozen=True):
@@ -107,7 +101,7 @@ class RouteDoc(_Doc, frozen=True):
 
     name: Annotated[Name, doc("Name of the route, for reasons, headers and metrics.")]
     use: Annotated[tuple[Name, ...], Meta(min_length=1), doc("Names of targets, in the order in which they are tried.")]
-    when: Annotated[Condition | UnsetType, doc("Condition under which the route is taken. Default: always.")] = UNSET
+    when: Annotated[Condition | UnsetType, doc("Condition of the route. Default: it always applies.")] = UNSET
     handoff: Annotated[
         HandoffDoc | UnsetType, doc("Handoff of an answer of the device with low confidence to the next target.")
     ] = UNSET
@@ -141,9 +135,7 @@ class ExactDoc(_Doc, frozen=True):
 class SemanticDoc(_Doc, frozen=True):
     """Answers a question from the cache that means the same as an earlier one."""
 
-    ttl: Annotated[
-        Duration, doc("Time for which an answer is used for questions of the same meaning; at most `exact.ttl`.")
-    ]
+    ttl: Annotated[Duration, doc("Time for which an answer is used for similar questions; at most `exact.ttl`.")]
     max_error: Annotated[
         float,
         Meta(ge=0.002, le=0.05),
@@ -155,7 +147,7 @@ class CacheDoc(_Doc, frozen=True):
     """Says which answers are cached. The first rule that holds decides; without one nothing is cached."""
 
     name: Annotated[Name | UnsetType, doc("Name of the rule, for reasons. Default: its index.")] = UNSET
-    when: Annotated[Condition | UnsetType, doc("Condition under which the rule is used. Default: always.")] = UNSET
+    when: Annotated[Condition | UnsetType, doc("Condition of the rule. Default: it always applies.")] = UNSET
     exact: Annotated[
         ExactDoc | UnsetType, doc("Cache by exact match. A rule without `exact` keeps its requests out of the cache.")
     ] = UNSET
@@ -217,10 +209,10 @@ class PolicyDoc(_Doc, frozen=True):
     name: Annotated[Name, doc("Name of the policy. Headers and records show name@revision.")]
     targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1), doc("Models that may answer, by name.")]
     routes: Annotated[
-        tuple[RouteDoc, ...], Meta(min_length=1), doc("Rules for `model: auto`; the first that holds decides.")
+        tuple[RouteDoc, ...], Meta(min_length=1), doc("Rules for `model: auto`; the first that applies decides.")
     ]
     constraints: Annotated[
-        tuple[ConstraintDoc, ...], doc("Restrictions on every request, also if the client names a model.")
+        tuple[ConstraintDoc, ...], doc("Restrictions on all requests, also those that name a model.")
     ] = ()
     cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that holds decides.")] = ()
     limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()

@@ -53,6 +53,14 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
     assert config.tiers[1].guided_key == "structured_outputs"
 
 
+def test_durations_and_sizes_may_carry_a_unit(tmp_path: Path) -> None:
+    """As in `edge.yaml`; also those of items of a list."""
+    text = "server: {drain_s: 500ms, max_body_bytes: 64KiB}\ntiers: [{name: large, ttft_objective_s: 1m}]\n"
+    config = load_config(write(tmp_path, text), Flags())
+    assert (config.server.drain_s, config.server.max_body_bytes) == (0.5, 65536)
+    assert config.tiers[0].ttft_objective_s == 60.0
+
+
 def test_without_a_file_there_is_one_tier(tmp_path: Path) -> None:
     """`--tier` names others."""
     assert load_config(None, Flags(), {}) == Config()

@@ -19,6 +19,9 @@ from causeway_server.fleet.trust.keys import TrustDoc
 from causeway_server.router.bundle.settings import FleetSettings
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.policy.file import PolicyDoc
+from causeway_server.router.policy.signals import SIGNALS
+
+from .test_pages import TEXTS
 
 ROOT = Path(__file__).parents[2]
 FILES: dict[str, type[msgspec.Struct]] = {
@@ -34,6 +37,16 @@ EXAMPLES = {
     "edge": ROOT / "edge_node" / "deploy" / "edge.example.yaml",
     "gateway": ROOT / "cloud_pool" / "deploy" / "gateway.example.yaml",
 }
+KEYS = {
+    name.rsplit(".", drop)[0].removesuffix("[]")
+    for struct in FILES.values()
+    for name in keys_of(struct)
+    for drop in range(name.count(".") + 1)
+}
+"""Every key and every section of every file."""
+SECTIONS = {name for name in KEYS if any(key.startswith(f"{name}.") for key in KEYS)}
+NAMED = re.compile(r"`([a-z_]+(?:\[\])?(?:\.[a-z_0-9]+(?:\[\])?)+)(?:[:=][^`]*)?`")
+METHODS = {"engine.call_grammar"}
 FRAGMENTS = re.compile(r"(As|Of|How|What|Who|Which|That|Where|When|If|In|By|It|Its|There|Those|The same)\b")
 
 
@@ -99,3 +112,22 @@ def test_a_duration_or_size_is_a_number_or_text(file: str, value: dict[str, obje
 )
 def test_a_default_is_shown_as_people_write_it(file: str, name: str, shown: str) -> None:
     assert default_text(name, keys_of(FILES[file])[name]) == shown
+
+
+@pytest.mark.parametrize("page", [name for name in TEXTS if name != "CHANGELOG.md"])
+def test_each_key_in_prose_exists(page: str) -> None:
+    """A word in code that begins with a section and a dot is a key, a section or a signal."""
+    prose = re.sub(r"^```.*?^```|<!-- generated.*?/generated -->", "", TEXTS[page], flags=re.DOTALL | re.MULTILINE)
+    assert _named(prose) - KEYS - SIGNALS.keys() - METHODS == set()
+
+
+def test_each_key_in_a_description_exists() -> None:
+    for file, struct in FILES.items():
+        for key, described in keys_of(struct).items():
+            assert _named(described.description) - KEYS - SIGNALS.keys() == set(), f"{file}: {key}"
+
+
+def _named(text: str) -> set[str]:
+    """Return the words in code that begin with a section and a dot, but not the names of files."""
+    words = {word for word in NAMED.findall(text) if re.split(r"[.\[]", word)[0] in SECTIONS}
+    return {word for word in words if not word.endswith((".json", ".yaml"))}

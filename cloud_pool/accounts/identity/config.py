@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import doc
+from causeway_server.router.config import Count, Seconds, doc
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.web_origins import is_loopback
 
@@ -34,9 +34,7 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         ),
     ] = ()
     ca_file: Annotated[str, doc("PEM file of the CAs trusted for `identity.fleet.url`. Empty: the system's CAs.")] = ""
-    refresh_s: Annotated[
-        float, Meta(gt=0, le=60), doc("Interval at which the control plane's keys and revocations are read.")
-    ] = 10.0
+    refresh_s: Annotated[float, Meta(gt=0, le=60), doc("Interval at which keys and revocations are read.")] = 10.0
     copy_file: Annotated[
         str, doc("File for the last copy of keys and revocations, for a start without the control plane. Empty: none.")
     ] = ""
@@ -74,22 +72,18 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     issuer: Annotated[str, doc("Accepted `iss` claim.")] = "causeway"
     audience: Annotated[str, doc("Accepted `aud` claim.")] = "causeway-cloud"
     region: Annotated[str, doc("Region of this gateway. A token whose claim `regions` does not name it gets 403.")] = ""
-    clock_skew_s: Annotated[
-        float, Meta(ge=0, le=300), doc("Accepted clock difference between the issuer and the gateway.")
-    ] = 30.0
+    clock_skew_s: Annotated[float, Meta(ge=0, le=300), doc("Accepted clock difference to the issuer.")] = 30.0
     max_lifetime_s: Annotated[
         float,
         Meta(gt=0, le=MAX_TOKEN_LIFETIME_S),
         doc("Maximum lifetime of a token; one with a longer lifetime is refused."),
     ] = 90 * 86400.0
     max_token_bytes: Annotated[
-        int, Meta(ge=256, le=16384), doc("Maximum size of a token; a longer one is refused.")
+        int, Meta(ge=256, le=16384), doc("Maximum size of a token; larger ones are refused.")
     ] = 4096
-    token_cache_size: Annotated[int, Meta(ge=0), doc("Number of verified tokens that are cached.")] = 10000
-    revocations_refresh_s: Annotated[float, Meta(gt=0), doc("Interval at which revocations are read from Redis.")] = 2.0
-    revocations_max_age_s: Annotated[
-        float, Meta(gt=0), doc("Age at which the copy of the revocations becomes stale.")
-    ] = 60.0
+    token_cache_size: Annotated[Count, doc("Number of verified tokens that are cached.")] = 10000
+    revocations_refresh_s: Annotated[Seconds, doc("Interval at which revocations are read from Redis.")] = 2.0
+    revocations_max_age_s: Annotated[Seconds, doc("Age at which the copy of the revocations becomes stale.")] = 60.0
     revocations_file: Annotated[
         str, doc("File for the copy of the revocations, used at start while Redis is unavailable. Empty: none.")
     ] = ""

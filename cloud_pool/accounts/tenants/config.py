@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from causeway_server.router.config import doc
+from causeway_server.router.config import Positive, Seconds, doc
 from causeway_server.router.errors import ConfigError, InvalidRequest
 from causeway_server.router.types import Request, Usage
 
@@ -30,9 +30,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         NonNegativeInt,
         doc("Maximum number of such requests at once after a pause. 0: those of two seconds, at least one."),
     ] = 0
-    max_sequences: Annotated[
-        NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; a larger request gets 400.")
-    ] = 0
+    max_sequences: Annotated[NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; more get 400.")] = 0
     submissions_per_s: Annotated[
         NonNegativeFloat,
         doc(
@@ -106,9 +104,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of a named tenant."""
 
-    name: Annotated[
-        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"), doc("Name of the tenant, as in its tokens.")
-    ]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"), doc("Name of the tenant in its tokens.")]
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,9 +124,7 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `tenants`."""
 
     default: TenantLimits = TenantLimits()  # for tenants without an entry in `overrides`
-    overrides: Annotated[
-        tuple[TenantConfig, ...], doc("Limits of named tenants, which replace `tenants.default`.")
-    ] = ()
+    overrides: Annotated[tuple[TenantConfig, ...], doc("Limits of named tenants instead of `tenants.default`.")] = ()
     prices: Annotated[tuple[Price, ...], doc("Prices of the tiers. A tier without a price costs nothing.")] = ()
     local_share: Annotated[
         float,
@@ -140,12 +134,10 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "limits are divided by the last known number of gateways."
         ),
     ] = 0.5
-    redis_timeout_s: Annotated[
-        float, Meta(gt=0), doc("Maximum time of a Redis call; this gateway then decides alone.")
-    ] = 0.1
-    redis_retry_after_s: Annotated[float, Meta(gt=0), doc("Pause after a Redis failure.")] = 1.0
-    usage_flush_s: Annotated[float, Meta(gt=0), doc("Interval at which usage is written to Redis.")] = 1.0
-    usage_retention_days: Annotated[int, Meta(ge=1), doc("Number of days for which usage is kept in Redis.")] = 40
+    redis_timeout_s: Annotated[Seconds, doc("Maximum time of a Redis call; this gateway then decides alone.")] = 0.1
+    redis_retry_after_s: Annotated[Seconds, doc("Pause after a Redis failure.")] = 1.0
+    usage_flush_s: Annotated[Seconds, doc("Interval at which usage is written to Redis.")] = 1.0
+    usage_retention_days: Annotated[Positive, doc("Number of days for which usage is kept in Redis.")] = 40
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""

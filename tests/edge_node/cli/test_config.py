@@ -102,6 +102,11 @@ def test_a_list_of_mappings_on_the_command_line_is_written_as_in_a_file() -> Non
     assert [(key.name, key.tags) for key in keys] == [("till", ("private",))]
 
 
+def test_a_duration_in_a_list_of_mappings_may_carry_a_unit(tmp_path: Path) -> None:
+    path = write(tmp_path, "mqtt: {topics: [{filter: plant/ask, deadline_s: 10m}]}\n")
+    assert load_config(path, HOME, {}).mqtt.topics[0].deadline_s == 600.0
+
+
 def test_a_list_that_is_not_closed_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"engine.model_dirs: must be a list of strings, not '\[a, b'"):
         load_config(None, HOME, {"engine.model_dirs": "[a, b"})
