@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[
         tuple[TierConfig, ...],
         Meta(min_length=1),
-        doc("Tiers that clients may ask, each a model in Triton under a name."),
+        doc("Tiers that clients may request, each a model in Triton under a name of its own."),
     ] = (TierConfig(),)
     triton_key_file: Annotated[
         str,

@@ -44,7 +44,7 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: Annotated[
         int, Meta(ge=4096), doc("Maximum size of a session's conversation. One client event may be twice as large.")
     ] = 256 * 1024
-    replay_bytes: Annotated[Count, doc("Size of the buffer of events for resumed connections.")] = 256 * 1024
+    replay_bytes: Annotated[Count, doc("Maximum size of sent events kept for a resumed connection.")] = 256 * 1024
     max_audio_s: Annotated[
         Seconds,
         doc(
@@ -54,7 +54,7 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
     resume_s: Annotated[
         Pause,
-        doc("Time in which a disconnected session can be resumed while its answer continues. 0: it ends at once."),
+        doc("Time to resume a disconnected session, whose answer continues meanwhile. 0: the session ends at once."),
     ] = 30.0
     idle_s: Annotated[Seconds, doc("Time without client events or an answer after which a session ends.")] = 900.0
     ping_s: Annotated[

@@ -18,11 +18,13 @@ _BACKGROUND_TIMEOUT_S = 0.5
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: Annotated[bool, doc("Share answers between the gateways. Needs a Redis.")] = False
-    redis: Annotated[RedisAddress, doc("Redis of the cache, in the forms of `redis`. Empty: `redis`.")] = ""
+    redis: Annotated[
+        RedisAddress, doc("Redis of the cache, a URL or keys as below `redis`. Empty: that of `redis`.")
+    ] = ""
     ttl_s: Annotated[Seconds, doc("Time for which an answer is fresh.")] = 300.0
-    stale_if_error_s: Annotated[Pause, doc("Additional time in which an answer may be used instead of an error.")] = (
-        3600.0
-    )
+    stale_if_error_s: Annotated[
+        Pause, doc("Additional time for which an expired answer may be used instead of an error.")
+    ] = 3600.0
     include_seeded: Annotated[bool, doc("Also cache sampled answers whose request has a seed.")] = False
     include_tools: Annotated[bool, doc("Also cache answers to requests that offer tools.")] = False
     private_tags: Annotated[tuple[Tag, ...], doc("Tags of requests that bypass the cache.")] = ("private",)
@@ -37,7 +39,11 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_buffer_bytes: Annotated[
         Positive, doc("Maximum buffer of a shared answer in progress; a longer one accepts no new followers.")
     ] = 1 << 20
-    lease_s: Annotated[float, Meta(gt=0, le=30), doc("Lease of a leader, which counts as dead when it expires.")] = 3.0
+    lease_s: Annotated[
+        float,
+        Meta(gt=0, le=30),
+        doc("Lease of the gateway that generates a shared answer; without renewal it counts as dead."),
+    ] = 3.0
     max_followed: Annotated[Positive, doc("Maximum answers of other gateways that one gateway follows.")] = 64
     redis_timeout_s: Annotated[Seconds, doc("Maximum time of a Redis call; the request then goes uncached.")] = 0.05
     redis_retry_after_s: Annotated[Seconds, doc("Pause after a Redis failure.")] = 1.0

@@ -27,7 +27,7 @@ class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     stable_for_s: Annotated[Pause, doc("Time for which a tier must be stable before its share increases.")] = 1.0
-    step_interval_s: Annotated[Seconds, doc("Interval between two steps.")] = 0.2
+    step_interval_s: Annotated[Seconds, doc("Interval between two steps of the share.")] = 0.2
     decrease_factor: Annotated[float, Meta(gt=0, lt=1), doc("Factor on the share at each step under stress.")] = 0.7
     increase_step: Annotated[Share, doc("Amount added to the share at each stable step.")] = 0.25
     min_share: Annotated[Share, doc("Minimum share of a tier that responds.")] = 0.05

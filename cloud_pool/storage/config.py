@@ -109,8 +109,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     redis: Annotated[
         RedisAddress,
         doc(
-            "Redis of the jobs, in the forms of `redis` but not a cluster, because jobs need all their keys on one "
-            "server. Empty: `redis`, unless that is a cluster."
+            "Redis of the jobs, a URL or keys as below `redis`. A cluster is refused, because jobs need all their "
+            "keys on one server. Empty: that of `redis`, unless it is a cluster."
         ),
     ] = ""
     replicas: Annotated[
@@ -131,7 +131,10 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "require"
     key_prefix: Annotated[str, doc("Prefix of all Redis keys.")] = "causeway:jobs"
     encryption_key_file: Annotated[
-        str, doc("File with the key that encrypts stored requests, results and files, on all processes. Empty: none.")
+        str,
+        doc(
+            "File with the keys that encrypt stored requests, results and files, equal for all processes. Empty: none."
+        ),
     ] = ""
     max_body_bytes: Annotated[Positive, doc("Maximum size of one job's request.")] = 1024 * 1024
     max_result_bytes: Annotated[Positive, doc("Maximum size of one job's result.")] = 4 * 1024 * 1024
@@ -156,7 +159,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 256 * 1024 * 1024
     max_dead_letters: Annotated[Positive, doc("Maximum dead letters; the oldest are deleted.")] = 10_000
     max_event_streams: Annotated[
-        Positive, doc("Maximum clients that follow events here; one tenant may have half.")
+        Positive, doc("Maximum clients that follow events per gateway; one tenant may have half.")
     ] = 256
     default_deadline_s: Annotated[Seconds, doc("Deadline of a job that sets none.")] = _DAY_S
     max_deadline_s: Annotated[Seconds, doc("Latest deadline that a job may set.")] = 7 * _DAY_S

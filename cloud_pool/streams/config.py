@@ -22,9 +22,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ClaimName | None,
         doc("Tenant of messages without a token. Default: such messages are refused if the gateways require tokens."),
     ] = None
-    priority: Annotated[Priority, doc("Highest priority without a token: `interactive`, `standard` or `bulk`.")] = (
-        "bulk"
-    )
+    priority: Annotated[
+        Priority, doc("Highest priority of a message without a token: `interactive`, `standard` or `bulk`.")
+    ] = "bulk"
     in_flight: Annotated[Positive, doc("Maximum messages that one process handles at once.")] = 32
     batch: Annotated[Positive, doc("Maximum messages that start together.")] = 16
     batch_wait_s: Annotated[Pause, doc("Maximum time that the first message of a batch waits for more.")] = 0.005
@@ -32,7 +32,9 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         0.0
     )
     max_attempts: Annotated[Positive, doc("Deliveries and failed runs after which a message is a dead letter.")] = 5
-    effect_ttl_s: Annotated[Seconds, doc("Time for which handled messages are known, to skip duplicates.")] = _DAY_S
+    effect_ttl_s: Annotated[Seconds, doc("Time for which handled messages are remembered, to skip duplicates.")] = (
+        _DAY_S
+    )
     lease_s: Annotated[Seconds, doc("Lease of a process, which a standby replaces when it expires.")] = 10.0
     login: BrokerLogin = BrokerLogin()
 

@@ -65,7 +65,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: Annotated[str, doc("End-of-sequence token, with `template_file` only.")] = ""
     context_tokens: Annotated[Count, doc("Context length in tokens. 0: the artifact's.")] = 0
     max_tokens: Annotated[Count, doc("Maximum tokens of an answer if the request sets none. 0: the whole context.")] = 0
-    max_sequences: Annotated[Positive, doc("Maximum sequences (prompts × n) of one request; more get 400.")] = 128
+    max_sequences: Annotated[Positive, doc("Maximum sequences (prompts × n) of one request; larger ones get 400.")] = (
+        128
+    )
     concurrency: Annotated[
         Positive,
         doc(
@@ -92,7 +94,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
     guided_key: Annotated[
         GuidedKey,
-        doc("Parameter of vLLM for grammars: `structured_outputs` since release 25.09, before it `guided_decoding`."),
+        doc("Parameter of vLLM for grammars: `structured_outputs` since release 25.09, `guided_decoding` before."),
     ] = "guided_decoding"
 
     @property

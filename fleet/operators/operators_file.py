@@ -47,7 +47,7 @@ class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Annotated[Literal[1], doc("Version of this format.")]
+    version: Annotated[Literal[1], doc("Version of the file format.")]
     oidc: Annotated[OidcDoc | None, doc("OpenID Connect issuer of the operators. Default: tokens only.")] = None
     roles: Annotated[
         dict[Role, tuple[str, ...]],

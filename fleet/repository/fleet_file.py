@@ -53,7 +53,7 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_look: Annotated[
         Span, doc("Time of the first evaluation of a stage; each later one is at twice the time of the one before.")
     ] = "150s"
-    silence: Annotated[Span, doc("Time after its last report at which a device has failed.")] = "15m"
+    silence: Annotated[Span, doc("Time after its last report at which a device counts as failed.")] = "15m"
     metrics: Annotated[
         dict[Literal["errors", "degraded", "latency"], Percent],
         doc("Accepted worsening of each metric, in percentage points. Empty: errors 2, degraded 5, latency 5."),
@@ -263,7 +263,7 @@ class CohortDoc(_Part, frozen=True):
 class FleetDoc(_Part, frozen=True):
     """The content of `fleet.yaml`."""
 
-    version: Annotated[Literal[1], doc("Version of this format.")]
+    version: Annotated[Literal[1], doc("Version of the file format.")]
     name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -"), doc("Name of the fleet.")]
     cohorts: Annotated[
         dict[Name, CohortDoc],

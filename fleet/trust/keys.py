@@ -164,7 +164,7 @@ class OnlineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrustDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Annotated[Literal[1], doc("Version of this format.")]
+    version: Annotated[Literal[1], doc("Version of the file format.")]
     root: Annotated[OfflineRoleDoc, doc("Role that names the holders of every role.")]
     artifacts: Annotated[OfflineRoleDoc, doc("Role that signs bundles.")]
     rollout: Annotated[OnlineRoleDoc, doc("Role that names the signed bundle of each device.")]

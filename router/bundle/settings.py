@@ -62,7 +62,7 @@ class CloudSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_token_timeout_s: Annotated[Seconds, doc("Time limit to the first token, if the policy sets none.")] = 10.0
     timeout_s: Annotated[Seconds, doc("Time limit for a whole answer, if the policy sets none.")] = 60.0
     max_connections: Annotated[Positive, doc("Maximum open connections to the cloud.")] = 100
-    probe_interval_s: Annotated[Seconds, doc("Interval between reachability probes without requests.")] = 5.0
+    probe_interval_s: Annotated[Seconds, doc("Interval between reachability probes while no requests are sent.")] = 5.0
 
 
 class ResponseCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,11 +174,11 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = True
     max_parts: Annotated[Positive, doc("Maximum audio, image and file parts in one request.")] = 8
-    max_audio_s: Annotated[Seconds, doc("Maximum length of one audio part; longer ones are rejected undecoded.")] = (
-        120.0
-    )
+    max_audio_s: Annotated[
+        Seconds, doc("Maximum length of one audio part; longer ones are rejected before decoding.")
+    ] = 120.0
     max_pixels: Annotated[
-        Positive, doc("Maximum size of an image, width × height; larger ones are rejected undecoded.")
+        Positive, doc("Maximum size of an image, width × height; larger ones are rejected before decoding.")
     ] = 24_000_000
     max_text_bytes: Annotated[Positive, doc("Maximum size of a text file.")] = 256 * 1024
     audio_timeout_s: Annotated[

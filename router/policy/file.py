@@ -46,7 +46,9 @@ class _Doc(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class TargetDoc(_Doc, frozen=True):
     """A model on the device (`edge`) or behind the cloud's URL (`cloud`)."""
 
-    at: Annotated[Literal["edge", "cloud"], doc("Place of the model: `edge`, the device, or `cloud`, the cloud's URL.")]
+    at: Annotated[
+        Literal["edge", "cloud"], doc("Place of the model: `edge` (the device) or `cloud` (behind the cloud's URL).")
+    ]
     model: Annotated[ModelName, doc("Name of the model at that place; on the device also MODEL+ADAPTER.")]
     timeout: Annotated[Duration | UnsetType, doc("Maximum time for the answer; then the next target is tried.")] = UNSET
     first_token_timeout: Annotated[
@@ -103,7 +105,7 @@ class RouteDoc(_Doc, frozen=True):
     use: Annotated[tuple[Name, ...], Meta(min_length=1), doc("Names of targets, in the order in which they are tried.")]
     when: Annotated[Condition | UnsetType, doc("Condition of the route. Default: it always applies.")] = UNSET
     handoff: Annotated[
-        HandoffDoc | UnsetType, doc("Handoff of an answer of the device with low confidence to the next target.")
+        HandoffDoc | UnsetType, doc("Handoff to the next target if the device's first tokens have low confidence.")
     ] = UNSET
     fusion: Annotated[
         Fusion,
@@ -205,7 +207,7 @@ class ShadowDoc(_Doc, frozen=True):
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
 
-    version: Annotated[Literal[1], doc("Version of this format.")]
+    version: Annotated[Literal[1], doc("Version of the file format.")]
     name: Annotated[Name, doc("Name of the policy. Headers and records show name@revision.")]
     targets: Annotated[dict[Name, TargetDoc], Meta(min_length=1), doc("Models that may answer, by name.")]
     routes: Annotated[
@@ -214,7 +216,7 @@ class PolicyDoc(_Doc, frozen=True):
     constraints: Annotated[
         tuple[ConstraintDoc, ...], doc("Restrictions on all requests, also those that name a model.")
     ] = ()
-    cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that holds decides.")] = ()
+    cache: Annotated[tuple[CacheDoc, ...], doc("Rules of the response cache; the first that applies decides.")] = ()
     limits: Annotated[LimitsDoc, doc("Limits on admission.")] = LimitsDoc()
     shadow: Annotated[
         ShadowDoc | UnsetType, doc("Shadow requests, which compare both sides' answers. Default: none is sent.")

@@ -67,7 +67,7 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     key_file: Annotated[
-        str, doc("File with the public keys (JWKS) of signed tokens. Empty: only those of `identity.fleet.url`.")
+        str, doc("File with the public keys (JWKS) of signed tokens. Empty: only tokens of `identity.fleet.url`.")
     ] = ""
     issuer: Annotated[str, doc("Accepted `iss` claim.")] = "causeway"
     audience: Annotated[str, doc("Accepted `aud` claim.")] = "causeway-cloud"

@@ -28,9 +28,11 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
     burst: Annotated[
         NonNegativeInt,
-        doc("Maximum number of such requests at once after a pause. 0: those of two seconds, at least one."),
+        doc("Maximum requests at once after a pause, counted as sequences. 0: those of two seconds, at least one."),
     ] = 0
-    max_sequences: Annotated[NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; more get 400.")] = 0
+    max_sequences: Annotated[
+        NonNegativeInt, doc("Maximum sequences (prompts × n) of one request; larger ones get 400.")
+    ] = 0
     submissions_per_s: Annotated[
         NonNegativeFloat,
         doc(
