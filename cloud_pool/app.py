@@ -1,6 +1,6 @@
-"""The composition root: what builds a gateway and wires it. `background` does so for workers, pipelines and replays.
+"""The composition root: builds and wires a gateway. `background` does the same for workers, pipelines and replays.
 
-All have a `Runtime` in common: the tiers, and the service over them.
+All processes share a `Runtime`: the tiers, and the service over them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from .observability.tracing import JobTrace, Tracing
     from .parts.request_parts import RequestParts
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 _GAUGES_S = 5.0
 
@@ -117,7 +117,7 @@ class Runtime(msgspec.Struct, frozen=True):
         return None if self.tracing is None else self.tracing.jobs
 
     async def start(self) -> None:
-        """Start the background tasks. Raises ConfigError if the keys in Redis have another layout."""
+        """Start the background tasks. Raises ConfigError if the keys in Redis have the layout of another version."""
         await self.pools.prepare()
         for watch in self.watchers:
             self.tasks.start_soon(watch)
@@ -129,7 +129,7 @@ class Runtime(msgspec.Struct, frozen=True):
         self.accounts.start(self.tasks)
 
     async def close(self) -> None:
-        """Close what the background tasks used: a probe needs its channel until its last step."""
+        """Close what the background tasks used, after their end: a probe needs its channel until its last step."""
         await self.caching_service.close()
         await self.accounts.close()
         await self.pools.close()
@@ -140,13 +140,13 @@ class Runtime(msgspec.Struct, frozen=True):
 def build_runtime(
     config: Config, tasks: TaskGroup, service_name: str, *, kind: PeerKind = "gateway", is_gateway: bool = True
 ) -> Runtime:
-    """Build the tiers and the service over them; nothing is started. Raises ConfigError.
+    """Build the tiers and the service over them, without starting anything. Raises ConfigError.
 
     Args:
-        tasks: the parent of background tasks.
-        service_name: in traces.
-        kind: what this process is among those that divide a tier's permits.
-        is_gateway: whether this process takes a share of the tenants' limits while their Redis is away.
+        tasks: Parent of the background tasks.
+        service_name: Name of this process in traces.
+        kind: Kind of this process among those that divide a tier's permits.
+        is_gateway: Whether this process takes a share of the tenants' limits while their Redis is unavailable.
     """
     tiers = load_tiers(config.tiers, config.model_dirs)
     metrics, lag = Metrics(), EventLoopLag()
@@ -228,7 +228,7 @@ def _build_tier_runtimes(
 
 
 def worker_admission(tier: TierConfig) -> AdmissionSettings:
-    """Return a worker's: claims already prefer urgent jobs, and a claimed job has time to wait, whatever its class."""
+    """Return a worker's admission settings: claims already prefer urgent jobs, and claimed jobs have time to wait."""
     return msgspec.structs.replace(
         tier.admission_settings,
         min_permits=min(1, tier.min_concurrency),
@@ -249,7 +249,7 @@ def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:
     return SharedTier(
         name,
         runtime.tier.config.concurrency,
-        lambda: [one.text for one in pools.configured(name)],
+        lambda: [address.text for address in pools.configured(name)],
         lambda: pool.capacity,
         runtime.admission,
     )
@@ -262,7 +262,7 @@ def build_pools(
     tasks: TaskGroup,
     reload_listeners: Sequence[Callable[[str], None]],
 ) -> Pools:
-    """Build each tier's endpoints. `reload_listeners` get the name of each model that was loaded again."""
+    """Build each tier's endpoints. Each of `reload_listeners` is called with the name of a model that was reloaded."""
 
     def reloaded(model: str) -> None:
         for listener in reload_listeners:
@@ -281,7 +281,7 @@ def build_pools(
 def build_cache(
     config: Config, tiers: Mapping[str, Tier], metrics: Metrics, kind: PeerKind = "gateway"
 ) -> SharedCache | None:
-    """Return None if the cache is disabled. Raises ConfigError."""
+    """Build the shared cache; None if it is disabled. Raises ConfigError."""
     settings = config.cache if kind == "gateway" else config.cache.for_background()
     if not settings.enabled:
         return None
@@ -293,7 +293,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     """Build identity, tenants and audit log. Raises ConfigError.
 
     Args:
-        is_gateway: whether this process takes a share of the tenants' limits while their Redis is away
+        is_gateway: Whether this process takes a share of the tenants' limits while their Redis is unavailable.
     """
     tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
     client = open_redis(config.redis) if config.redis else None
@@ -332,7 +332,7 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
 
 
 def _operator_tokens(config: Config) -> StaticTokens:
-    """Return the operators' static tokens; a configuration that has none gets one. Raises ConfigError."""
+    """Return the operators' static tokens; without configured ones, a token is created. Raises ConfigError."""
     if config.operator.token_file:
         return load_tokens(Path(config.operator.token_file))
     if config.has_operator_tokens:
@@ -341,29 +341,29 @@ def _operator_tokens(config: Config) -> StaticTokens:
 
 
 def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    """On SIGHUP take the endpoints from the configuration again, without a restart. A faulty file changes nothing.
+    """Reload the endpoints from the configuration on SIGHUP, without a restart. A faulty file changes nothing.
 
     Args:
-        config: the configuration that the process started with.
-        reread: reads it again.
+        config: Configuration that the process started with.
+        reread: Function that reads the configuration again.
     """
 
     def reload() -> None:
         try:
             reload_endpoints(pools, config, reread)
         except ConfigError as error:
-            _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
+            log.error("The endpoints stay as they are, because the configuration is faulty: %s", error.message)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
-    """Apply the endpoints of the reread configuration. Raises ConfigError if it is faulty, and changes nothing."""
+    """Apply the endpoints of the reread configuration. Raises ConfigError, and changes nothing, if it is faulty."""
     new = reread()
     if _without_endpoints(new) != _without_endpoints(config):
-        _log.warning("a reload applies endpoints only; the other changes in the configuration need a restart")
+        log.warning("Only endpoints were reloaded; the other changes in the configuration need a restart.")
     pools.update_endpoints({tier.name: tier.endpoint_addresses for tier in new.tiers})
-    _log.info("the endpoints were reloaded")
+    log.info("The endpoints were reloaded.")
 
 
 def _without_endpoints(config: Config) -> Config:
@@ -375,7 +375,7 @@ def _without_endpoints(config: Config) -> Config:
 
 
 class App(msgspec.Struct, frozen=True):
-    """A running gateway: `start`, then `drain` and `stop`; `close` once its task group has ended."""
+    """A running gateway: call `start`, then `drain` and `stop`; call `close` once its task group has ended."""
 
     config: Config
     runtime: Runtime
@@ -393,7 +393,7 @@ class App(msgspec.Struct, frozen=True):
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The methods of each path of the public address, with `{id}` for what the path names."""
+        """Methods by path of the public address; `{id}` stands for an identifier in the path."""
         return self.server.paths
 
     @property
@@ -408,7 +408,7 @@ class App(msgspec.Struct, frozen=True):
         """Start the background tasks and listen.
 
         Raises:
-            ConfigError: an address is not available, or the keys in Redis have another layout
+            ConfigError: An address is not available, or the keys in Redis have another layout.
         """
         await self.runtime.start()
         self.sessions.start(self.runtime.tasks)
@@ -420,7 +420,7 @@ class App(msgspec.Struct, frozen=True):
             self.runtime.tasks.start_soon(self.jobs.watch)
 
     async def drain(self) -> None:
-        """Accept no new requests; those in progress may end within `drain_s`."""
+        """Accept no new requests; requests in progress have `drain_s` to finish."""
         self.server.begin_draining()
         async with anyio.create_task_group() as drains:
             drains.start_soon(self.listener.drain, self.config.server.drain_s)
@@ -428,7 +428,7 @@ class App(msgspec.Struct, frozen=True):
                 drains.start_soon(self.grpc.drain, self.config.server.drain_s)
 
     async def stop(self) -> None:
-        """Close the listeners and cancel the background tasks: their task group may then be left."""
+        """Close the listeners and cancel the background tasks, so that their task group ends."""
         self.runner.stop()
         await self.sessions.close()
         if self.grpc is not None:
@@ -438,7 +438,7 @@ class App(msgspec.Struct, frozen=True):
         self.runtime.tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Close what the background tasks used, after they ended."""
+        """Close what the background tasks used, after they have ended."""
         if self.detector is not None:
             await self.detector.close()
         if self.jobs is not None:
@@ -456,10 +456,10 @@ def build(
     """Check and wire everything without starting it. Raises ConfigError.
 
     Args:
-        config: the gateway's configuration.
-        tasks: the parent of background tasks.
-        reread: reads the configuration again when an operator reloads the endpoints.
-        speech_detector: detects speech in live sessions; None: what is installed here.
+        config: Configuration of the gateway.
+        tasks: Parent of the background tasks.
+        reread: Function that reads the configuration again when an operator reloads the endpoints.
+        speech_detector: Detector of speech in live sessions; None: the installed one.
     """
     runtime = build_runtime(config, tasks, "causeway-gateway")
     accounts, metrics, parts = runtime.accounts, runtime.metrics, runtime.parts
@@ -535,10 +535,10 @@ def build_server(
     """Wire the handlers of the public address.
 
     Args:
-        tiers: by name and alias.
-        parts: reads audio, images and files; None: no tier is an encoder.
-        detect: detects speech; None: live sessions detect no turns.
-        on_drain: called when the gateway begins to drain.
+        tiers: Tiers by name and alias.
+        parts: Reader of audio, images and files; None: no tier is an encoder.
+        detect: Speech detection; None: live sessions detect no turns.
+        on_drain: Callback for the moment when the gateway begins to drain.
     """
     sessions = Sessions(
         config.realtime,
@@ -570,10 +570,10 @@ def _encoded_document(paths: Mapping[str, str]) -> bytes:
 
 
 def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
-    """Return what detects speech in live sessions; None where they take no audio, or nothing that does is installed.
+    """Build the speech detection of live sessions; None if sessions take no audio or no detector is installed.
 
     Args:
-        spec: the detector; None: what is installed here.
+        spec: Name of the detector; None: the installed one.
     """
     if parts is None or "audio" not in parts.kinds:
         return None
@@ -585,15 +585,15 @@ def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) 
 
 
 class JobsGateway:
-    """Accepts jobs over HTTP. `api.handler` routes the requests, `dead_letters.handler` those of operators.
+    """The jobs API over HTTP: `api.handler` routes the requests, `dead_letters.handler` those of operators.
 
     `files` reads the uploaded files that requests name.
 
     Args:
-        tiers: by name and alias
-        bodies: bounds the bodies in memory; the server releases them
-        audit: gets a record of each job and batch that is acknowledged
-        clock: replaces Redis's clock in tests; unix time, s
+        tiers: Tiers by name and alias.
+        bodies: Bound of the request bodies in memory; the server releases them.
+        audit: Audit log, which gets a record of each accepted job and batch.
+        clock: Replacement for Redis's clock in tests, Unix time in seconds.
     """
 
     def __init__(
@@ -608,7 +608,7 @@ class JobsGateway:
         bodies: BodyMemory | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Raises ConfigError."""
+        """Connect the job API to its stores. Raises ConfigError if the configuration is invalid."""
         self.refused = ""  # why no job is accepted now, as the last check found
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
@@ -636,7 +636,7 @@ class JobsGateway:
         )
 
     async def watch(self) -> None:
-        """Check the store and update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
+        """Check the store and update the gauges every 5 s until cancelled. Logs once why jobs are refused."""
         await keep_running("the check of the job store", self._watch)
 
     async def _watch(self) -> None:
@@ -647,12 +647,12 @@ class JobsGateway:
                 self._metrics.set_depths(depths, depths.now_ms)
                 self._metrics.set_file_bytes(await self._stores.files.stored_bytes())
                 if self.refused:
-                    _log.info("jobs are accepted again")
+                    log.info("Jobs are accepted again.")
                 self.refused = ""
             except JobStoreUnavailable as error:
                 reason = self._stores.database.explain(error)
                 if reason != self.refused:
-                    _log.warning("jobs are refused: %s", reason)
+                    log.warning("Jobs are refused: %s", reason)
                 self.refused = reason
             self._metrics.refused.set(bool(self.refused))
             await anyio.sleep(_GAUGES_S)
@@ -663,11 +663,11 @@ class JobsGateway:
 
 
 def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGateway | None:
-    """Return None without a Redis. Raises ConfigError."""
+    """Build the job API; None without a Redis. Raises ConfigError."""
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
         if config.redis:
-            _log.warning("no jobs: `redis` is a cluster, and `jobs.redis` names no other Redis")
+            log.warning("Jobs are off: `redis` is a cluster, which they do not support. Set `jobs.redis`.")
         return None
     identify, ledger = runtime.accounts.authenticator.identify, runtime.accounts.ledger
     return JobsGateway(
@@ -684,7 +684,7 @@ def build_jobs(config: Config, runtime: Runtime, bodies: BodyMemory) -> JobsGate
 def build_grpc(
     config: Config, admission: RequestAdmission, runner: RequestRunner, bodies: BodyMemory, readiness: Readiness
 ) -> GrpcServer | None:
-    """Return None if no gRPC address is configured. Raises ConfigError if its packages are not installed."""
+    """Build the gRPC server; None if no gRPC address is configured. Raises ConfigError if a package is missing."""
     if config.grpc.port is None:
         return None
     try:
@@ -692,7 +692,7 @@ def build_grpc(
         from .grpc_api.server import GrpcServer
     except ImportError as error:
         raise ConfigError(
-            f"{error.name} is not installed: pip install 'causeway-router[grpc]'", where="grpc.port"
+            f"{error.name} is not installed: run `pip install 'causeway-router[grpc]'`.", where="grpc.port"
         ) from error
     timeout_s = config.server.read_timeout_s
     calls = GenerateCalls(admission, runner, bodies, FairShare(config.grpc.max_calls), timeout_s)
@@ -709,9 +709,9 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
     """Serve until `stop`, then drain and close. Prints one line when it is ready. Raises ConfigError.
 
     Args:
-        config: the gateway's configuration.
-        stop: set to stop.
-        reread: reads the configuration again; on SIGHUP the gateway takes its endpoints from it.
+        config: Configuration of the gateway.
+        stop: Event that ends the process.
+        reread: Function that reads the configuration again; on SIGHUP the gateway takes its endpoints from it.
     """
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
@@ -724,7 +724,7 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"
         print(f"ready url={app.url} operator={app.operator_url}{grpc}", flush=True)
         await stop.wait()
-        _log.info("draining")
+        log.info("draining")
         await app.drain()
         await app.stop()
 

@@ -1,4 +1,4 @@
-"""The background processes: a worker of jobs, a pipeline of messages, and a replay of them.
+"""The background processes: a job worker, a message pipeline, and the replay of messages.
 
 Their rooms are imported on demand. They share the tiers and the service over them with the gateway (`app.Runtime`).
 """
@@ -53,19 +53,19 @@ _FLUSH_S = 3.0
 
 
 class WorkerAccounts(msgspec.Struct, frozen=True):
-    """What a worker has to do with its tenants' accounts."""
+    """A worker's access to its tenants' limits and usage."""
 
     limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant, for the lines of its batches
     add_usage: AddUsage | None = None  # gets what all workers' accepted reports billed; None: other workers move it
 
 
 class WorkerRuntime:
-    """Owns the connections to Redis and to webhook receivers: call `close`.
+    """The worker and its connections to Redis and to webhook receivers; call `close` at the end.
 
     Args:
-        tiers: by name and alias
-        slots: of concurrent jobs, by tier
-        clock: replaces Redis's clock in tests; unix time, s
+        tiers: Tiers by name and alias.
+        slots: Concurrent jobs by tier.
+        clock: Replacement for Redis's clock in tests, Unix time in seconds.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WorkerRuntime:
         trace: JobTrace | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Raises ConfigError."""
+        """Build the worker. Raises ConfigError if the configuration is invalid."""
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
         self.worker = Worker(stores.jobs, runner, slots, config, metrics, trace=trace)
@@ -96,7 +96,7 @@ class WorkerRuntime:
         return await open_all(stop, self._stores.durability.wait)
 
     async def run(self, stop: StopSignal) -> None:
-        """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""
+        """Work until `stop` is set and the worker has drained. Another worker repeats a webhook that is cut off."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
             tasks.start_soon(keep_running, "the processor of batches", self._batches.run)
@@ -117,7 +117,7 @@ class WorkerRuntime:
 def _observe_delivery(
     metrics: JobMetrics, trace: JobTrace | None, delivery: WebhookDelivery
 ) -> Callable[[DeliveryOutcome, int], None]:
-    """Count an attempt at a delivery, and trace it; returns what is called with its outcome and status at its end."""
+    """Start counting and tracing a delivery attempt; return the function to call with its outcome and HTTP status."""
     host = urlsplit(delivery.url).hostname or ""
     span = None if trace is None else trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
 
@@ -131,13 +131,14 @@ def _observe_delivery(
 
 
 class Background:
-    """What runs jobs or messages: the service without its HTTP listener, and the accounts around it.
+    """A process that runs jobs or messages: the service without its HTTP listener, and the accounts around it.
 
     Args:
-        process: what it is called in messages, as `a worker`.
-        route: of the runs in usage and audit records.
-        service_name: in traces.
-        reread: reads the configuration again, on SIGHUP and for operators; the endpoints are taken from it.
+        process: Name of the process in messages, such as `a worker`.
+        route: Route of the runs in usage and audit records.
+        service_name: Name of the process in traces.
+        reread: Function that reads the configuration again, on SIGHUP and for operators; the endpoints are taken from
+            it.
     """
 
     def __init__(
@@ -150,13 +151,13 @@ class Background:
         service_name: str,
         reread: Callable[[], Config] | None = None,
     ) -> None:
-        """Build everything; nothing is started. Raises ConfigError, also without a Redis that it can use."""
+        """Build everything without starting it. Raises ConfigError, also if no usable Redis is configured."""
         self.config = config
         self.jobs = with_shared_redis(config.jobs, config.redis)
         if not self.jobs.redis and config.redis:
             raise ConfigError(NO_CLUSTER, where="jobs.redis")
         if not self.jobs.redis:
-            raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")
+            raise ConfigError(f"{process} needs the gateways' Redis: set its URL.", where="redis")
         # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
         is_gateway = self.jobs.redis != config.redis
         runtime = self.runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
@@ -172,13 +173,13 @@ class Background:
         self._operator = operator_listener(config, routes)
 
     async def listen(self, closing: list[Closing]) -> str:
-        """Listen at the operators' address. Returns what the ready line says of it. Raises ConfigError."""
+        """Listen at the operators' address. Returns its part of the ready line. Raises ConfigError."""
         await self._operator.start()
         closing.insert(0, self._operator.close)
         return f" operator={self._operator.url}"
 
     async def start(self) -> None:
-        """Watch the tiers."""
+        """Start watching the tiers."""
         if self._reread is not None:
             reload_on_sighup(self.runtime.pools, self.config, self._reread)
         await self.runtime.start()
@@ -200,8 +201,8 @@ async def run_worker(
     4. Close what the background tasks used, after they have ended.
 
     Args:
-        serves_operators: listen at the operators' address.
-        reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it.
+        serves_operators: Whether to listen at the operators' address.
+        reread: Function that reads the configuration again; on SIGHUP the worker takes its endpoints from it.
     """
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
@@ -235,8 +236,9 @@ async def run_pipeline(
     *,
     serves_operators: bool = False,
 ) -> None:
-    """Answer messages until `stop`, then drain, in the steps of `run_worker`. Prints one line when it begins to
-    receive, or to stand by. Raises ConfigError."""
+    """Answer messages until `stop`, then drain, with the steps of `run_worker`. Prints one line when it begins to
+    receive or to stand by. Raises ConfigError.
+    """
     from .brokers.open import open_sink, open_source
     from .streams.effects import REPLICATED, STREAM_SCRIPTS, EffectStore
     from .streams.settlement import StreamPorts
@@ -298,7 +300,9 @@ def _build_message_runner(background: Background, metrics: StreamMetrics) -> Mes
 
 
 async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
-    """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
+    """Replay messages until the end of the range or `stop`. Prints a line per message, and the totals. Raises
+    ConfigError.
+    """
     from .brokers.open import open_history, open_sink
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
@@ -331,7 +335,7 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
             except ConfigError:
                 raise
             except CausewayError as error:
-                raise ConfigError(f"the replay is not complete: {error.message}", where="--replay") from error
+                raise ConfigError(f"The replay is not complete: {error.message}", where="--replay") from error
 
         if await open_all(stop, read) and topics.audit is not None:
             print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)

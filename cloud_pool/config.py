@@ -49,7 +49,7 @@ class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=Tru
 
 
 OPERATOR_PORT_OFFSET = 100
-"""From `server.port` to the operators' port, unless that is configured."""
+"""Distance from `server.port` to the operators' port, unless the latter is configured."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,25 +105,25 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def web_origins(self) -> WebOrigins:
-        """The web pages that may use the public address."""
+        """Web pages that may use the public address."""
         needs_key = bool(self.server.token_file) or self.identity.signed
         hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=needs_key)
         return WebOrigins(self.server.origins, hosts, "server.origins")
 
     @property
     def has_operator_tokens(self) -> bool:
-        """Whether the configuration says which tokens operators have; else the gateway makes one."""
+        """Whether operators' tokens are configured; otherwise the gateway creates a token."""
         return bool(self.operator.token_file or self.identity.key_file)
 
     @property
     def operator_web_origins(self) -> WebOrigins:
-        """The operators' address is for programs: no page of another origin may use it."""
+        """Web origins allowed at the operators' address: none, because only programs use it."""
         hosts = listener_hosts(self.operator.host, self.server.hosts, needs_key=self.has_operator_tokens)
         return WebOrigins(hosts=hosts)
 
     @property
     def operator_server(self) -> ServerConfig:
-        """The operators' address, with the limits of `server`."""
+        """Server settings of the operators' address, with the limits of `server`."""
         port = self.operator.port
         if port is None:
             port = self.server.port and self.server.port + OPERATOR_PORT_OFFSET
@@ -135,7 +135,7 @@ _REMOVED = {"hedge": "`hedge` was removed with hedging: delete the key"}
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
-    """Command-line flags. None: the flag was not given."""
+    """Command-line flags; None: the flag is absent."""
 
     host: str | None = None
     port: int | None = None
@@ -149,10 +149,10 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read, merge and check the configuration. `environ` says where `state_dir` is by default.
+    """Read, merge and check the configuration. `environ` determines the default of `state_dir`.
 
     Raises:
-        ConfigError: names the file and line, or the flag, and the key.
+        ConfigError: The configuration is invalid; the message names the file and line, or the flag, and the key.
     """
     positions: dict[str, str] = {}
     config = Config() if path is None else _read(path, positions)
@@ -181,7 +181,7 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
 
 
 def _read(path: Path, positions: dict[str, str]) -> Config:
-    """Paths are absolute then. `positions` collects each key's file and line."""
+    """Read the file and make its paths absolute. `positions` collects each key's file and line."""
     try:
         tree = strict_yaml.read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -204,11 +204,11 @@ def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> o
     positions[tree.location.path] = str(tree.location)
     if isinstance(tree, strict_yaml.Mapping):
         pairs = zip(tree.keys, tree.values, strict=True)
-        found = {}
+        plain = {}
         for key, value in pairs:
-            found[key.text] = _absolute(key.text, without_unit(key.text, _plain(value, positions, folder)), folder)
+            plain[key.text] = _absolute(key.text, without_unit(key.text, _plain(value, positions, folder)), folder)
             positions[key.location.path] = str(key.location)
-        return found
+        return plain
     if isinstance(tree, strict_yaml.Sequence):
         return [_plain(item, positions, folder) for item in tree.items]
     return _scalar(tree)
@@ -223,18 +223,18 @@ def _scalar(scalar: strict_yaml.Scalar) -> object:
         if kind == "float":
             return float(text.replace("_", ""))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is not a plain number", where=str(scalar.location)) from error
+        raise ConfigError(f"{text!r} is not a plain number.", where=str(scalar.location)) from error
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")
     if kind == "null":
         return None
     if kind == "other":
-        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant", where=str(scalar.location))
+        raise ConfigError(f"{text!r} is a YAML date or binary; quote it if text is meant.", where=str(scalar.location))
     return text
 
 
 def _absolute(key: str, value: object, folder: Path) -> object:
-    """Return the value of a key; a path relative to `folder` as an absolute one."""
+    """Return a key's value, with a path relative to `folder` made absolute."""
     if isinstance(value, list):
         return [_absolute(key, item, folder) for item in value]
     if _PATHS.fullmatch(key) and isinstance(value, str) and value and (key, value) != ("audit_file", "-"):
@@ -246,7 +246,7 @@ def _check(config: Config) -> None:
     for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
         if not (config.server.token_file or config.identity.signed) and not is_loopback(host):
             raise ConfigError(
-                f"listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`",
+                f"Listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`.",
                 where="server.token_file",
             )
     _check_operator(config)
@@ -261,14 +261,14 @@ def _check(config: Config) -> None:
     config.degradation.check([tier.name for tier in config.tiers])
     for index, price in enumerate(config.tenants.prices):
         if price.tier not in {tier.name for tier in config.tiers}:
-            raise ConfigError(f"there is no tier {price.tier!r}", where=f"tenants.prices[{index}].tier")
+            raise ConfigError(f"There is no tier {price.tier!r}.", where=f"tenants.prices[{index}].tier")
     seen: dict[str, str] = {}
     for index, tier in enumerate(config.tiers):
         where = f"tiers[{index}]"
         _check_endpoints(tier, where)
         for name in (tier.name, *tier.aliases):
             if name in seen:
-                raise ConfigError(f"{name!r} is already {seen[name]}", where=where)
+                raise ConfigError(f"{name!r} is already {seen[name]}.", where=where)
             seen[name] = where
 
 
@@ -276,11 +276,11 @@ def _check_operator(config: Config) -> None:
     operator = config.operator
     if not config.has_operator_tokens and not is_loopback(operator.host):
         raise ConfigError(
-            f"listening on {operator.host} needs tokens: set this key or identity.key_file",
+            f"Listening on {operator.host} needs tokens: set this key or identity.key_file.",
             where="operator.token_file",
         )
     if config.operator_server.port > MAX_PORT:
-        raise ConfigError(f"server.port + {OPERATOR_PORT_OFFSET} is no port: set this key", where="operator.port")
+        raise ConfigError(f"server.port + {OPERATOR_PORT_OFFSET} is not a port: set this key.", where="operator.port")
 
 
 def _check_endpoints(tier: TierConfig, where: str) -> None:
@@ -288,17 +288,19 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
         parse_endpoint_address(tier.triton, where=f"{where}.triton")
         return
     if tier.triton != DEFAULT_TRITON:
-        raise ConfigError("set either `triton` or `endpoints`, not both", where=f"{where}.endpoints")
+        raise ConfigError("Set either `triton` or `endpoints`, not both.", where=f"{where}.endpoints")
     seen = set()
     for index, text in enumerate(tier.endpoints):
         address = parse_endpoint_address(text, where=f"{where}.endpoints[{index}]")
         if (address.is_dns, address.address) in seen:
-            raise ConfigError(f"{address.address} is listed twice", where=f"{where}.endpoints[{index}]")
+            raise ConfigError(f"{address.address} is listed twice.", where=f"{where}.endpoints[{index}]")
         seen.add((address.is_dns, address.address))
 
 
 def _default_state_dir(environ: Mapping[str, str]) -> str:
-    """Return systemd's folder, of which `StateDirectory=` may name several, else the account's; "": there is none."""
+    """Return systemd's state folder (the first if `StateDirectory=` names several), else the user's; "" if there is
+    none.
+    """
     if state_dir := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return state_dir
     home = environ.get("HOME", "")

@@ -1,11 +1,12 @@
-"""Erase all of a subject's data, kind by kind, until nothing is found any more. Each step can be repeated.
+"""Erasure of all data of a subject, kind by kind, until no more is found. Each step can be repeated.
 
-The receipt says whose data it was and what was erased, and is signed with an Ed25519 key of `causeway-cloud keys new`.
+The receipt names the subject and counts what was erased; it is signed with an Ed25519 key of `causeway-cloud keys new`.
 
-Jobs have no index by tenant that would hold all of them, so every key is looked at (SCAN), in pages.
+There is no complete index of a tenant's jobs, so every key is inspected (SCAN), page by page.
 
-What was erased is counted in Redis, beside the jobs. So a run that was killed is continued by the next one, whose
-receipt has the counts of both. A kill may leave a few uncounted (32 at most), and counts none that is left.
+Erased items are counted in Redis, beside the jobs, so that the next run continues an interrupted one and its receipt
+has the counts of both. An interruption may leave up to 32 erased items uncounted; items that still exist are never
+counted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .storage.stores import JobStores
 
 
 class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tenant, or one device or one user of it. A user is what requests name in OpenAI's `user`."""
+    """A tenant, or one of its devices or users. A user is the value of OpenAI's `user` field in requests."""
 
     tenant: str
     device: str = ""
@@ -40,37 +41,37 @@ class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, tenant: str | None, device: str | None, user: str | None) -> ErasureSubject:
-        """Return the only one that is given: `T`, `T/DEVICE` or `T/USER`. Raises ConfigError."""
+        """Return the subject of the only option that is set: `T`, `T/DEVICE` or `T/USER`. Raises ConfigError."""
         if sum(each is not None for each in (tenant, device, user)) != 1:
-            raise ConfigError("give exactly one of --tenant, --device and --user")
+            raise ConfigError("Give exactly one of --tenant, --device and --user.")
         if tenant is not None:
             if not tenant or "/" in tenant:
-                raise ConfigError(f"{tenant!r} is not the name of a tenant", where="--tenant")
+                raise ConfigError(f"{tenant!r} is not a valid tenant name.", where="--tenant")
             return cls(tenant)
         option, text = ("--device", device) if device is not None else ("--user", user)
         of, _, name = str(text).partition("/")
         if not of or not name:
-            raise ConfigError(f"write the tenant before it, as acme/{name or of or 'kiosk-17'}", where=option)
+            raise ConfigError(f"Write the tenant before it, as acme/{name or of or 'kiosk-17'}.", where=option)
         return cls(of, device=name) if device is not None else cls(of, user=name)
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """Human-readable name, such as `device acme/kiosk-17`."""
         kind = "device " if self.device else "user " if self.user else "tenant "
         return kind + "/".join(filter(None, (self.tenant, self.device, self.user)))
 
     @property
     def digest(self) -> str:
-        """Identifies it in Redis without naming it."""
+        """Digest that identifies the subject in Redis without naming it."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:24]
 
     @property
     def user_digest(self) -> str:
-        """As in the records of jobs; "" unless it is a user."""
+        """Digest of the user as stored in job records; "" unless the subject is a user."""
         return user_digest(self.tenant, self.user)
 
     def owns(self, owner: str) -> bool:
-        """Whether what belongs to `owner` (tenant/device) is its own as a whole; of a user nothing is."""
+        """Return whether everything of `owner` (tenant/device) belongs to the subject; always False for a user."""
         tenant, _, device = owner.partition("/")
         return tenant == self.tenant and not self.user and self.device in ("", device)
 
@@ -79,22 +80,22 @@ _ALGORITHM = "EdDSA"
 _TYPE = "causeway-erasure"  # no token has it
 
 
-class Remainder(msgspec.Struct, frozen=True):
-    """What is not erased."""
+class Retained(msgspec.Struct, frozen=True):
+    """A kind of data that is not erased, with the reason."""
 
     what: str
     why: str
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What was erased. Times are UTC."""
+    """The receipt of an erasure. Times are UTC."""
 
     subject: ErasureSubject
     started: str
     finished: str
     resumed: bool  # an earlier run was interrupted; the counts are of all
     erased: dict[str, int]  # by kind
-    left: list[Remainder]
+    left: list[Retained]
 
 
 class _SignedReceipt(msgspec.Struct, frozen=True):
@@ -110,19 +111,19 @@ def sign(receipt: Receipt, key: Ed25519PrivateKey) -> bytes:
 
 
 def verify(data: bytes, keys: Jwks) -> Receipt:
-    """Return the receipt if one of `keys` has signed it and it was not changed. Raises ConfigError."""
+    """Return the receipt if it is unchanged and signed by one of `keys`. Raises ConfigError."""
     try:
         signed = msgspec.json.decode(data, type=_SignedReceipt)
         header = jwt.get_unverified_header(signed.jws)
         key = parse_keys(keys, "the key set").get(str(header.get("kid")))
         if key is None or header.get("typ") != _TYPE:
-            raise ConfigError(f"no key of the set has signed this receipt (key {header.get('kid')})")
+            raise ConfigError(f"No key of the set has signed this receipt (key {header.get('kid')}).")
         payload = jwt.PyJWS().decode(signed.jws, key, [_ALGORITHM])
         receipt = msgspec.json.decode(payload, type=Receipt)
     except (jwt.InvalidTokenError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a receipt, or a changed one: {error}") from error
+        raise ConfigError(f"The file is not a receipt, or was modified: {error}") from error
     if receipt != signed.receipt:
-        raise ConfigError("the receipt was changed: its signature is of another one")
+        raise ConfigError("The receipt was modified: its signature belongs to another one.")
     return receipt
 
 
@@ -131,21 +132,21 @@ _GLOB = str.maketrans({each: f"\\{each}" for each in "*?[]\\"})
 
 
 class ErasedKind(Protocol):
-    """One kind of data."""
+    """A kind of data that can be found and erased."""
 
     @property
     def name(self) -> str:
-        """As in the receipt."""
+        """Name of the kind in the receipt."""
 
     def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        """Yield the names of what is there. Raises JobStoreUnavailable or RedisError."""
+        """Yield the names of the subject's items. Raises JobStoreUnavailable or RedisError."""
 
     async def erase(self, name: str) -> bool:
-        """Erase one. Returns False if it was gone. Raises JobStoreUnavailable or RedisError."""
+        """Erase one item. Returns False if it no longer existed. Raises JobStoreUnavailable or RedisError."""
 
 
 class _JobKeys(msgspec.Struct):
-    """Keys below the prefix of jobs that begin with `kind:`: records, whose fields name their owner."""
+    """Keys below the job prefix that begin with `kind:`: records whose fields name their owner."""
 
     stores: JobStores
     name: str  # as in the receipt
@@ -154,7 +155,7 @@ class _JobKeys(msgspec.Struct):
     script: str = ""  # erases a record
 
     async def _scan(self) -> AsyncIterator[list[str]]:
-        """Yield pages of what follows the kind in the keys."""
+        """Yield pages of key names without the prefix and kind."""
         database, cursor = self.stores.database, "0"
         prefix = database.key(self.kind, "")
         while True:
@@ -167,7 +168,7 @@ class _JobKeys(msgspec.Struct):
                 return
 
     async def _records(self) -> AsyncIterator[tuple[str, list[str]]]:
-        """Yield the names of records, and their fields."""
+        """Yield the names of records, with their fields."""
         database = self.stores.database
         async for page in self._scan():
             names = [name for name in page if ":" not in name]
@@ -185,7 +186,7 @@ class _JobKeys(msgspec.Struct):
 
 
 class Batches(_JobKeys):
-    """Batches. They go first: an open one would make further jobs and files."""
+    """Batches, which are erased first: an open batch would create further jobs and files."""
 
     async def erase(self, name: str) -> bool:
         erased = await super().erase(name)
@@ -195,7 +196,7 @@ class Batches(_JobKeys):
 
 
 class Jobs(_JobKeys):
-    """Jobs with their request, result, text, events, idempotency key and dead letter. A user's are not a batch's."""
+    """Jobs with their request, result, text, events, idempotency key and dead letter. A batch belongs to no user."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         wanted = subject.user_digest
@@ -206,7 +207,7 @@ class Jobs(_JobKeys):
 
 
 class Files(_JobKeys):
-    """Files and their content."""
+    """Files with their content."""
 
     async def erase(self, name: str) -> bool:
         return await self.stores.files.erase(name)
@@ -226,7 +227,7 @@ class OwnerKeys(_JobKeys):
 
 
 class DeadLetters(_JobKeys):
-    """Entries of dead letters whose record has expired. `name` of one: its id in the stream."""
+    """Dead letters whose record has expired; an item's name is its id in the stream."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         for entry in as_list(await self.stores.database.command("XRANGE", self.stores.database.key("dead"), "-", "+")):
@@ -239,7 +240,7 @@ class DeadLetters(_JobKeys):
 
 
 class PendingUsage(_JobKeys):
-    """Bills that no worker has moved to the tenant's usage yet: fields `tenant|day|…`."""
+    """Bills that no worker has added to the tenant's usage yet, with fields `tenant|day|…`."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         for field in as_list(await self.stores.database.command("HKEYS", self.stores.database.key("usage"))):
@@ -251,7 +252,7 @@ class PendingUsage(_JobKeys):
 
 
 class TenantMarks(_JobKeys):
-    """A tenant's name in the queues' memory of turns and limits."""
+    """A tenant's name in the queues' records of turns and limits."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         if subject.device or subject.user:
@@ -270,7 +271,7 @@ class TenantMarks(_JobKeys):
 
 
 class _SharedKeys(msgspec.Struct):
-    """Keys of the Redis that gateways share; it may be a cluster."""
+    """Keys of the Redis that gateways share, which may be a cluster."""
 
     client: redis.asyncio.Redis
     name: str  # as in the receipt
@@ -284,7 +285,7 @@ class _SharedKeys(msgspec.Struct):
 
 
 class TenantUsage(_SharedKeys):
-    """A tenant's usage by day, rates, reservations: they are no device's and no user's."""
+    """A tenant's usage by day, rates and reservations; they belong to no single device or user."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         if subject.device or subject.user:
@@ -296,7 +297,7 @@ class TenantUsage(_SharedKeys):
 
 
 class CachedAnswers(_SharedKeys):
-    """The whole shared cache: a key is a one-way digest, which does not tell whose answer it is."""
+    """The whole shared cache: a key is a one-way digest that does not reveal the owner of an answer."""
 
     prefix: str  # of its keys
 
@@ -327,7 +328,7 @@ def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
 def gateway_kinds(
     shared: redis.asyncio.Redis, cache: redis.asyncio.Redis | None, cache_prefix: str
 ) -> tuple[ErasedKind, ...]:
-    """Return the kinds of the gateways' Redis, and those of the shared cache's; None: the cache is left."""
+    """Return the kinds of the gateways' Redis and of the shared cache; None as `cache` leaves the cache alone."""
     usage = TenantUsage(shared, "usage")
     return (usage,) if cache is None else (usage, CachedAnswers(cache, "cached_answers", cache_prefix))
 
@@ -338,30 +339,30 @@ _PROGRESS_TTL_MS: Final = 30 * 86_400_000
 _STARTED = "started"
 
 
-class StillAtWork(CausewayError, code="erasure_incomplete"):
-    """New data of the subject comes in while it is erased."""
+class ErasureConflict(CausewayError, code="erasure_incomplete"):
+    """New data of the subject arrives while it is erased."""
 
 
 class Erasure:
-    """Erases. `kinds` are erased in this order; `database` keeps the progress."""
+    """An erasure: `kinds` are erased in this order; `database` stores the progress."""
 
     def __init__(self, database: RedisClient, kinds: Sequence[ErasedKind]) -> None:
         self._db = database
         self.kinds = kinds
 
     async def count(self, subject: ErasureSubject) -> dict[str, int]:
-        """Return how many of each kind there are, and change nothing."""
+        """Return the number of items of each kind, without changing anything."""
         return {kind.name: len({name async for name in kind.find(subject)}) for kind in self.kinds}
 
-    async def erase(self, subject: ErasureSubject, left: Sequence[Remainder]) -> Receipt:
+    async def erase(self, subject: ErasureSubject, left: Sequence[Retained]) -> Receipt:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
 
         Args:
-            left: what is not erased here
+            left: Kinds of data that are not erased here.
 
         Raises:
-            StillAtWork: it still gets new data; what was there is erased
-            JobStoreUnavailable: a store does not answer; a later call continues
+            ErasureConflict: The subject still gets new data; the data found before is erased.
+            JobStoreUnavailable: A store does not answer; a later call continues.
         """
         progress = self._db.key("erasure", subject.digest)
         is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, await self._db.now_ms()))
@@ -370,7 +371,7 @@ class Erasure:
             if not await self._pass(subject, progress):
                 break
         else:
-            raise StillAtWork(f"{subject.name} still gets new data: revoke its tokens, then erase again")
+            raise ErasureConflict(f"{subject.name} still gets new data: revoke its tokens, then run the command again.")
         await self._db.replicate()
         counts = {name: int(value) for name, value in as_fields(await self._db.command("HGETALL", progress)).items()}
         return Receipt(
@@ -383,11 +384,11 @@ class Erasure:
         )
 
     async def forget(self, subject: ErasureSubject) -> None:
-        """Forget the progress of an erasure whose receipt is kept."""
+        """Delete the progress of an erasure whose receipt has been stored."""
         await self._db.command("UNLINK", self._db.key("erasure", subject.digest))
 
     async def _pass(self, subject: ErasureSubject, progress: str) -> int:
-        """Erase what is found, and return how much it was."""
+        """Erase the data that is found, and return the number of items."""
         total = 0
         for kind in self.kinds:
             names, erased = [], 0
@@ -401,7 +402,7 @@ class Erasure:
         return total
 
     async def _erase(self, kind: ErasedKind, names: Sequence[str], progress: str) -> int:
-        """Erase these at once, so that Redis flushes them together."""
+        """Erase these items concurrently, so that Redis flushes them together."""
 
         async def erase_one(name: str) -> bool:
             erased = await kind.erase(name)
@@ -415,14 +416,14 @@ class Erasure:
                 raise result
         return results.count(True)
 
-    async def _rewrite(self) -> Remainder:
-        """Have Redis write its files anew, without what was erased."""
+    async def _rewrite(self) -> Retained:
+        """Have Redis rewrite its files without the erased data, and return what remains."""
         what = "append-only files and snapshots of Redis"
         try:
             await self._db.command("BGREWRITEAOF")
         except JobStoreRefused:
-            return Remainder(what, "until Redis rewrites them: run BGREWRITEAOF, which this user may not")
-        return Remainder(what, "until the rewrite that has begun is over; copies of them are yours to delete")
+            return Retained(what, "until Redis rewrites them: run BGREWRITEAOF, which this user may not")
+        return Retained(what, "until the rewrite that has begun is over; copies of them are yours to delete")
 
 
 def _time(unix_ms: int) -> str:

@@ -1,7 +1,7 @@
-"""The life of a gateway or background process: its tasks, steps that wait for servers, what is closed after the tasks.
+"""The life of a gateway or background process: its tasks, start steps that wait for servers, and the final closing.
 
-A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, the status is 1.
-`keep_running` runs one that goes on after a fault that nothing expected.
+A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, and the exit
+status is 1. `keep_running` restarts a loop after an unexpected fault.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.logs import redacted
 
 RESTART_S: Final = 5.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 Closing = Callable[[], Awaitable[None]]
 
 
@@ -28,7 +28,7 @@ class StopSignal(Protocol):
 
 
 async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:
-    """Give `work` a group for background tasks, and a list of what is closed after their end. Raises ConfigError."""
+    """Run `work` with a group for background tasks and a list of what is closed after they end. Raises ConfigError."""
     errors = []
     closing: list[Closing] = []
     async with anyio.create_task_group() as tasks:
@@ -44,7 +44,7 @@ async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[No
 
 
 async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> bool:
-    """Take the steps. Returns False if `stop` came first. Raises ConfigError."""
+    """Run the start steps. Returns False if `stop` was set first. Raises ConfigError."""
     errors: list[ConfigError] = []
     async with anyio.create_task_group() as tasks:
 
@@ -68,17 +68,17 @@ async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> b
 async def keep_running(
     name: str, run: Callable[[], Awaitable[None]], *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 ) -> None:
-    """Run a loop until it returns or is cancelled. After an exception, which is logged, it begins again.
+    """Run a loop until it returns or is cancelled; after an exception, log it and run the loop again.
 
-    One loop that fails would else end its task group, and with it all others of the process.
+    Without this, one failing loop would end its task group, and with it all other tasks of the process.
 
     Args:
-        name: in the log
-        run: the loop; what it holds has to survive a new beginning
+        name: Name of the loop in the log.
+        run: Loop to run; its state has to survive a restart of the loop.
     """
     while True:
         try:
             return await run()
         except Exception as error:
-            _log.error("%s failed unexpectedly and begins again in %g s: %s", name, RESTART_S, redacted(error))
+            log.error("%s failed unexpectedly and begins again in %g s: %s", name, RESTART_S, redacted(error))
         await sleep(RESTART_S)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway, made when the first client asks for it."""
+"""The gateway's OpenAPI document, built when a client first asks for it."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class GatewayReadiness(Struct):
 
 
 def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the document.
+    """Build the document.
 
     Args:
-        served: The paths that this gateway serves: without a Redis it has no jobs. None: all.
+        served: Paths that this gateway serves (without a Redis it has no jobs); None: all.
     """
-    operations = [one for one in gateway_operations() if served is None or one.path in served]
+    operations = [operation for operation in gateway_operations() if served is None or operation.path in served]
     bearer = {"description": "A static or a signed token; a gateway on loopback may need none."}
     webhooks = [job_ended_operation()] if served is None or "/v1/jobs" in served else []
     return openapi_document(
@@ -123,7 +123,7 @@ def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
 
 
 def gateway_operations() -> list[Operation]:
-    """Return every operation of the public address of a gateway that has all parts."""
+    """Return every operation of the public address of a fully configured gateway."""
     refusals = (*_IDENTITY, *_MODELS, errors.Shed)
     return [
         *generation_operations(
@@ -149,7 +149,7 @@ def gateway_operations() -> list[Operation]:
 
 
 def _operation(method: Literal["GET", "POST", "DELETE"], path: str, summary: str, body: Any, **more: Any) -> Operation:
-    """An operation of the jobs API that answers with JSON of one type."""
+    """Return an operation of the jobs API that answers with JSON of one type."""
     more = {"responses": (ApiResponse(200, {JSON: body}),), "errors": _JOBS} | more
     return Operation(method=method, path=path, summary=summary, caller="jobs", **more)
 

@@ -1,4 +1,4 @@
-"""How many replicas a load needs, what they cost, and how long a request would wait: `causeway-cloud plan`.
+"""Capacity planning: the replicas that a load needs, their cost, and a request's waiting time (`causeway-cloud plan`).
 
 1. work     the replica's time for one request: w = overhead + prompt / prefill rate + completion / decode rate [s].
             Rates are those of the replica, all its sequences together, with its slots full of requests that do
@@ -45,14 +45,14 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens of a prompt or an answer. `cv` is the standard deviation over the mean: 0 all equal, 1 exponential."""
+    """Length distribution of prompts or answers, in tokens. `cv`: standard deviation over the mean (0: all equal)."""
 
     mean: Rate
     cv: Amount = 1.0
 
 
 class ThroughputPoint(msgspec.Struct, frozen=True):
-    """Answer tokens a second of one replica, all its sequences together, with so many sequences at once."""
+    """Answer tokens per second of one replica, all its sequences together, at this number of concurrent sequences."""
 
     sequences: Positive
     tokens_per_s: Rate
@@ -73,7 +73,7 @@ class ReplicaMeasurement(msgspec.Struct, frozen=True):
 
 
 class ReplicaProfile(ReplicaMeasurement, frozen=True, kw_only=True):
-    """A measured replica with its price. `slots`: its sequences at once; 0: those of the fastest point."""
+    """A measured replica with its price. `slots`: concurrent sequences; 0: those of the fastest point."""
 
     slots: Count = 0
     usd_per_hour: Amount = 0.0
@@ -138,15 +138,15 @@ def plan(load: ExpectedLoad, replica: ReplicaProfile, targets: PlanTargets) -> C
 
 
 def lengths_of(samples: Sequence[float]) -> Lengths:
-    """Return mean and spread of measured lengths, in tokens. Raises ConfigError without any."""
+    """Return mean and spread of measured lengths, in tokens. Raises ConfigError if there are none."""
     if not samples or not statistics.fmean(samples) > 0:
-        raise ConfigError("no lengths were given, or all are zero")
+        raise ConfigError("No lengths were given, or all are zero.")
     mean = statistics.fmean(samples)
     return Lengths(mean, statistics.pstdev(samples) / mean)
 
 
 def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> float:
-    """Interpolate between two measured points; outside, return the nearest one (never extrapolated)."""
+    """Interpolate between the two nearest measured points; outside their range, return the nearest point."""
     ordered = sorted(points, key=lambda point: point.sequences)
     below = [point for point in ordered if point.sequences <= sequences]
     above = [point for point in ordered if point.sequences >= sequences]
@@ -160,7 +160,9 @@ def decode_tokens_per_s(points: Sequence[ThroughputPoint], sequences: int) -> fl
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Return the probability that a request waits: 1 from `servers` on. `offered`: arrivals a second · service time."""
+    """Return the probability that a request waits (Erlang's C); 1 if `offered` (arrival rate · service time) ≥
+    `servers`.
+    """
     if offered >= servers:
         return 1.0
     blocked = 1.0  # Erlang B with no server
@@ -170,7 +172,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def _waiting(servers: int, rate: float, service_s: float, cv2: float) -> tuple[float, float, float]:
-    """(4) Return the wait's probability, mean and 99th percentile; infinite where the queue grows without bound."""
+    """Return the wait's probability, mean and 99th percentile (4); infinite where the queue grows without bound."""
     offered = rate * service_s
     if offered >= servers:
         return 1.0, math.inf, math.inf
@@ -181,7 +183,7 @@ def _waiting(servers: int, rate: float, service_s: float, cv2: float) -> tuple[f
 
 
 def _spread(needed: int, targets: PlanTargets) -> tuple[int, int]:
-    """Return the replicas of a zone, and those of all zones."""
+    """Return the number of replicas per zone and in total."""
     if targets.zones == 1:
         return needed + targets.spare_replicas, needed + targets.spare_replicas
     after_loss = math.ceil(needed / (targets.zones - 1))
@@ -190,7 +192,7 @@ def _spread(needed: int, targets: PlanTargets) -> tuple[int, int]:
 
 
 def _check(*parts: ExpectedLoad | ReplicaProfile | PlanTargets) -> None:
-    """Raises ConfigError."""
+    """Check the plan's numbers. Raises ConfigError if one is out of range."""
     try:
         for part in parts:
             msgspec.convert(msgspec.to_builtins(part), type(part))
@@ -208,7 +210,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class LoadRun(msgspec.Struct, frozen=True):
-    """The result of a closed loop, in which each caller sends its next request as soon as it has its answer."""
+    """The result of a closed loop, in which each caller sends its next request as soon as it gets its answer."""
 
     requests: int
     seconds: float
@@ -217,7 +219,7 @@ class LoadRun(msgspec.Struct, frozen=True):
 
 
 class MeasuredEndpoint:
-    """An OpenAI endpoint under measurement; `url` ends in /v1."""
+    """An OpenAI endpoint to measure; `url` ends in /v1."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, model: str, *, clock: Callable[[], float] = time.perf_counter
@@ -262,7 +264,7 @@ class MeasuredEndpoint:
         )
 
     async def _send(self, words: int, answer_tokens: int) -> _Usage:
-        """Raises ConfigError."""
+        """Send one request and return its usage. Raises ConfigError if the endpoint fails."""
         text = " ".join([secrets.token_hex(4), *(_WORDS[secrets.randbelow(len(_WORDS))] for _ in range(words))])
         body = {
             "model": self._model,
@@ -274,7 +276,10 @@ class MeasuredEndpoint:
             async with self._session.post(self._url, json=body, timeout=_TIMEOUT) as reply:
                 data = await reply.read()
                 if reply.status != 200:
-                    raise ConfigError(f"{reply.status} {data[:200].decode(errors='replace')}", where=self._url)
+                    raise ConfigError(
+                        f"The endpoint answered HTTP {reply.status}: {data[:200].decode(errors='replace')}",
+                        where=self._url,
+                    )
                 return msgspec.json.decode(data, type=_Answer).usage
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
             raise ConfigError(str(error) or type(error).__name__, where=self._url) from error
@@ -283,12 +288,11 @@ class MeasuredEndpoint:
 async def measure(endpoint: MeasuredEndpoint, sequences: Sequence[int]) -> ReplicaMeasurement:
     """Measure the rates of a replica whose slots are full, for each number of sequences.
 
-    Three mixes are run in turn, three times, so that other work on the machine affects all of them: (a) short
-    prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
+    Three mixes are run in turn, three times, so that other work on the machine affects all of them: (a) short prompts
+    and short answers, (b) long prompts, (c) long answers. The medians of their times per request give three equations
+    for the three unknowns:
 
         time = overhead + prompt tokens / prefill rate + answer tokens / decode rate
-
-    three equations for the three unknowns.
 
     Raises:
         ConfigError: The endpoint does not answer, or the times do not grow with the lengths.
@@ -325,12 +329,12 @@ def _cost(runs: Sequence[LoadRun]) -> _Cost:
 
 
 def _fitted(sequences: int, base: _Cost, long_prompt: _Cost, long_answer: _Cost) -> ReplicaMeasurement:
-    """Solve the three equations. Raises ConfigError where the times do not grow with the lengths."""
+    """Solve the three equations. Raises ConfigError if the times do not grow with the lengths."""
     prompt_s = (long_prompt.seconds - base.seconds) / max(long_prompt.prompt - base.prompt, 1.0)
     answer_s = (long_answer.seconds - base.seconds) / max(long_answer.completion - base.completion, 1.0)
     if min(prompt_s, answer_s) < _MIN_TOKEN_S:
         raise ConfigError(
-            f"with {sequences} sequences longer requests took no longer: measure again on an idle machine"
+            f"With {sequences} sequences, longer requests took no more time: measure again on an idle machine."
         )
     overhead_s = max(0.0, base.seconds - base.prompt * prompt_s - base.completion * answer_s)
     return ReplicaMeasurement(1.0 / prompt_s, (ThroughputPoint(sequences, 1.0 / answer_s),), overhead_s)

@@ -28,7 +28,7 @@ _FLUSH_S = 3.0
 
 
 class Accounts(msgspec.Struct, frozen=True):
-    """Call `prepare`, `start` and `close` in this order."""
+    """Accounts of a process: call `prepare`, `start` and `close` in this order."""
 
     authenticator: Authenticator
     operators: Authenticator  # of the operators' address
@@ -43,18 +43,18 @@ class Accounts(msgspec.Struct, frozen=True):
 
     @property
     def not_ready(self) -> str:
-        """Why callers cannot be judged, so that this process is not ready; "" if they can."""
+        """Reason why callers cannot be authenticated and this process is not ready; "" if they can."""
         if self.keys is not None and not self.revocations.has_copy:
             return "The list of revoked tokens has never been read, so signed tokens are refused."
         return ""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator has to mend."""
+        """Problems that an operator has to fix."""
         return tuple(problem for problem in (self.not_ready, self.eviction.fault) if problem)
 
     def gauges(self) -> tuple[Gauge, ...]:
-        """Return what a scrape reads of accounts: what was done without Redis, what was lost, what is stale."""
+        """Return the gauges of accounts: requests decided without Redis, lost records, stale copies."""
         counters = (
             (
                 "causeway_gateway_local_rate_checks",
@@ -100,7 +100,7 @@ class Accounts(msgspec.Struct, frozen=True):
         """Read keys and revocations before the first request. An unavailable source delays this by at most 3 s.
 
         Raises:
-            ConfigError: the keys in Redis have the layout of another version
+            ConfigError: The keys in Redis have the layout of another version.
         """
         if self.fleet is not None:
             with anyio.move_on_after(_PREPARE_S):

@@ -1,6 +1,6 @@
-"""Audit log: caller, policy, tier, tokens and outcome of each request, never its content. One JSON object per line.
+"""Audit log: caller, policy, tier, tokens and outcome of each request, never its content; one JSON object per line.
 
-A thread writes the lines: a slow or full disk loses records, which are counted, and delays no answer. After a log
+A thread writes the lines, so a slow or full disk delays no answer; it loses records, which are counted. After a log
 rotation the file is opened again.
 """
 
@@ -24,11 +24,13 @@ import msgspec
 
 _QUEUE_CAPACITY = 10_000
 _WRITE_TIMEOUT_S = 1.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """No field can hold content: names are validated where they enter, all else are numbers and known words."""
+    """Record of one request. No field can hold content: names are validated on entry; the others are numbers or known
+    words.
+    """
 
     at: float  # unix, s
     id: str  # the request's, as in logs and traces
@@ -56,10 +58,10 @@ class _PendingRecord(NamedTuple):
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """Open a file for appending that other accounts cannot read; a group that an operator gave it to keeps its rights.
+    """Open a file for appending with no access for other users; a group that an operator gave access keeps it.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
     mode = os.fstat(file.fileno()).st_mode
@@ -70,12 +72,12 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 class AuditLog:
-    """Appends records to a file.
+    """Log that appends records to a file.
 
     Args:
-        target: a path, "-" for stdout, "" for none
-        capacity: records that may wait for the thread
-        open_file: opens a path as a binary file for appending
+        target: File path, "-" for stdout, "" for none.
+        capacity: Number of records that may wait for the thread.
+        open_file: Function that opens a path as a binary file for appending.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class AuditLog:
 
     @property
     def lost(self) -> int:
-        """Records that were not written."""
+        """Number of records that were not written."""
         return self._lost_on_enqueue + self._lost_on_write
 
     def start(self) -> None:
@@ -111,9 +113,9 @@ class AuditLog:
         self._put(_PendingRecord(record))
 
     async def write(self, record: AuditRecord, timeout_s: float = _WRITE_TIMEOUT_S) -> None:
-        """Hand a record to the thread and wait until the file has it, at most for `timeout_s`.
+        """Hand a record to the thread and wait at most `timeout_s` until it is in the file.
 
-        A process that is killed afterwards loses a record of `enqueue`, but not this one.
+        Unlike with `enqueue`, the record survives a kill of the process afterwards.
         """
         written: Future[None] = Future()
         if self._put(_PendingRecord(record, written)) and self._thread is not None:
@@ -149,7 +151,7 @@ class AuditLog:
                 self._write(msgspec.json.encode(entry.record) + b"\n")
             except (OSError, ValueError) as error:
                 if not self._lost_on_write:
-                    _log.error("audit records cannot be written: %s", error)
+                    log.error("Audit records cannot be written: %s", error)
                 self._lost_on_write += 1
                 self._close_file()
             if entry.written is not None and entry.written.set_running_or_notify_cancel():
@@ -157,7 +159,7 @@ class AuditLog:
         self._close_file()
 
     def _write(self, line: bytes) -> None:
-        """Append a line, or end one that a full disk cut short, so that it spoils no other. Raises OSError."""
+        """Append a line; if a full disk cut an earlier line short, end that line first. Raises OSError."""
         if self._target == "-":
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
@@ -165,7 +167,7 @@ class AuditLog:
         file = self._open_current()
         if file.write(line) < len(line):
             file.write(b"\n")
-            raise OSError(f"{self._target}: only a part of a record was written")
+            raise OSError(f"{self._target}: only a part of a record was written.")
 
     def _open_current(self) -> IO[bytes]:
         path = Path(self._target)

@@ -1,4 +1,4 @@
-"""One ledger entry per request: limits before it; usage, cost and one audit record after it, whatever its outcome."""
+"""A ledger entry per request: limits before it; usage, cost and one audit record after it, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MIN_BYTES_PER_TOKEN = 2  # of code, numbers and other languages: what a prompt 
 _ANSWER_TOKENS = 256  # reserved for an answer without a maximum length
 _LIFETIME_MARGIN_S = 30.0  # for the flush, and for a generation that goes on for other requests
 RunEnd = Literal["accepted", "superseded", "cancelled"]
-"""What became of the report of a job's run."""
+"""Result of reporting a job's run to the job store."""
 SUPERSEDED = "superseded"
 """Outcome of a job's run whose report the job store did not accept."""
 _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
 
 
 class LedgerEntry:
-    """One request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
+    """Entry of one request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
 
     def __init__(self, route: str, policy: str = "") -> None:
         self.route = route  # chat, completion, embedding, response, transcription, generate, realtime, job or stream
@@ -54,7 +54,7 @@ class LedgerEntry:
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """Opens and closes entries: limits before a request; usage after it, which goes to Redis in the background."""
+    """The ledger: limits before a request; usage after it, which is written to Redis in the background."""
 
     config: TenantsConfig
     limiter: TenantRateLimiter
@@ -91,17 +91,17 @@ class Ledger(msgspec.Struct, frozen=True):
         lifetime_s: float,
         fence: int = 0,
     ) -> None:
-        """Reserve an estimate of the request's tokens, before it is tokenised, and the most that it may cost.
+        """Reserve an estimate of the request's tokens before it is tokenised, and its maximum cost.
 
         Args:
-            entry: its `tier` is the one that the request names
-            max_tokens: of an answer, if the request names no maximum
-            lifetime_s: within which the request ends, or its process was killed
-            fence: of a job's run; its reservation is the job's
+            entry: Entry whose `tier` is the one that the request names.
+            max_tokens: Maximum length of an answer, if the request names no maximum.
+            lifetime_s: Time after which the request has ended or its process was killed.
+            fence: Fence of a job's run, whose reservation belongs to the job.
 
         Raises:
-            RateLimited: a rate or the budget does not allow it now
-            InvalidRequest: it may cost more than the budget of a day
+            RateLimited: A rate or the budget does not allow the request now.
+            InvalidRequest: The request may cost more than the budget of a day.
         """
         entry.estimated_prompt_tokens = body_bytes // BYTES_PER_TOKEN
         answer_tokens = _answers(request) * (request.max_tokens or _ANSWER_TOKENS)
@@ -116,13 +116,13 @@ class Ledger(msgspec.Struct, frozen=True):
         entry.reservation = await self.limiter.reserve(principal.tenant, demand)
 
     def check_cost(self, tenant: str, tier: str, request: Request, body_bytes: int, max_tokens: int) -> int:
-        """Return the most that a request may cost, micro-USD.
+        """Return the maximum cost of a request, in micro-USD.
 
         Args:
-            max_tokens: of an answer, if the request names no maximum
+            max_tokens: Maximum length of an answer, if the request names no maximum.
 
         Raises:
-            InvalidRequest: it is more than the budget of a day, so that the request could never run
+            InvalidRequest: The maximum cost exceeds the budget of a day, so the request could never run.
         """
         answer_tokens = (request.max_tokens or max_tokens) * _answers(request)
         most = Usage(math.ceil(body_bytes / _MIN_BYTES_PER_TOKEN), answer_tokens)
@@ -130,14 +130,14 @@ class Ledger(msgspec.Struct, frozen=True):
         usd_per_day = self.config.limits(tenant).usd_per_day
         if usd_per_day and micro_usd > usd_per_day * MICRO_USD_PER_USD:
             raise InvalidRequest(
-                f"this request may cost up to {micro_usd / MICRO_USD_PER_USD:g} USD, and your budget is"
-                f" {usd_per_day:g} USD a day: ask for fewer tokens",
+                f"This request may cost up to {micro_usd / MICRO_USD_PER_USD:g} USD, and your budget is"
+                f" {usd_per_day:g} USD a day: ask for fewer tokens.",
                 param=request.limit_name,
             )
         return micro_usd
 
     def charge(self, entry: LedgerEntry) -> Charge | None:
-        """Return what a request costs that has ended; None if it was refused: then it has no reservation."""
+        """Return the cost of an ended request; None if it was refused and so has no reservation."""
         if entry.reservation is None:
             return None
         usage = entry.usage
@@ -152,10 +152,10 @@ class Ledger(msgspec.Struct, frozen=True):
         self._settle(entry, self.charge(entry))
 
     def close_run(self, entry: LedgerEntry, charge: Charge | None, end: RunEnd) -> None:
-        """Close a job's run after its report, which has recorded the usage if the job store has accepted it.
+        """Close a job's run after its report, which has recorded the usage if the job store accepted it.
 
-        A run whose job was cancelled costs what it has used, as an answer does whose client has left. One that another
-        run has superseded costs nothing.
+        The run of a cancelled job is billed for what it used, like the answer of a client that has left. A run that
+        another run has superseded is not billed.
         """
         if end == "cancelled":
             entry.outcome = ClientGone.code
@@ -171,7 +171,7 @@ class Ledger(msgspec.Struct, frozen=True):
         self._record(entry, charge)
 
     def _settle(self, entry: LedgerEntry, charge: Charge | None) -> None:
-        """Settle what was reserved, record the usage, exactly once for each reservation, and write the audit record."""
+        """Settle the reservation, record the usage exactly once per reservation, and write the audit record."""
         if charge is not None:
             self.limiter.settle(charge)
             self.usage.record(charge)
@@ -209,7 +209,7 @@ class Ledger(msgspec.Struct, frozen=True):
             await anyio.sleep(self.config.usage_flush_s)
 
     async def flush(self) -> None:
-        """Write what was settled since the last flush to Redis, and meet the other gateways."""
+        """Write what was settled since the last flush to Redis, and count the live gateways."""
         # Usage first: what was spent while Redis was away is then part of what the budget is checked against.
         await self.usage.flush()
         await self.limiter.flush()

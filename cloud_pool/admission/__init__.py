@@ -1,4 +1,4 @@
-"""Which request may enter a tier, which waits here, and which is shed: before anything is rendered, tokenised or sent.
+"""Admission: the requests that enter a tier, wait or are shed, before anything is rendered, tokenised or sent.
 
 The queue is ours and not Triton's, whose queue timeouts fire late and whose limits stall a single instance.
 

@@ -1,4 +1,4 @@
-"""What a tier can take: its concurrency limit, how fast permits are released, and when a queue is overload. Pure.
+"""A tier's concurrency limit, the rate of released permits, and the detection of overload. Pure.
 
 The limit, how many requests may be in a tier's Triton at once, is found from their times to first token, and followed.
 
@@ -43,8 +43,8 @@ DOUBT_S = 30.0
 PROBE_S = 10.0
 UNTRIED_S = 30.0
 _HELD_S = 15.0
-_SHORTEST_S = 0.2  # of a window; shorter ones see bursts
-_LONGEST_S = 5.0  # of a window; then a few samples are enough
+_MIN_WINDOW_S = 0.2  # of a window; shorter ones see bursts
+_MAX_WINDOW_S = 5.0  # of a window; then a few samples are enough
 _FEW, _MANY = 3, 8
 _PRECISE = 0.7  # of a request
 _TOLERATED = 1.15  # times the base: an increase that no caller notices is left alone
@@ -57,7 +57,7 @@ _SPARED = 8  # limit from which on one permit may be free
 _LATE_S = 5.0  # how long a window with late first tokens counts
 INTERVAL_S = 1.0  # in which every request waits too long: then a queue is a standing one
 _TARGETS: Final[dict[Priority, float]] = {"interactive": 0.5, "standard": 1.0, "bulk": 5.0}
-"""Times the objective for an interactive request's first token: half of it is for the queue."""
+"""Queueing target per priority, as a multiple of the TTFT objective; the queue may use half of it."""
 MEMORY_S = 5.0  # of time with waiters, for the rate of releases; older releases count less and less
 _MIN_RELEASES = 8.0  # the memory is extended to this many releases where they are slow
 _MIN_SPAN_S = 0.05
@@ -93,7 +93,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 class LimitTrial(msgspec.Struct, frozen=True):
-    """A cut whose effect is awaited."""
+    """A cut of the limit whose effect is being measured."""
 
     limit: int  # before it
     ttft_s: float  # before it
@@ -102,14 +102,14 @@ class LimitTrial(msgspec.Struct, frozen=True):
     final: bool  # a small cut, or the one before was in vain too
 
     def is_vain(self, ttft_s: float) -> bool:
-        """Tell whether less than half of the expected decrease came; a much larger TTFT has another cause."""
+        """Return whether less than half of the expected decrease came; a much larger TTFT has another cause."""
         return -self.expected_s <= self.ttft_s - ttft_s < self.expected_s / 2
 
 
 class ConcurrencyLimit:
-    """Owns the limit, between `lower` and `upper`; it starts in the middle. Times are monotonic seconds.
+    """The limit, between `lower` and `upper`, starting in the middle. Times are monotonic seconds.
 
-    With `lower` 0 the limit is the upper bound, and times to first token only tell whether they are late.
+    If `lower` is 0, the limit equals the upper bound, and times to first token only tell whether they are late.
     """
 
     def __init__(self, lower: int, upper: int, objective_s: float = 0.0, now: float = 0.0) -> None:
@@ -136,9 +136,9 @@ class ConcurrencyLimit:
         """Change the upper bound. A limit at the old bound moves to the new one.
 
         Args:
-            upper: 0: nothing may run. Otherwise the lower bound holds against it.
-            now: Monotonic, s.
-            endpoints: How many serve the tier; the limit that was found changes in proportion. None: as before.
+            upper: Upper bound; 0: nothing may run. Otherwise the lower bound takes precedence.
+            now: Monotonic seconds.
+            endpoints: Number of endpoints that serve the tier; the limit changes in proportion. None: unchanged.
         """
         before, self._upper = self._upper, max(self._lower, upper) if upper else 0
         exact = self._exact
@@ -151,7 +151,7 @@ class ConcurrencyLimit:
         self._set(now, self._upper if self._fixed or self.value == before else exact)
 
     def first_token(self, now: float, seconds: float, running: int) -> None:
-        """Record a first token, `seconds` after handing over to Triton, where `running` requests are now."""
+        """Record a first token, `seconds` after the hand-over to Triton, where `running` requests are now."""
         if now - seconds < self._changed_at:
             return  # It was handed over under an earlier limit.
         window = self._window
@@ -165,12 +165,12 @@ class ConcurrencyLimit:
             self._evaluate(now, summarize(window, now))
 
     def is_untried(self, now: float) -> bool:
-        """Tell whether a higher limit is untested; all permits must be in use to test it."""
-        found = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
-        return self.value < self._upper and not found and now - self._held_at >= _HELD_S
+        """Return whether a higher limit is untested; all permits must be in use to test it."""
+        at_ceiling = self._ceiling and self.value >= self._ceiling - 1 and now - self._ceiling_at < UNTRIED_S
+        return self.value < self._upper and not at_ceiling and now - self._held_at >= _HELD_S
 
     def is_late(self, now: float) -> bool:
-        """Tell whether first tokens now come later than those of a server that is not full."""
+        """Return whether first tokens come later now than those of a server that is not full."""
         return now - self._late_at < _LATE_S
 
     @property
@@ -187,12 +187,12 @@ class ConcurrencyLimit:
         self._set(now, int(self.value * _FAILED))
 
     def _has_enough(self, now: float) -> bool:
-        """Tell whether the window has enough samples."""
+        """Return whether the window has enough samples."""
         long_s, count = now - self._window.opened, len(self._window.ttfts)
-        if long_s < _SHORTEST_S or count < _FEW:
+        if long_s < _MIN_WINDOW_S or count < _FEW:
             return False
         enough = max(_MANY, self.value // 2)
-        if long_s >= _LONGEST_S or count >= 8 * enough:
+        if long_s >= _MAX_WINDOW_S or count >= 8 * enough:
             return True
         # Checked at each fourth sample: computing the noise takes time in proportion to the window.
         return count >= enough and count % 4 == 0 and noise(self._window.ttfts) * (count - 1) / long_s <= _PRECISE
@@ -214,7 +214,7 @@ class ConcurrencyLimit:
         if not full:
             self._settled_at = now
         seen = late and excess > allowed and not self._is_lightly_loaded(summary)
-        # With free permits it was hardly a queue of this limit's: one window is no proof.
+        # With free permits the limit hardly caused a queue: one window is not proof.
         sure = seen and (
             self._suspected
             or (summary.peak >= self.value - self.headroom and summary.ttft_s > base_s + _SURE * summary.noise_s)
@@ -234,7 +234,7 @@ class ConcurrencyLimit:
                 self._held_at = now
 
     def _is_lightly_loaded(self, summary: WindowSummary) -> bool:
-        """Tell whether so little ran that this limit cannot have caused a queue inside Triton."""
+        """Return whether so little ran that this limit cannot have caused a queue inside Triton."""
         return summary.running <= self.value / 2
 
     def _updated_base(self, now: float, summary: WindowSummary) -> float:
@@ -258,8 +258,9 @@ class ConcurrencyLimit:
     def _cut(
         self, now: float, value: int, summary: WindowSummary, base_s: float | None, vain: LimitTrial | None = None
     ) -> None:
-        """Lower the limit and start a trial; `base_s` None: in doubt. A large cut in vain is followed by another one
-        before it counts, because a queue that was still building up hides the relief."""
+        """Lower the limit and start a trial; `base_s` None: the base is in doubt. A large cut without effect is
+        followed by a second one before it counts, because a queue that was still building up hides the relief.
+        """
         before = self.value
         self._set(now, value)
         self._settled_at, self._step = now, 1
@@ -312,7 +313,7 @@ def noise(ttfts: Sequence[float]) -> float:
 
 
 class StandingQueue:
-    """The queue of one priority."""
+    """The waits in one priority's queue."""
 
     def __init__(self) -> None:
         self._above_since = math.inf
@@ -333,18 +334,17 @@ class StandingQueue:
             self._since = min(self._since, now)
 
     def since(self, now: float) -> float | None:
-        """Return when it became a standing queue, s; None: it is not."""
+        """Return the monotonic time since which it is a standing queue; None if it is not."""
         return self._since if now - self._long_wait_at < INTERVAL_S and self._since < math.inf else None
 
 
 class OverloadDetector:
-    """Tells a standing queue from a burst, and which requests are shed for it. Owns the state of each priority's queue.
+    """Detector that distinguishes a standing queue from a burst, and selects the requests to shed.
 
     After CoDel (Nichols and Jacobson 2012, RFC 8289): a queue in which every request waits longer than a target for a
-    whole interval is a standing queue, and only shedding shrinks it. Here a standing queue takes only requests that
-    would be admitted within the target, predicted rather than found out afterwards, and work of lower priority is not
-    taken at all: bulk first, standard an interval later. It ends when for an interval no request has waited half as
-    long, so that it does not flap.
+    whole interval is a standing queue, and only shedding shrinks it. A standing queue accepts only requests that are
+    predicted to be admitted within the target. Work of lower priority is not accepted at all: bulk first, standard an
+    interval later. To avoid flapping, the state ends only when for an interval no request has waited half as long.
     """
 
     def __init__(self, objective_s: float) -> None:
@@ -361,7 +361,7 @@ class OverloadDetector:
         return self._queues[priority].since(now) is not None
 
     def should_shed(self, now: float, priority: Priority) -> bool:
-        """Tell whether work of this priority is rejected because a queue above it is a standing one."""
+        """Return whether work of this priority is rejected because a queue above it is a standing one."""
         interactive = self._queues["interactive"].since(now)
         if priority == "bulk":
             return interactive is not None or self.is_standing(now, "standard")
@@ -369,11 +369,11 @@ class OverloadDetector:
 
 
 class ReleaseRate:
-    """Owns decayed sums: of permits released, of permits granted to each priority, and of the time with waiters.
+    """Rate of released permits, from decayed sums: releases, grants by priority, and the time with waiters.
 
-    Time without waiters does not count: an idle tier releases nothing, and is not slow for it. A tier that is stuck
-    with all its permits held releases nothing either, and the rate shows it. When a queue begins after a while without
-    one, Little's law gives the initial rate: permits over the time for which one is held.
+    Time without waiters does not count: an idle tier releases nothing without being slow. A tier that is stuck with all
+    permits held releases nothing either, and the rate shows it. When a queue begins after a time without one, Little's
+    law gives the initial rate: permits over the time for which one is held.
     """
 
     def __init__(self, now: float) -> None:
@@ -414,7 +414,7 @@ class ReleaseRate:
         self._memory_s = max(MEMORY_S, _MIN_RELEASES * self.held_s / self._permits)
 
     def record_first_token(self, pending_s: float) -> None:
-        """Record a first token, which came so long after its sequence got its permit."""
+        """Record a first token, `pending_s` after its sequence got its permit."""
         self._pending_s = _smoothed(self._pending_s, pending_s)
 
     def record_grant(self, priority: Priority) -> None:
@@ -422,23 +422,23 @@ class ReleaseRate:
 
     @property
     def pending_share(self) -> float | None:
-        """Share of the held permits whose sequence has no first token, if they began evenly; None: not known yet."""
+        """Share of the held permits whose sequence has no first token, if requests came evenly; None: not known yet."""
         return self._pending_s / self.held_s if self._pending_s is not None and self.held_s else None
 
     @property
     def short_s(self) -> float:
-        """An answer would hardly be complete in less time than this; 0 before the first sample."""
+        """Duration that hardly any complete answer undercuts, in seconds; 0 before the first sample."""
         return sorted(self._recent)[int(_SHORT_QUANTILE * len(self._recent))] if self._recent else 0.0
 
     @property
     def rate(self) -> float | None:
-        """Permits released a second; None where nothing is known yet."""
+        """Permits released per second; None while nothing is known."""
         if (self._released >= 1.0 and self._span_s >= _MIN_SPAN_S) or self._span_s > 0.98 * self._memory_s:
             return self._released / self._span_s
         return self._permits / self.held_s if self.held_s else None
 
     def rate_for(self, priority: Priority, share: float) -> float | None:
-        """Return what is left of the rate for this priority: all but the grants above it, and at least `share`."""
+        """Return the part of the rate for this priority: all but the grants to higher ones, and at least `share`."""
         rate = self.rate
         if rate is None:
             return None

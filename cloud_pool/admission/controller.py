@@ -1,4 +1,4 @@
-"""A tier's admission: the scheduler decides, here the waiters wait, and Prometheus counts what becomes of them."""
+"""A tier's admission: the scheduler decides, the waiters wait here, and Prometheus counts the outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .scheduler import AdmissionScheduler, Reason
 from .waiting import Ticket, TicketState
 
 _LOST_SHARE = 0.1
-"""Share of a time to first token that this process may have lost itself; beyond, the time says nothing of the tier."""
+"""Share of a TTFT that delays of this process may cause; beyond it, the time does not describe the tier."""
 _JITTER = 0.25
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TIER = ("tier",)
@@ -28,14 +28,14 @@ _LABELS = ("tier", "priority")
 
 
 class Preempted(Exception):
-    """The permit went to a more urgent request before the first token; the caller has seen nothing of this one."""
+    """The permit went to a more urgent request before the first token; the caller has seen nothing of this answer."""
 
 
 class Permit:
     """The right to run one sequence in a tier, until `release` or the end of the context of `AdmissionController`.
 
-    Until its first token it may be revoked. Work up to there runs in `while_held`; where that raises Preempted, the
-    work is done again after `granted`.
+    It may be revoked until the first token. Work up to there runs in `while_held`; after Preempted, await `granted` and
+    repeat the work.
     """
 
     def __init__(self, admission: AdmissionController, ticket: Ticket) -> None:
@@ -49,16 +49,16 @@ class Permit:
         """Tokens that the sequence used, prompt and answer together; None: not reported."""
 
     def wait_for(self, grant: asyncio.Future[QueueFull | None]) -> None:
-        """Stop the work, if there is any, and make `granted` wait until `grant` is done."""
+        """Stop the work in progress, and make `granted` wait until `grant` is done."""
         self._grant = grant
         if self._stop is not None:
             self._stop()
             self._stop = None
 
     async def granted(self) -> None:
-        """Wait until it is granted; after Preempted again, at the head of the tenant's queue.
+        """Wait until the permit is granted; after Preempted, at the head of the tenant's queue again.
 
-        Raises as `AdmissionController.acquire`.
+        Raises like `AdmissionController.acquire`.
         """
         while self._grant is not None:
             grant, self._grant = self._grant, None
@@ -69,21 +69,23 @@ class Permit:
             self._admission.report_wait(self._ticket)
 
     def release(self) -> None:
-        """Give it back: its sequence has ended."""
+        """Give the permit back: its sequence has ended."""
         self._admission.release(self._ticket)
 
     def first_token(self, seconds_in_triton: float) -> None:
-        """Report the first token. The time counts from handing over to Triton; for a retry, from the retry's."""
+        """Report the first token. The time counts from the last hand-over to Triton."""
         is_reliable = self._admission.lost_s() - self._lost_s <= _LOST_SHARE * seconds_in_triton
         self._admission.first_token(self._ticket, seconds_in_triton if is_reliable else None)
 
     def failed(self) -> None:
-        """Report that the tier refused the request or was late with its first token; not that an endpoint broke."""
+        """Report that the tier refused the request or its first token was late; faults of a single endpoint do not
+        count.
+        """
         self._admission.failed(self._ticket)
 
     @asynccontextmanager
     async def while_held(self) -> AsyncIterator[None]:
-        """Cancel the work within when the permit is revoked. Raises Preempted."""
+        """Cancel the work inside the context when the permit is revoked. Raises Preempted."""
         if self._grant is not None:
             raise Preempted
         self._lost_s = self._admission.lost_s()
@@ -102,7 +104,7 @@ class Permit:
 
 
 class AdmissionController:
-    """The permits of one tier, and the requests that wait for one."""
+    """The permits of one tier, and the requests that wait for them."""
 
     def __init__(
         self,
@@ -119,9 +121,9 @@ class AdmissionController:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
         Args:
-            metrics: Of all tiers.
-            tier: The name of its own in them.
-            lost_s: Total time that this process lost itself (`observability.metrics.EventLoopLag`).
+            metrics: Metrics of all tiers.
+            tier: Name of this tier in the metrics.
+            lost_s: Function that returns the total delay caused by this process (`observability.metrics.EventLoopLag`).
         """
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
@@ -137,12 +139,12 @@ class AdmissionController:
 
     @property
     def limit(self) -> int:
-        """How many sequences may be in Triton now."""
+        """Number of sequences that may be in Triton now."""
         return self.scheduler.limit
 
     @property
     def demand(self) -> int:
-        """Sequences that run at endpoints that take more, or wait."""
+        """Number of sequences that wait or run at endpoints that accept requests."""
         return self.scheduler.demand
 
     @asynccontextmanager
@@ -157,15 +159,15 @@ class AdmissionController:
         *,
         preemptible: bool = False,
     ) -> AsyncIterator[Sequence[Permit]]:
-        """Ask for the permits of a request, and hold them. Call it before anything costly is done for the request.
+        """Ask for the permits of a request, and hold them. Call it before any costly work for the request.
 
-        The permits come before any of them is granted. The caller starts a sequence when its `Permit.granted` returns,
-        and calls `Permit.release` when it has ended, so that the next one may start. They are granted in this order.
+        The context provides the permits before they are granted. The caller starts a sequence when its `Permit.granted`
+        returns, and calls `Permit.release` at its end, so that the next one may start. They are granted in order.
 
         Args:
             left_s: Time left until the request's deadline.
-            tokens: What a sequence may cost, prompt and answer together.
-            preemptible: Work up to the first token runs in `Permit.while_held`.
+            tokens: Maximum number of tokens of a sequence, prompt and answer together.
+            preemptible: Whether work up to the first token runs in `Permit.while_held`.
 
         Raises:
             Shed: 429 with `retry_after_s`, at once.
@@ -186,14 +188,14 @@ class AdmissionController:
                 self.release(ticket)
 
     def first_token(self, ticket: Ticket, seconds: float | None) -> None:
-        """Record a first token; `seconds` None: the measured time is not the tier's."""
+        """Record a first token; `seconds` None: the measured time does not describe the tier."""
         self._wake(self.scheduler.first_token(ticket, self._clock(), seconds))
 
     def failed(self, ticket: Ticket) -> None:
         self.scheduler.failed(ticket, self._clock())
 
     def set_upper_bound(self, permits: int, capacity: TierCapacity | None = None) -> None:
-        """Bound the concurrency limit; `capacity`: where it has changed."""
+        """Bound the concurrency limit; `capacity`: the new capacity, if it has changed."""
         self._wake(self.scheduler.set_upper_bound(permits, self._clock(), capacity))
 
     def report_wait(self, ticket: Ticket) -> None:
@@ -209,19 +211,20 @@ class AdmissionController:
             self._wake(self.scheduler.leave(ticket, self._clock(), permit.used_tokens))
 
     async def wait(self, ticket: Ticket, future: asyncio.Future[QueueFull | None]) -> None:
-        """Wait until the ticket has a permit. Raises as `acquire`, which also passes on a permit that is granted in the
-        very moment in which its waiter leaves."""
+        """Wait until the ticket has a permit. A permit that is granted at the moment when its waiter leaves is passed
+        on. Raises like `acquire`.
+        """
         try:
             with anyio.fail_after(ticket.deadline - self._clock()):
                 queue_full = await future
         except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed while it waited in the queue") from None
+            raise DeadlineExceeded("The request's deadline passed while it waited in the queue.") from None
         if queue_full is not None:
             self._add_jitter(queue_full)
             raise queue_full
 
     def _arrive(self, ticket: Ticket) -> None:
-        """Raises as `acquire`."""
+        """Register the request of this ticket. Raises like `acquire`."""
         try:
             moved = self.scheduler.arrive(ticket, ticket.arrived)
         except (QueueFull, Shed) as error:
@@ -255,13 +258,13 @@ class AdmissionController:
             future.set_result(queue_full)
 
     def _add_jitter(self, error: CausewayError) -> None:
-        """Lengthen `retry_after_s`, never shorten it: requests rejected together must not come back together."""
+        """Lengthen `retry_after_s` at random, so that requests rejected together do not return together."""
         if error.retry_after_s is not None:
             error.retry_after_s *= 1.0 + _JITTER * self._chance()
 
 
 class AdmissionMetrics:
-    """What becomes of the requests of all tiers."""
+    """Metrics of admission, for all tiers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = Histogram(
@@ -297,14 +300,14 @@ class AdmissionMetrics:
         )
 
     def watch(self, tier: str, scheduler: AdmissionScheduler) -> None:
-        """Read the scheduler of a tier at each scrape."""
+        """Read a tier's scheduler at each scrape."""
         self._limit.labels(tier).set_function(lambda: scheduler.limit)
         self._running.labels(tier).set_function(lambda: scheduler.running)
         for priority in RANK:
             self._queued.labels(tier, priority).set_function(partial(scheduler.waiting_of, priority))
 
     def observe_wait(self, tier: str, priority: Priority, seconds: float) -> None:
-        """Count an admitted request that has waited for so long."""
+        """Record the waiting time of an admitted request."""
         self._queue.labels(tier, priority).observe(seconds)
 
     def count_shed(self, tier: str, priority: Priority, reason: Reason) -> None:

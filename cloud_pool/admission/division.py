@@ -33,7 +33,7 @@ import msgspec
 
 PeerKind = Literal["gateway", "worker"]
 CUT_S = 2.0
-"""Between two cuts: jobs that run must end before one shows."""
+"""Minimum time between two cuts: running jobs must end before a cut shows."""
 _DEVIATIONS = 2.0
 _TRICKLE = 8  # heartbeats
 _GROWTH = 0.05  # of the share, per heartbeat
@@ -42,7 +42,7 @@ _DECAY = 0.8  # of the demand, per heartbeat
 
 
 class PeerState(msgspec.Struct, frozen=True):
-    """What a gateway or a worker tells the others about a tier."""
+    """State of a gateway or worker that it announces to the others for a tier."""
 
     kind: PeerKind
     demand: float  # permits that it could use
@@ -52,11 +52,11 @@ class PeerState(msgspec.Struct, frozen=True):
 
 
 Peers = Mapping[str, PeerState]
-"""By name."""
+"""Peers by name."""
 
 
 class JobShare:
-    """The share that jobs use of what the gateways leave. `now` is monotonic, s."""
+    """Share of the permits left by the gateways that jobs use. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self.value = 1.0
@@ -65,9 +65,9 @@ class JobShare:
         self._beats = -1
 
     def permits(self, permits: int, peers: Peers, now: float, endpoints: float = 1.0) -> int:
-        """Return how many of the tier's permits are for the jobs of all workers. Call it once per heartbeat.
+        """Return the number of the tier's permits for the jobs of all workers. Call it once per heartbeat.
 
-        Where nothing is left it is 1 in three heartbeats of _TRICKLE: a part counts from its third heartbeat on.
+        If nothing is left, it is 1 in three heartbeats of _TRICKLE: a part counts from its third heartbeat on.
         """
         gateways = [peer for peer in peers.values() if peer.kind == "gateway"]
         self._demand = max(float(sum(gateway.running for gateway in gateways)), _DECAY * self._demand)
@@ -83,7 +83,8 @@ class JobShare:
 
 
 def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
-    """Return each gateway's part of the permits.
+    """Return each gateway's part of the permits; the parts add up to `permits`, or are 1 each if gateways outnumber
+    them.
 
     Returns:
         Parts that add up to `permits`; 1 each where there are more gateways than permits.
@@ -96,7 +97,7 @@ def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
 
 
 def reserved_for_jobs(parts: Mapping[str, int], peers: Peers) -> dict[str, int]:
-    """Return how many of each gateway's permits jobs hold, or may take until the next heartbeat.
+    """Return the number of each gateway's permits that jobs hold or may take until the next heartbeat.
 
     Args:
         parts: The gateways' permits.
@@ -107,16 +108,16 @@ def reserved_for_jobs(parts: Mapping[str, int], peers: Peers) -> dict[str, int]:
 
 
 def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
-    """Return each worker's part of the jobs' permits: one more than its jobs at least where there are enough.
+    """Return each worker's part of the jobs' permits: one more than its jobs at least, if there are enough.
 
-    Of too few, those without work get none: a pipeline that stands by has none as long as another one receives. The
-    others take turns.
+    If there are too few, workers without work get none (a pipeline that stands by has none while another one receives),
+    and the others take turns.
 
-    Jobs may be long: a worker that still runs more than its part starts none, and until they have ended the others
-    divide what it leaves.
+    Jobs may be long: a worker that still runs more jobs than its part starts no new ones, and until they have ended the
+    others divide the rest.
 
     Args:
-        turn: the same number for all peers; another one after a while
+        turn: Number that is the same for all peers and changes after a while.
     """
     workers = {name: peer for name, peer in peers.items() if peer.kind == "worker"}
     order = {name: (peer.demand <= 0.0, _chance(turn, name), name) for name, peer in workers.items()}
@@ -136,20 +137,20 @@ def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
 def divide_permits(
     permits: int, wanted: Mapping[str, float], order: Mapping[str, tuple[object, ...]] | None = None
 ) -> dict[str, int]:
-    """Return parts that add up to `permits`: max-min fair by what each wants, and the rest divided evenly.
+    """Return parts that add up to `permits`: max-min fair by demand, with the rest divided evenly.
 
     Args:
-        order: of those that have the same claim to one permit; None: by name
+        order: Order of peers with the same claim to one permit; None: by name.
     """
     left, parts = float(permits), {}
-    for at, name in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
+    for at, name in enumerate(sorted(wanted, key=lambda peer: (wanted[peer], peer))):
         parts[name] = min(wanted[name], left / (len(wanted) - at))
         left -= parts[name]
     return _rounded({name: part + left / len(parts) for name, part in parts.items()}, permits, order or {})
 
 
 def _rounded(parts: Mapping[str, float], permits: int, order: Mapping[str, tuple[object, ...]]) -> dict[str, int]:
-    """Round down and give the rest to the largest remainders, of equals by `order`: all peers get the same result."""
+    """Round down and give the rest to the largest remainders, ties by `order`: all peers get the same result."""
     whole = {name: int(part) for name, part in parts.items()}
     first = sorted(parts, key=lambda name: (round(whole[name] - parts[name], 6), order.get(name, (name,))))
     for name in first[: permits - sum(whole.values())]:
@@ -158,5 +159,5 @@ def _rounded(parts: Mapping[str, float], permits: int, order: Mapping[str, tuple
 
 
 def _chance(turn: int, name: str) -> bytes:
-    """Return what is the same in all processes, and different for each turn."""
+    """Return a pseudo-random key that is the same in all processes and differs for each turn."""
     return hashlib.blake2b(f"{turn} {name}".encode(), digest_size=8).digest()

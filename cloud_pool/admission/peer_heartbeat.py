@@ -40,7 +40,7 @@ _TIMEOUT_S = 1.0
 _ALL = 1e6  # permits
 _TURN_S = 16  # of a worker that gets a single permit: four of the times when one job may start
 _DEMAND_DECAY = 0.8  # per heartbeat: a demand of a moment ago may be back in the next
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _peer_state = msgspec.json.Decoder(PeerState)
 
 
@@ -60,7 +60,7 @@ class SharedTier(msgspec.Struct, frozen=True):
 
 
 class _TierShare:
-    """What is known of a tier between two heartbeats."""
+    """State of a tier between two heartbeats."""
 
     def __init__(self, shared: SharedTier, kind: PeerKind) -> None:
         self.shared = shared
@@ -76,7 +76,7 @@ class _TierShare:
 
 
 class PeerHeartbeat:
-    """Sends this process's demands and applies its parts. Owns its name among its peers."""
+    """Heartbeat that announces this process's demands and applies its parts of the permits."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class PeerHeartbeat:
 
         Args:
             client: Redis; None: this process is alone.
-            tiers: The tiers to share.
-            kind: A worker's requests are jobs, which have the lowest class.
-            name: This process's name among its peers, "" for a random one.
-            sleep: Waits between two heartbeats.
-            clock: Monotonic, s.
+            tiers: Tiers to share.
+            kind: Kind of this process; a worker's requests are jobs, which have the lowest class.
+            name: Name of this process among its peers; "" for a random one.
+            sleep: Function that waits between two heartbeats.
+            clock: Monotonic clock, in seconds.
         """
         self._redis = client
         self._tiers = [_TierShare(tier, kind) for tier in tiers]
@@ -118,7 +118,7 @@ class PeerHeartbeat:
                 await self._leave()
 
     async def beat(self) -> None:
-        """Send one heartbeat for each tier. A fault is kept in `fault` and logged once, never raised."""
+        """Send one heartbeat for each tier. A fault is stored in `fault` and logged once, never raised."""
         for tier in self._tiers:
             self._measure(tier)
         try:
@@ -129,17 +129,17 @@ class PeerHeartbeat:
             unreadable = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
             reason = str(error) if unreadable else client_fault(error, self._redis)
             if not self.fault:
-                _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", reason)
+                log.warning("The heartbeat between gateways and workers fails, so each keeps its permits: %s", reason)
             self.fault = reason
         else:
             if self.fault:
-                _log.info("the heartbeat between gateways and workers works again")
+                log.info("The heartbeat between gateways and workers works again.")
             self.fault = ""
         for tier in self._tiers:
             self._apply(tier)
 
     def _measure(self, tier: _TierShare) -> None:
-        """Note this process's state: without Redis it is the only one that is known to be true."""
+        """Record this process's state: without Redis no other state is known for certain."""
         admission = tier.shared.admission
         running, part = admission.demand, 0
         if self._kind == "gateway":
@@ -149,11 +149,11 @@ class PeerHeartbeat:
             # Messages wait in admission, and hold no permit: other workers may have what this one leaves.
             running, part = running - admission.scheduler.waiting, int(tier.part)
         lacks_capacity = admission.scheduler.lacks_capacity(self._clock())
-        own = PeerState(self._kind, round(tier.demand, 2), running, lacks_capacity, part)
-        tier.peers = {**tier.peers, self._name: own}
+        own_state = PeerState(self._kind, round(tier.demand, 2), running, lacks_capacity, part)
+        tier.peers = {**tier.peers, self._name: own_state}
 
     async def _exchange(self, tier: _TierShare) -> None:
-        """Tell this process's state and read those of all live peers."""
+        """Announce this process's state and read those of all live peers."""
         if self._script is None or self._redis is None:
             return
         key = tier.shared.key
@@ -177,7 +177,7 @@ class PeerHeartbeat:
         tier.shared.admission.set_upper_bound(bound, TierCapacity(permits, endpoints, jobs, capacity.away))
 
     def _part(self, tier: _TierShare, permits: int, endpoints: float) -> tuple[int, int]:
-        """Return this process's part of the tier's permits, and how many of those jobs hold."""
+        """Return this process's part of the tier's permits, and how many of them jobs hold."""
         if self._kind == "gateway":
             parts = gateway_permits(permits, tier.peers)
             return parts.get(self._name, permits), reserved_for_jobs(parts, tier.peers).get(self._name, 0)

@@ -1,4 +1,4 @@
-"""Which tickets hold a permit, which may have one of the last, and which have to give theirs back. Pure.
+"""Permits: which tickets hold one, may have a reserved one, or have to give theirs back. Pure.
 
 A permit is one sequence: a request for many holds many, and counts as many.
 
@@ -65,7 +65,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TierCapacity(msgspec.Struct, frozen=True):
-    """What serves a tier now."""
+    """Current capacity of a tier."""
 
     permits: int  # of all gateways and workers
     endpoints: float  # as many as take requests
@@ -74,7 +74,7 @@ class TierCapacity(msgspec.Struct, frozen=True):
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier's admission with the tier's limits."""
+    """Settings of a tier's admission, with the tier's limits."""
 
     permits: int  # upper bound of the sequences in Triton at once; PeerHeartbeat changes it
     max_queued: int  # sequences that may wait for their request to begin
@@ -96,7 +96,7 @@ class TenantPermits:
 
 
 class PermitAllocator:
-    """Owns the books of permits. No tenant has more than `credit` sequences of credit; `now` is monotonic, s.
+    """Accounts of the permits. A tenant's credit is at most `credit` sequences; `now`: monotonic seconds.
 
     `waiting_rank` returns the rank of a tenant's most urgent waiting sequence, the number of ranks where none waits.
     """
@@ -129,7 +129,7 @@ class PermitAllocator:
         """Record a request's arrival by one of its tickets, whatever its outcome.
 
         Args:
-            rate: Permits released a second while all are held.
+            rate: Permits released per second while all are held.
         """
         tenant = self._forget(ticket.tenant) or self._new(ticket, now)
         tenant.weight = ticket.weight
@@ -199,7 +199,7 @@ class PermitAllocator:
         """Return how many permits of `limit` are reserved.
 
         Args:
-            jobs: Permits that jobs hold: reserved too, but for one permit that every request may have.
+            jobs: Permits that jobs hold; they are reserved too, except for one that every request may have.
         """
         are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
         if not are_priorities_mixed and not self._are_tenants_mixed:
@@ -207,26 +207,26 @@ class PermitAllocator:
         return max(self._base_reserve(limit), min(self._base_reserve(limit) + jobs, limit - 1))
 
     def is_bunched(self, even_pending: float) -> bool:
-        """Tell whether too many sequences have started together beside another tenant: all free permits are reserved.
+        """Return whether too many sequences have started together beside another tenant: all free permits are reserved.
 
         Args:
-            even_pending: How many held permits would be without a first token if their requests had come evenly.
+            even_pending: Number of held permits without a first token if requests had come evenly.
         """
         return self._are_tenants_mixed and self.pending >= even_pending + _EVEN
 
     def _base_reserve(self, limit: int) -> int:
-        """At least one from `_MIN_LIMIT` on: the reserve matters most while the limit is low."""
+        """Return the basic reserve: at least 1 from `_MIN_LIMIT` on, as it matters most while the limit is low."""
         share = self._config.reserved_share
         return max(int(limit * share + 0.5), int(share > 0.0 and limit >= _MIN_LIMIT))
 
     def may_take_last(self, ticket: Ticket, limit: int, now: float) -> bool:
-        """Tell whether the ticket may have a reserved permit."""
+        """Return whether the ticket may have a reserved permit."""
         if ticket.priority == "bulk" or (ticket.priority == "standard" and not self._are_tenants_mixed):
             return False
         return self._is_light(ticket, limit, now)
 
     def victim(self, ticket: Ticket, limit: int, now: float) -> Ticket | None:
-        """Return the ticket that gives its permit to the new one, None if there is none."""
+        """Return the ticket that gives its permit to the new one; None if there is none."""
         if self._saved < 1.0 or ticket.priority == "bulk" or not self._is_light(ticket, limit, now):
             return None
         preemptible = [each for each in reversed(self._pending) if self._is_preemptible(each, ticket, limit, now)]

@@ -1,4 +1,4 @@
-"""Which request is admitted, which waits, and which is shed: one synchronous decision for each event. Pure.
+"""Admission decisions: which request is admitted, waits or is shed, in one synchronous call per event. Pure.
 
 Permits, queues and turns count sequences. A request for several arrives as a whole, and is shed as a whole before any
 of it runs. Its sequences get their permits one by one: it neither waits for many at once nor holds up others.
@@ -7,17 +7,17 @@ On arrival, in this order:
 1. No time left: DeadlineExceeded.
 2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted. Of a request with
    several sequences, as many as there are such permits; 3 and 4 come first if some have to wait.
-3. A queue above it is a standing one: Shed (429); bulk first, then standard (`OverloadDetector`).
-4. Its last sequence would not be admitted with time enough left for an answer, or, where its own queue is a standing
+3. A queue of higher priority is a standing one: Shed (429); bulk first, then standard (`OverloadDetector`).
+4. Its last sequence would not be admitted with time enough left for an answer, or, if its own queue is a standing
    one, its first not within the target: Shed (429).
 5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
    more of the queue for its weight (`waiting`). The displaced request, or else the new one, gets QueueFull (429).
 6. It waits.
 
 A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`waiting`).
-Lower priorities get a small share of the permits all the same, unless a more urgent ticket would miss its deadline for
-it: no queue starves, and each such turn makes an interactive request wait for one more release. The last permits are
-reserved (`permits`).
+Lower priorities still get a small share of the permits, unless a more urgent ticket would miss its deadline for it: no
+queue starves, and each such turn makes an interactive request wait for one more release. The last permits are reserved
+(`permits`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .waiting import Ticket, TicketState, WaitingTickets
 
 Reason = Literal["overload", "deadline", "queue_full", "displaced"]
 RETRY_S = 1.0
-"""Where no rate is known yet."""
+"""Retry-After while no rate is known yet, in seconds."""
 _MAX_RETRY_S = 60.0
 _MIN_CREDIT: Final = 8
 """Sequences by which a light tenant may be ahead of its turn, and that it may send at once; a quarter of the permits
@@ -43,8 +43,9 @@ where that is more, and never more than there are permits."""
 
 
 class AdmissionScheduler:
-    """Owns the permits and the queues. The tickets that a method returns have changed state, and the caller must
-    resume their waiters; `now` is monotonic, s."""
+    """The permits and the queues of a tier. A method returns the tickets whose state it changed, and the caller must
+    resume their waiters; `now`: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -73,16 +74,16 @@ class AdmissionScheduler:
 
     @property
     def limit(self) -> int:
-        """How many permits there are now, those of requests at endpoints that take no more included."""
+        """Current number of permits, including those of requests at endpoints that accept no more."""
         return self._limit.value + self._away
 
     @property
     def demand(self) -> int:
-        """Requests that run at endpoints that take more, or wait."""
+        """Number of requests that wait or run at endpoints that accept requests."""
         return self._inside + self.waiting
 
     def lacks_capacity(self, now: float) -> bool:
-        """Tell whether requests wait, or first tokens come later than those of a server that is not full."""
+        """Return whether requests wait, or first tokens come later than those of a server that is not full."""
         return self.waiting > 0 or self._limit.is_late(now)
 
     @property
@@ -103,29 +104,29 @@ class AdmissionScheduler:
 
     @property
     def held_s(self) -> float | None:
-        """Recent mean time for which a permit is held; None before the first sample."""
+        """Recent mean time for which a permit is held, in seconds; None before the first sample."""
         return self._release_rate.held_s
 
     def saturated(self, now: float) -> bool:
-        """Tell whether the interactive or the standard queue is a standing one."""
+        """Return whether the interactive or the standard queue is a standing one."""
         return self._overload.is_standing(now, "interactive") or self._overload.is_standing(now, "standard")
 
     def expected_wait_s(self, priority: Priority) -> float:
-        """Return the wait of a new request behind all waiters at its priority and above."""
+        """Return the expected wait of a new request behind all waiters of its priority and above."""
         ahead = self._waiting.count_at_or_above(priority)
         if not ahead and self.running < self.limit:
             return 0.0
         return self._wait_s(priority, ahead) or 0.0
 
     def retry_after_s(self, priority: Priority) -> float:
-        """Return the time in which the current waiters at this priority and above will have been admitted."""
+        """Return the time in which the current waiters of this priority and above will have been admitted."""
         wait_s = self._wait_s(priority, self._waiting.count_at_or_above(priority))
         return RETRY_S if wait_s is None else min(_MAX_RETRY_S, wait_s)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit the request of this ticket or let it wait: all its tickets at once.
+        """Admit the request of this ticket or let it wait, with all its tickets.
 
         Returns:
             The tickets that made room for it: GONE if displaced from the queue, WAITING again if preempted.
@@ -137,7 +138,7 @@ class AdmissionScheduler:
         held_s = self._release_rate.held_s
         self._permits.record_arrival(ticket, now, self.limit / held_s if held_s else 0.0)
         if ticket.deadline <= now:
-            raise DeadlineExceeded("the request's deadline has passed")  # (1)
+            raise DeadlineExceeded("The request's deadline has passed.")  # (1)
         tickets = ticket.of_request
         if len(tickets) > 1 and len(tickets) > (free := self._count_free(ticket, now)):
             self._check(ticket, now, free)
@@ -156,7 +157,7 @@ class AdmissionScheduler:
         """Remove a ticket that has ended, failed or left the queue. Returns the tickets that are admitted now.
 
         Args:
-            used: Tokens that it used, where known.
+            used: Tokens that its sequence used, if known.
         """
         self._tick(now)
         if ticket.state is TicketState.WAITING:
@@ -172,7 +173,7 @@ class AdmissionScheduler:
         return self._fill(now)
 
     def first_token(self, ticket: Ticket, now: float, seconds: float | None) -> list[Ticket]:
-        """Record a first token, `seconds` after handing over to Triton; None: the time is not reliable.
+        """Record a first token, `seconds` after the hand-over to Triton; None: the time is not reliable.
 
         Returns the tickets that are admitted because the limit has grown.
         """
@@ -203,7 +204,7 @@ class AdmissionScheduler:
         return self._fill(now)
 
     def queue_full_error(self, priority: Priority) -> QueueFull:
-        message = f"the tier is full: {self.running} sequences run and {self.waiting} wait"
+        message = f"The tier is full: {self.running} sequences run and {self.waiting} wait."
         return QueueFull(message, retry_after_s=self.retry_after_s(priority))
 
     # --- arrival -----------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class AdmissionScheduler:
         return len(tickets), moved
 
     def _count_free(self, ticket: Ticket, now: float) -> int:
-        """Return how many permits the request of this ticket surely finds free."""
+        """Return the number of permits that are certainly free for the request of this ticket."""
         if self._waiting.count_at_or_above(ticket.priority):
             return 0
         return max(0, self.limit - self.running - self._reserve(now))
@@ -236,7 +237,7 @@ class AdmissionScheduler:
         return not self._waiting.count_at_or_above(ticket.priority)
 
     def _preempt_for(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Preempt one ticket for the new one; where the queue is full, another one is displaced from it."""
+        """Preempt one ticket for the new one; if the queue is full, displace another one from it."""
         victim = self._permits.victim(ticket, self.limit, now) if self.running >= self.limit else None
         if victim is None:
             return []
@@ -251,7 +252,7 @@ class AdmissionScheduler:
         return [victim, *displaced]
 
     def _check(self, ticket: Ticket, now: float, free: int = 0) -> None:
-        """Check the request of this ticket, which finds so many permits free. Raises Shed."""
+        """Raise Shed if the request of this ticket must not wait; `free`: the permits that it finds free."""
         priority, siblings = ticket.priority, len(ticket.of_request) - 1
         if self._overload.should_shed(now, priority):
             self._shed(priority, "overload", "more urgent work than the tier can serve")  # (3)
@@ -267,7 +268,7 @@ class AdmissionScheduler:
 
     def _shed(self, priority: Priority, reason: Reason, why: str) -> NoReturn:
         self._on_shed(priority, reason)
-        raise Shed(f"the tier is overloaded: {why}", retry_after_s=self.retry_after_s(priority))
+        raise Shed(f"The tier is overloaded: {why}.", retry_after_s=self.retry_after_s(priority))
 
     def _displace_for(self, ticket: Ticket) -> list[Ticket]:
         """Return the tickets of the request that makes room. Raises QueueFull."""
@@ -303,7 +304,7 @@ class AdmissionScheduler:
     def _next(self, now: float) -> Ticket | None:
         if self.limit - self.running <= self._reserve(now):
             for_reserved = (
-                queue.first(lambda one: self._permits.may_take_last(one, self.limit, now))
+                queue.first(lambda candidate: self._permits.may_take_last(candidate, self.limit, now))
                 for queue in self._waiting.queues.values()
             )
             return next((ticket for ticket in for_reserved if ticket is not None), None)
@@ -320,7 +321,7 @@ class AdmissionScheduler:
         return chosen
 
     def _is_pressed(self, below: Ticket, now: float) -> bool:
-        """Tell whether a more urgent ticket would miss its deadline for one more turn of a lower priority."""
+        """Return whether a more urgent ticket would miss its deadline for one more turn of a lower priority."""
         rate = self._release_rate.rate
         turns_s = 2.0 / rate if rate else 0.0
         by = now + turns_s + (self._limit.base_s or 0.0)
@@ -337,7 +338,7 @@ class AdmissionScheduler:
 
     @property
     def _inside(self) -> int:
-        """Requests at endpoints that take more."""
+        """Number of requests at endpoints that accept requests."""
         return max(0, self.running - self._away)
 
     def _tick(self, now: float) -> None:
@@ -346,7 +347,7 @@ class AdmissionScheduler:
             self._permits.note_crowding(now)
 
     def _wait_s(self, priority: Priority, ahead: int) -> float | None:
-        """Return the time until a permit is granted after `ahead` others; None where no rate is known."""
+        """Return the time until a permit is granted after `ahead` others; None while no rate is known."""
         rate = self._release_rate.rate_for(priority, self._shares[priority])
         if rate is None:
             return None

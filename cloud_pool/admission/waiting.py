@@ -1,4 +1,4 @@
-"""The tickets that wait, of all priorities: how many, in which order, and which make room in a full queue. Pure.
+"""The waiting tickets of all priorities: their number, their order, and which make room in a full queue. Pure.
 
 Within a priority tenants take turns by the tokens they use, each tenant's own in arrival order. A waiter is one
 sequence: a request for many takes as many turns, and no other tenant waits for all of them.
@@ -39,9 +39,9 @@ class TicketState(enum.Enum):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Ticket:
-    """One sequence: a request for n choices of each of its prompts has prompts × n tickets, each for one permit.
+    """A sequence: a request for n choices of each of its prompts has prompts × n tickets, each for one permit.
 
-    `tokens` is what the sequence may cost, prompt and answer together; the actual number is reported when it ends.
+    `tokens` is the maximum of the sequence, prompt and answer together; the actual number is reported when it ends.
     """
 
     priority: Priority
@@ -63,7 +63,7 @@ class Ticket:
 
     @property
     def of_request(self) -> Sequence[Ticket]:
-        """All tickets of its request, in the order in which they get their permits."""
+        """All tickets of the same request, in the order in which they get their permits."""
         return self.siblings or (self,)
 
     @property
@@ -82,7 +82,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Flow:
-    """One tenant's sequences."""
+    """The sequences of a tenant."""
 
     start: float  # tag of the first that waits, or of the next to come
     weight: float
@@ -91,7 +91,9 @@ class Flow:
 
 
 class FairQueue:
-    """Owns the tags and the waiters. Costs are in tokens, tags in tokens over weight; `credit` is in sequences."""
+    """Fair queue with the tenants' tags and waiters. Costs are in tokens, tags in tokens over weight, `credit` in
+    sequences.
+    """
 
     def __init__(self, credit: float = 0.0) -> None:
         self.credit = credit
@@ -111,18 +113,18 @@ class FairQueue:
         self._flow_to_extend(ticket).waiting.append(ticket)
 
     def has(self, tenant: str) -> bool:
-        """Tell whether the tenant has a waiter."""
+        """Return whether the tenant has a waiter."""
         return tenant in self._backlogged
 
     def first(self, may_enter: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
-        """Return the next ticket of those that `may_enter`; of equal tags, the oldest."""
+        """Return the next ticket among those for which `may_enter` is true; of equal tags, the oldest."""
         waiting = (flow for flow in self._backlogged.values() if may_enter(flow.waiting[0]))
         heads = ((flow.start, flow.waiting[0].arrived, flow) for flow in waiting)
         found = min(heads, key=lambda head: head[:2], default=None)
         return found[2].waiting[0] if found else None
 
     def pop(self, ticket: Ticket) -> None:
-        """Remove the first ticket of its tenant, which is admitted."""
+        """Remove an admitted ticket, the first of its tenant."""
         self._flows[ticket.tenant].waiting.popleft()
         self._count_removed(ticket)
         self.charge(ticket)
@@ -135,14 +137,14 @@ class FairQueue:
         flow.start += ticket.cost / flow.weight
 
     def restore(self, ticket: Ticket) -> None:
-        """Put a preempted ticket back as the first of its tenant, and refund its cost."""
+        """Put a preempted ticket back as its tenant's first, and refund its cost."""
         flow = self._flow_to_extend(ticket)
         flow.start -= ticket.cost / flow.weight
         ticket.cost = 0.0
         flow.waiting.appendleft(ticket)
 
     def correct(self, ticket: Ticket, used: float) -> None:
-        """Correct the cost of a ticket that has ended by the tokens that it used."""
+        """Correct the cost of an ended ticket by the tokens that it used."""
         flow = self._flow(ticket)
         flow.start += (used - ticket.cost) / flow.weight
         share = min(1.0, used / ticket.tokens)
@@ -150,12 +152,12 @@ class FairQueue:
         self._used_share += _NEWEST * (share - self._used_share)
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a waiter that leaves; it has cost nothing."""
+        """Remove a waiter that leaves; it is not charged."""
         self._flows[ticket.tenant].waiting.remove(ticket)
         self._count_removed(ticket)
 
     def count_ahead(self, ticket: Ticket, siblings: int = 0) -> int:
-        """Return how many waiters would be admitted before this ticket if it came now, behind so many siblings."""
+        """Return the number of waiters ahead of this ticket if it arrived now, behind `siblings` of its request."""
         flow = self._flows.get(ticket.tenant)
         cost = ticket.tokens * (self._used_share if flow is None else flow.used_share) / ticket.weight
         start = self._start_of_idle(-math.inf if flow is None else flow.start, cost)
@@ -171,10 +173,10 @@ class FairQueue:
         return max((ticket for ticket in last if not ticket.has_begun), key=attrgetter("arrived"), default=None)
 
     def youngest_over_share(self, ticket: Ticket) -> Ticket | None:
-        """Return a ticket of the request that has to make room for a new one in a full queue, None if none has to.
+        """Return a ticket of the request that has to make room for a new one in a full queue; None if there is none.
 
-        It is the youngest of the tenant with most of the queue for its weight, where that is more than its share and
-        the new ticket's tenant, with this request, is within its own.
+        It is the youngest of the tenant that holds most of the queue for its weight, if that exceeds its share and the
+        new ticket's tenant, with this request, stays within its own.
         """
         flow = self._backlogged.get(ticket.tenant)
         others = [each for each in self._backlogged.values() if each is not flow and not each.waiting[-1].has_begun]
@@ -195,7 +197,7 @@ class FairQueue:
         return flow
 
     def _flow_to_extend(self, ticket: Ticket) -> Flow:
-        """Return the flow, and count the waiter that is about to be added."""
+        """Return the tenant's flow, counting the waiter that is about to be added."""
         flow = self._backlogged[ticket.tenant] = self._flow(ticket)
         self._count += 1
         return flow
@@ -206,11 +208,11 @@ class FairQueue:
             del self._backlogged[ticket.tenant]
 
     def _start_of_idle(self, start: float, cost: float) -> float:
-        """Return the tag of a tenant's request that comes when none of its requests waits."""
+        """Return the start tag for a request of a tenant that has no waiters."""
         return max(start, self._virtual - self.credit * cost)
 
     def _forget_idle(self) -> None:
-        """Forget tenants that owe nothing; where that is not enough, all that do not wait."""
+        """Delete tenants without debt; if that is not enough, all tenants without waiters."""
         for forget_debts in (False, True):
             if len(self._flows) >= _MAX_TENANTS:
                 self._flows = {
@@ -221,7 +223,7 @@ class FairQueue:
 
 
 def _count_before(flow: Flow, start: float) -> int:
-    """Return how many of a tenant's waiters have a tag up to `start`."""
+    """Return the number of a tenant's waiters with a tag up to `start`."""
     tag, count = flow.start, 0
     for ticket in flow.waiting:
         if tag > start:
@@ -232,12 +234,11 @@ def _count_before(flow: Flow, start: float) -> int:
 
 
 class WaitingTickets:
-    """Owns the queue of each priority.
+    """The queues of all priorities.
 
-    `max_queued` bounds the sequences that wait for their request to begin. A queue that is not full takes a whole
-    request; a full one takes it in the place of another one, which is displaced as a whole. A request that has begun is
-    not displaced and does not count: of each tenant and priority at most one waits for more permits, the first in its
-    turn.
+    `max_queued` bounds the sequences whose request waits to begin. A queue with room accepts a whole request; a full
+    one accepts it in place of another request, which is displaced as a whole. A request that has begun is not displaced
+    and does not count: per tenant and priority at most one waits for more permits, the first in its turn.
     """
 
     def __init__(self, max_queued: int, credit: float) -> None:
@@ -263,27 +264,27 @@ class WaitingTickets:
         return sum(len(queue) for each, queue in self.queues.items() if RANK[each] <= RANK[priority])
 
     def count_ahead(self, ticket: Ticket, siblings: int = 0) -> int:
-        """Return how many would be admitted before this ticket if it came now, behind so many siblings."""
+        """Return the number of tickets ahead of this one if it arrived now, behind `siblings` of its request."""
         above = sum(len(queue) for each, queue in self.queues.items() if RANK[each] < ticket.rank)
         return above + self.of(ticket).count_ahead(ticket, siblings)
 
     def rank_of(self, tenant: str) -> int:
-        """Return the rank of the tenant's most urgent ticket, the number of ranks where it has none."""
+        """Return the rank of the tenant's most urgent ticket; the number of ranks if it has none."""
         return next((RANK[each] for each, queue in self.queues.items() if queue.has(tenant)), len(RANK))
 
     def more_urgent(self, ticket: Ticket) -> Iterator[Ticket]:
-        """Yield the tickets of the priorities above."""
-        return (one for each, queue in self.queues.items() if RANK[each] < ticket.rank for one in queue)
+        """Yield the tickets of higher priorities."""
+        return (waiter for each, queue in self.queues.items() if RANK[each] < ticket.rank for waiter in queue)
 
     @property
     def is_full(self) -> bool:
         return len(self) >= self._max_queued and self._count_unbegun() >= self._max_queued
 
     def displace_for(self, ticket: Ticket) -> list[Ticket]:
-        """Remove a request that makes room for a new one in a full queue.
+        """Remove a request to make room for a new one in a full queue, and return its tickets.
 
-        It is the youngest of the lowest priority below, else the youngest of a tenant that has more of the queue for
-        its weight. Returns its tickets; none where no such request is large enough.
+        It is the youngest of the lowest priority below, else the youngest of a tenant that holds more of the queue for
+        its weight; no tickets if no such request is large enough.
         """
         below = (self.queues[each].youngest() for each in reversed(RANK) if RANK[each] > ticket.rank)
         excess = self._count_unbegun() - self._max_queued + 1
@@ -309,5 +310,5 @@ class WaitingTickets:
 
 
 def _waiting(ticket: Ticket) -> list[Ticket]:
-    """Return the waiting tickets of its request."""
+    """Return the waiting tickets of the same request."""
     return [each for each in ticket.of_request if each.state is TicketState.WAITING]

@@ -92,12 +92,12 @@ class BatchView(msgspec.Struct, kw_only=True):
 
 
 def file_view(file: StoredFile) -> FileView:
-    """Return what the API shows of a file."""
+    """Return the API's view of a file."""
     return FileView(file.id, file.bytes, file.created // 1000, file.expires // 1000, file.filename, file.purpose)
 
 
 def batch_view(batch: Batch) -> BatchView:
-    """Return what the API shows of a batch."""
+    """Return the API's view of a batch."""
     errors = None
     if batch.line_errors:
         errors = _InputErrors(msgspec.json.decode(batch.line_errors, type=list[BatchLineError]))
@@ -227,9 +227,9 @@ class BatchApi:
         batch_request, headers = validate(load(body), BatchRequest), read_headers(request.headers.items())
         endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
-            raise UnsupportedFeature(f"`endpoint` is one of {', '.join(ENDPOINTS)}", param="endpoint")
+            raise UnsupportedFeature(f"`endpoint` is one of {', '.join(ENDPOINTS)}.", param="endpoint")
         if batch_request.completion_window != COMPLETION_WINDOW:
-            raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}", param="completion_window")
+            raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}.", param="completion_window")
         if batch_request.window and not self._off_peak:
             raise no_off_peak_hours()
         await self.stores.durability.ensure()
@@ -255,7 +255,7 @@ class BatchApi:
         return json_response(batch_view(batch))
 
     def _grants(self, principal: Principal) -> Grants:
-        """Return what the lines may use: they are read later, without the token."""
+        """Return the grants of the lines, which are read later, without the token."""
         allowed = self.allowed(principal)
         if allowed is not None and not allowed:
             raise ModelNotAllowed("Your tenant and your token allow no model together: a batch can have no line.")

@@ -1,4 +1,4 @@
-"""A batch's input file: JSONL -> lines, or what is wrong with each.
+"""A batch's input file: JSONL to lines, with the errors of each.
 
 Source of format and codes: https://platform.openai.com/docs/guides/batch
 """
@@ -26,7 +26,7 @@ from ..storage.file_store import FilePart, FileStore, StoredFile
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
 CheckBody = Callable[[bytes], tuple[str, float]]
-"""Check a body and return its tier and how many tokens it may use. Raises InvalidRequest or PermissionDenied."""
+"""Function that checks a body and returns its tier and token estimate. Raises InvalidRequest or PermissionDenied."""
 _KEPT_PARTS = 8
 
 
@@ -59,7 +59,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[RawLine]:
-        """Return the last line, if no newline ended it."""
+        """Return the last line, if it does not end in a newline."""
         return self._end_line()
 
     def _append(self, piece: bytes) -> None:
@@ -75,7 +75,7 @@ class LineSplitter:
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request of a batch. `tier` is what its model stands for."""
+    """A request of a batch. `tier`: the tier that its model name stands for."""
 
     custom_id: str
     tier: str
@@ -93,7 +93,7 @@ class BatchLineError(msgspec.Struct, frozen=True):
 
 
 class InvalidLine(Exception):
-    """What is wrong with a line."""
+    """A line of the input file is invalid; holds the error."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(code)
@@ -137,7 +137,7 @@ def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_
 
 
 def read_custom_id(data: bytes) -> str:
-    """Return the custom_id of a line; "" of one that has none or is not JSON."""
+    """Return the custom_id of a line; "" if it has none or is not JSON."""
     try:
         return msgspec.json.decode(data.removeprefix(BOM), type=_CustomId).custom_id[:_MAX_CUSTOM_ID]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -146,10 +146,10 @@ def read_custom_id(data: bytes) -> str:
 
 @dataclass(eq=False, repr=False)
 class InputCheck:
-    """Checks a file line by line.
+    """A check of a file, line by line.
 
-    A line with an error fails alone, when its turn comes. The file is refused if it has too many lines, no request, no
-    valid line at all, or two lines with one `custom_id`, whose outcomes could not be told apart.
+    A line with an error fails alone, in its turn. The file is refused if it has too many lines, no request, no valid
+    line at all, or two lines with the same `custom_id`, whose outcomes would be ambiguous.
     """
 
     endpoint: Endpoint
@@ -166,7 +166,7 @@ class InputCheck:
 
     @property
     def refused(self) -> bool:
-        """Whether no line of the file may run."""
+        """Whether the whole file is refused, so that none of its lines may run."""
         return self._refused or not self._valid
 
     def check(self, lines: Iterable[RawLine]) -> None:
@@ -177,7 +177,7 @@ class InputCheck:
             self._check(line)
 
     def finish(self) -> None:
-        """End the file."""
+        """Finish the check at the end of the file."""
         if not self.lines and not self.errors:
             self.errors.append(BatchLineError("empty_file", "The file holds no request."))
 
@@ -212,7 +212,7 @@ class InputCheck:
 
 
 class InputReader:
-    """Reads lines. Keeps the last part of a few files: the next lines are mostly in it."""
+    """Reader of lines, with a cache of the last part of a few files, because the next lines are mostly in it."""
 
     def __init__(self, files: FileStore, max_line_bytes: int) -> None:
         self._files = files
@@ -251,7 +251,7 @@ class InputReader:
 
 
 def body_check(parser: SubmissionParser, batch: Batch) -> CheckBody:
-    """Return the check of a line's body, within what the token that created the batch was granted."""
+    """Return the check of a line's body, within the grants of the token that created the batch."""
     grants = msgspec.json.decode(batch.grants, type=Grants)
     allowed = None if grants.models is None else frozenset(grants.models)
 
@@ -275,7 +275,7 @@ async def check_input(
     """Return the finished check. Raises JobStoreUnavailable or FileContentLost.
 
     Args:
-        renew_lease: called before each part, which takes a second at most
+        renew_lease: Function called before each part, which takes at most a second.
     """
     check = InputCheck(
         batch.endpoint, body_check(parser, batch), max_lines=limits.max_lines, max_line_bytes=limits.max_line_bytes

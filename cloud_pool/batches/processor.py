@@ -1,15 +1,15 @@
-"""Advance batches. Every worker runs this; one worker at a time advances a batch, and each step can be repeated.
+"""Processing of batches. Every worker runs it; one worker at a time advances a batch, and each step can be repeated.
 
 1. validating: check the file. If it has no valid line, or two with one id, the batch fails with all errors listed; else
    it is in_progress, and a line with an error fails alone.
 2. in_progress: lines become jobs of priority bulk, at most `max_open_jobs` at once. As these end, their outcomes go to
-   the output files, and the next lines become jobs. Line 7 is always the same job.
+   the output files, and the next lines become jobs. A given line is always the same job.
 3. cancelling: cancel its open jobs.
 4. Cancelled or past its window: lines that never became jobs go to the error file.
 5. All lines are in the output files: the batch is completed, expired or cancelled.
 
-A lease keeps other workers from repeating the work; that no line is lost or repeated does not depend on it
-(see `BatchExpansion` and `BatchCollection`).
+A lease keeps other workers from repeating the work, but correctness does not depend on it: no line is lost or repeated
+without it either (see `BatchExpansion` and `BatchCollection`).
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ from .input_file import (
     read_custom_id,
 )
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 MAX_UNCOLLECTED = 4
-"""Windows: how far lines may run ahead of one that has not ended, since outcomes are collected in order."""
+"""Maximum lead of submitted lines over the first uncollected one, in windows; outcomes are collected in order."""
 
 
 def window(batch: Batch, limits: BatchConfig) -> int:
-    """Return how many lines may become jobs now."""
+    """Return the number of lines that may become jobs now."""
     open_jobs = batch.submitted - batch.ended
     uncollected = batch.submitted - batch.collected
     return min(
@@ -81,7 +81,7 @@ def window(batch: Batch, limits: BatchConfig) -> int:
 
 @dataclass(eq=False, repr=False)
 class BatchExpansion:
-    """Turns lines of a batch into jobs, a window at a time: the next ones when earlier ones have ended.
+    """Expansion of a batch into jobs, a window of lines at a time: the next ones when earlier ones have ended.
 
     The store accepts only the line after the last submitted one and advances the batch with it, so workers that expand
     the same batch at once, or a worker that dies, neither lose nor repeat a line.
@@ -114,13 +114,13 @@ class BatchExpansion:
             return  # cancelled, or there is no room: the next step sees that
 
     async def _quota_error(self, batch: Batch) -> QuotaExceeded | None:
-        """Return why lines would have no room for their output. Raises QueueFull if that is no fault of the tenant."""
+        """Return why lines would have no room for their output. Raises QueueFull if the tenant is not the cause."""
         limits, usage = self.config.batches, await self.stores.files.usage(batch.owner)
         max_bytes, key = limits.max_bytes, "max_bytes"
         if self.stores.files.in_redis:
             max_bytes, key = limits.max_redis_bytes, "max_redis_bytes"
             if usage.store_bytes >= limits.max_redis_total_bytes:
-                _log.warning("batches wait: the files in Redis have jobs.batches.max_redis_total_bytes")
+                log.warning("Batches wait: the files in Redis have reached jobs.batches.max_redis_total_bytes.")
                 raise QueueFull("The content store has no room, for any tenant.")
         if usage.bytes < max_bytes:
             return None
@@ -130,7 +130,7 @@ class BatchExpansion:
         )
 
     async def _submit(self, batch: Batch, number: int, line: RawLine, full: QuotaExceeded | None) -> None:
-        """Make a line a job, or a failed one where it cannot run."""
+        """Turn a line into a job, or record its failure if it cannot run."""
         if full is not None:
             await self._refuse(batch, number, line, encode_job_error(full))
             return
@@ -248,9 +248,9 @@ class _Rows:
 
 @dataclass(eq=False, repr=False)
 class BatchCollection:
-    """Writes the outcomes of lines to the output files, in the input's order, and deletes their jobs.
+    """Collection of outcomes: written to the output files in the input's order, after which the jobs are deleted.
 
-    1. Outcomes become parts of the output and the error file, which no reader sees yet.
+    1. Outcomes become parts of the output and the error file, which are not visible yet.
     2. One script lists the parts in these files, moves the batch on and deletes the jobs. If another worker has
        collected the same lines, it changes nothing, and the parts are deleted with the file.
 
@@ -260,7 +260,7 @@ class BatchCollection:
     stores: JobStores
 
     async def collect(self, batch: Batch) -> Batch:
-        """Collect the lines that have ended, up to the first that has not. Returns the batch as it is then."""
+        """Collect the ended lines up to the first unfinished one. Returns the resulting batch."""
         while batch.collected < batch.submitted:
             rows = _Rows(batch)
             while not rows.full and rows.last < batch.submitted:
@@ -276,7 +276,7 @@ class BatchCollection:
         return batch
 
     async def collect_unsubmitted(self, batch: Batch, file: StoredFile, reader: InputReader) -> Batch:
-        """Collect the next lines of those that will never become jobs. Raises FileContentLost."""
+        """Collect the next lines that will never become jobs. Raises FileContentLost."""
         rows, offset = _Rows(batch), batch.offset
         rows.expired = batch.state != "cancelling"
         async with aclosing(reader.lines(file, offset)) as lines:
@@ -288,7 +288,7 @@ class BatchCollection:
         return await self._write(batch, rows, offset)
 
     async def _write(self, batch: Batch, rows: _Rows, never_ran_until: int | None) -> Batch:
-        """(1), (2)"""
+        """Write the rows and move the batch on (1, 2)."""
         parts: list[tuple[ResultPart, FilePart]] = []
         # Another worker may write the same lines at the same time: no two parts have the same name.
         name = f"{rows.last}-{secrets.token_hex(6)}"
@@ -348,19 +348,19 @@ class BatchProcessor:
         try:
             return await self.stores.batches.claim(self.config.lease_s)
         except (JobStoreUnavailable, RecordUnreadable) as error:  # an unreadable batch is due after its lease
-            _log.warning("%s", error.message)
+            log.warning("%s", error.message)
             return None
 
     async def _advance_and_release(self, batch: Batch, free: anyio.Semaphore) -> None:
         try:
             await self._advance(batch)
         except (JobStoreUnavailable, RecordUnreadable) as error:
-            _log.warning("%s: %s", batch.id, error.message)
+            log.warning("%s: %s", batch.id, error.message)
             if isinstance(error, FileStoreUnavailable):
                 with suppress(JobStoreUnavailable):
                     await self.stores.batches.schedule_step(batch.id, _STORE_DELAY_S)
         except Exception as error:  # of one batch, which the others survive
-            _log.error("%s waits for a minute after an unexpected fault: %s", batch.id, redacted(error))
+            log.error("%s waits for a minute after an unexpected fault: %s", batch.id, redacted(error))
             with suppress(JobStoreUnavailable):
                 await self.stores.batches.schedule_step(batch.id, _FAULT_DELAY_S)
         finally:
@@ -372,7 +372,7 @@ class BatchProcessor:
             try:
                 deleted = await self.stores.files.delete_due()
             except JobStoreUnavailable as error:
-                _log.warning("files are not deleted: %s", error.message)
+                log.warning("Files are not deleted: %s", error.message)
             if not deleted:
                 await anyio.sleep(_FILES_INTERVAL_S)
 
@@ -421,7 +421,7 @@ class BatchProcessor:
             await self.stores.batches.schedule_step(batch.id, 0.0 if more else _STEP_INTERVAL_S)
 
     def _worth_collecting(self, batch: Batch, *, over: bool) -> bool:
-        """Whether a window of lines has ended, or the last ones: parts are few, and not small."""
+        """Return whether a window of lines has ended, or the last ones: parts should be few and large."""
         if batch.ended - batch.collected >= self.config.batches.max_open_jobs:
             return True
         return batch.ended == batch.submitted and (over or batch.submitted == batch.total)
@@ -443,8 +443,8 @@ class BatchProcessor:
         await self.stores.batches.transition(batch.id, state)
 
     async def _fail(self, batch: Batch, error: FileContentLost) -> None:
-        """End a batch whose lines cannot be read any more, and keep the answers that exist."""
-        _log.error("%s failed: %s", batch.id, error.message)
+        """End a batch whose lines cannot be read any more, and keep the existing answers."""
+        log.error("%s failed: %s", batch.id, error.message)
         await self._collection.collect(await self._cancel_jobs(batch))
         fault = BatchLineError(error.code, f"{error.message} Upload it again.")
         await self.stores.batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode([fault]))

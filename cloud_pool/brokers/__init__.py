@@ -1,8 +1,8 @@
-"""Message brokers behind one small port.
+"""Message brokers behind one small interface.
 
-port        what a source and a sink of messages can do, what they must keep, and what can go wrong; addresses, as
-            `nats://host:port/SUBJECT` and `kafka://host:port/TOPIC`, and FROM..TO of a topic
-open        an address -> its adapter, imported on demand
+port        interfaces and guarantees of sources and sinks, with their errors; addresses, such as
+            `nats://host:port/SUBJECT` and `kafka://host:port/TOPIC`, and ranges FROM..TO of a topic
+open        opens the adapter of an address, imported on demand
 jetstream   NATS JetStream (extra `nats`)
 kafka       Kafka (extra `kafka`)
 """

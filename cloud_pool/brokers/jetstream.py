@@ -1,9 +1,9 @@
 """NATS JetStream, by nats-py (extra `nats`): a subject as a source, as a sink, and as a history.
 
-A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session makes a new one that
-begins behind what is acknowledged without a gap, and deletes the one before it. So all that is not acknowledged comes
-again at once and in order, while redeliveries of an old consumer would come after new messages, each at a time of its
-own. What was acknowledged beyond a gap comes again, too; the pipeline knows it.
+A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session creates a new consumer
+that starts after the contiguously acknowledged messages, and deletes the previous one. So all unacknowledged messages
+are redelivered at once and in order, whereas redeliveries of an old consumer would come after new messages, each at a
+different time. Messages acknowledged beyond a gap are redelivered too; the pipeline recognises them.
 
 1. A session begins with the first `receive`, and again after the connection was lost or the consumer was deleted.
 2. The consumer sends what it is asked for: `_requested` counts what may still come.
@@ -50,9 +50,9 @@ PAGE = 256
 FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError, json.JSONDecodeError)
 _PING_S = 5  # a partition is noticed after two pings
 TO_DO = "Start the broker, or correct the address and `streams.login`."
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _LATE_S = 2.0  # a request that has no answer so long after its end was lost
-_SHORTEST_S = 0.01  # of a request
+_MIN_REQUEST_S = 0.01  # of a request
 _MAX_UNACKNOWLEDGED = 4096
 _ENDED = ("404", "408")  # statuses that end a request; 404: no messages, 408: its time is over
 _FULL = "Exceeded MaxAckPending"
@@ -67,15 +67,17 @@ async def translated() -> AsyncIterator[None]:
     try:
         yield
     except nats.errors.MaxPayloadError as error:
-        raise MessageTooLarge("NATS takes no message of this size: see `max_payload` of its configuration") from error
+        raise MessageTooLarge(
+            "NATS does not accept a message of this size: see `max_payload` of its configuration."
+        ) from error
     except FAULTS as error:
         reason = error.description if isinstance(error, nats.js.errors.APIError) else None
-        said = f"NATS refuses: {reason}" if reason else f"NATS does not answer ({type(error).__name__})"
-        raise BrokerUnavailable(said, retry_after_s=1.0) from error
+        reason_text = f"NATS refuses: {reason}" if reason else f"NATS does not answer ({type(error).__name__})"
+        raise BrokerUnavailable(reason_text, retry_after_s=1.0) from error
 
 
 class _Subject:
-    """A subject over a connection of its own, which is opened again whenever it is lost."""
+    """A subject with a separate connection, which is reopened whenever it is lost."""
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         self._address = address
@@ -85,7 +87,7 @@ class _Subject:
         self._logged = ""
 
     async def open(self) -> None:
-        """Connect, waiting for the broker as long as it takes. Raises ConfigError if no stream has the subject."""
+        """Connect, waiting for the broker indefinitely. Raises ConfigError if no stream has the subject."""
         login, options = self._login, dict[str, Any]()
         if login.username:
             options |= {"user": login.username, "password": login.password()}
@@ -115,7 +117,7 @@ class _Subject:
         return self._client
 
     async def _stream_name(self) -> str:
-        """Return the stream that holds the topic, waiting for JetStream as long as it takes. Raises ConfigError."""
+        """Return the stream that holds the topic, waiting for JetStream indefinitely. Raises ConfigError."""
         topic = self._address.topic
         while True:
             try:
@@ -124,7 +126,7 @@ class _Subject:
             except BrokerUnavailable as error:
                 if isinstance(error.__cause__, nats.js.errors.NotFoundError):
                     raise ConfigError(
-                        f"no JetStream stream has the subject {topic}", where=str(self._address)
+                        f"No JetStream stream has the subject {topic}.", where=str(self._address)
                     ) from None
                 await anyio.sleep(RECONNECT_S)
 
@@ -136,7 +138,7 @@ class _Subject:
     async def _on_error(self, error: Exception) -> None:
         fault = type(error).__name__
         if fault != self._logged:
-            _log.warning("waiting for NATS: %s does not answer (%s). %s", self._address, fault, TO_DO)
+            log.warning("Waiting for NATS: %s does not answer (%s). %s", self._address, fault, TO_DO)
         self._logged = fault
 
     async def _on_disconnected(self) -> None:
@@ -145,13 +147,13 @@ class _Subject:
     async def _on_reconnected(self) -> None:
         self._generation += 1
         self._logged = ""
-        _log.info("%s: connected again", self._address)
+        log.info("%s: connected again.", self._address)
 
 
 def headers_of(message: Msg) -> dict[str, str]:
-    """Return a message's headers, of several lines with one name the last.
+    """Return a message's headers; of several lines with one name, the last.
 
-    nats-py itself has their texts; where `fast-mail-parser` is installed, it has a list of lines for each name.
+    nats-py itself returns strings; if `fast-mail-parser` is installed, it returns a list of lines for each name.
     """
     headers: Mapping[str, str | list[str]] = message.headers or {}
     return {name: value if isinstance(value, str) else value[-1] for name, value in headers.items()}
@@ -169,7 +171,7 @@ def incoming(message: Msg) -> IncomingMessage:
 
 
 class JetStreamSource(_Subject):
-    """A MessageSource: a subject, with wildcards or without. Only the holder of the pipeline's lease may receive."""
+    """A MessageSource: a subject, with or without wildcards. Only the holder of the pipeline's lease may receive."""
 
     needs_lease = True
 
@@ -191,26 +193,26 @@ class JetStreamSource(_Subject):
         async with translated():
             await self.client.publish(message.receipt, Msg.Ack.Ack)
 
-    async def keep(self, messages: Sequence[IncomingMessage]) -> None:
+    async def extend_ack(self, messages: Sequence[IncomingMessage]) -> None:
         async with translated():
             for message in messages:
                 assert isinstance(message.receipt, str)
                 await self.client.publish(message.receipt, Msg.Ack.Progress)
 
-    async def forget(self) -> None:
+    async def reset(self) -> None:
         """Begin a new session with the next `receive`."""
         if self._session is not None:
             self._session.lost = True
 
     async def lost_lanes(self) -> set[str]:
-        """Wait for ever: there are no lanes."""
+        """Wait for ever: a subject has no lanes."""
         await anyio.sleep_forever()
         return set()
 
     async def lag(self) -> TopicLag:
         async with translated():
-            found = [one for one in await self._consumers() if _floor(one) or one.num_pending]
-            last = max(found, key=_floor, default=None)
+            active = [consumer for consumer in await self._consumers() if _floor(consumer) or consumer.num_pending]
+            last = max(active, key=_floor, default=None)
             if last is None:
                 return TopicLag((await self._context.stream_info(self._stream)).state.messages, 0)
             return TopicLag(last.num_pending or 0, last.num_ack_pending or 0)
@@ -239,17 +241,17 @@ class JetStreamSource(_Subject):
         return self._session
 
     async def _consumers(self) -> list[ConsumerInfo]:
-        """Return those of this pipeline: one, or two if a process was killed while it began a session."""
-        found: list[ConsumerInfo] = []
+        """Return the pipeline's consumers: one, or two if a process was killed while it began a session."""
+        consumers: list[ConsumerInfo] = []
         while True:
-            page = await self._context.consumers_info(self._stream, len(found) or None)
-            found += page
+            page = await self._context.consumers_info(self._stream, len(consumers) or None)
+            consumers += page
             if len(page) < PAGE:
-                return [one for one in found if one.name.startswith(self._prefix)]
+                return [consumer for consumer in consumers if consumer.name.startswith(self._prefix)]
 
 
 class _ConsumerSession:
-    """What one consumer sends over one connection."""
+    """The messages that one consumer sends over one connection."""
 
     def __init__(self, client: Client, next_subject: str, generation: int) -> None:
         self._client = client
@@ -286,7 +288,7 @@ class _ConsumerSession:
             if waiting.cancelled_caught:
                 if until == ends:
                     break
-                await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
+                await self._request(most, max(_MIN_REQUEST_S, ends - time.monotonic()))
                 continue
             headers = headers_of(message)
             if not headers.get("Status"):
@@ -297,7 +299,7 @@ class _ConsumerSession:
             elif not self._on_status(headers):
                 if taken:
                     break
-                await self._request(most, max(_SHORTEST_S, ends - time.monotonic()))
+                await self._request(most, max(_MIN_REQUEST_S, ends - time.monotonic()))
         return taken
 
     async def _request(self, most: int, wait_s: float) -> None:
@@ -312,7 +314,7 @@ class _ConsumerSession:
         await self._client.publish(self._next, json.dumps(request).encode(), self._inbox)
 
     def _on_status(self, headers: Mapping[str, str]) -> bool:
-        """Returns whether more can come of what was requested."""
+        """Return whether more of the requested messages can come."""
         status = headers["Status"]
         if status == "100":
             return True
@@ -330,9 +332,9 @@ def _floor(consumer: ConsumerInfo) -> int:
 
 
 class JetStreamHistory(_Subject):
-    """A MessageHistory: what is in the streams of a subject; wildcards are allowed.
+    """A MessageHistory: the messages in the streams of a subject; wildcards are allowed.
 
-    It is read by a consumer that ends with the range: no pipeline's consumer is touched.
+    They are read by a consumer that ends with the range, so no pipeline's consumer is affected.
     """
 
     async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
@@ -362,14 +364,13 @@ class JetStreamHistory(_Subject):
 class JetStreamSink(_Subject):
     """A MessageSink: a subject to publish to.
 
-    Messages carry `Nats-Msg-Id`: a stream drops a second one within its duplicate window (2 minutes, unless
-    configured).
+    Messages carry `Nats-Msg-Id`: a stream drops a duplicate within its duplicate window (2 minutes by default).
     """
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        """Raises ConfigError for a wildcard."""
+        """Create the sink. Raises ConfigError for a wildcard."""
         if any(part in ("*", ">") for part in address.topic.split(".")):
-            raise ConfigError("a topic to publish to has no wildcards", where=str(address))
+            raise ConfigError("A topic to publish to must not contain wildcards.", where=str(address))
         super().__init__(address, login)
         self._last = 0  # sequence in the stream
 
@@ -389,7 +390,7 @@ class JetStreamSink(_Subject):
                 await anyio.sleep(RECONNECT_S)
 
     async def position(self, lane: str) -> str:
-        """Return the last sequence that this process knows of."""
+        """Return the last sequence that this process knows."""
         return str(self._last)
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:

@@ -1,4 +1,4 @@
-"""An address -> its adapter. The client libraries are extras, imported on demand."""
+"""Adapters by address. The client libraries are extras, imported on demand."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from causeway_server.router.errors import ConfigError
 
 from .port import BrokerLogin, MessageHistory, MessageSink, MessageSource, TopicAddress
 
-_MISSING = "the client of this broker is not installed: pip install 'causeway-router[{extra}]'"
+_MISSING = "The client of this broker is not installed: run `pip install 'causeway-router[{extra}]'`."
 
 
 def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> MessageSource:
     """Build the source of a pipeline; it connects when it is opened.
 
     Args:
-        name: of the pipeline; its processes share what was acknowledged
-        ack_wait_s: what a process has is delivered to others when it says nothing for so long
+        name: Name of the pipeline, whose processes share the acknowledgements.
+        ack_wait_s: Silence after which a process's messages are redelivered to others.
 
     Raises:
-        ConfigError: the broker's client is not installed, or the login is unusable.
+        ConfigError: The broker's client is not installed, or the login is unusable.
     """
     try:
         if address.kind == "kafka":
@@ -31,7 +31,7 @@ def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wai
 
 
 def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSink:
-    """Build a sink of a pipeline; it connects when it is opened. Raises ConfigError as `open_source` does."""
+    """Build a sink of a pipeline; it connects when it is opened. Raises ConfigError like `open_source`."""
     try:
         if address.kind == "kafka":
             from .kafka.sink import KafkaSink
@@ -44,7 +44,7 @@ def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSi
 
 
 def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
-    """Build a reader of ranges; it connects when it is opened. Raises ConfigError as `open_source` does."""
+    """Build a reader of ranges; it connects when it is opened. Raises ConfigError like `open_source`."""
     try:
         if address.kind == "kafka":
             from .kafka.source import KafkaHistory

@@ -1,6 +1,6 @@
-"""The port between a pipeline and a broker, and the addresses of topics and ranges of these.
+"""The interface between pipelines and brokers, and the addresses of topics and of ranges in them.
 
-`tests/cloud_pool/streams` holds every adapter to what is written here. An address is `nats://host:4222/SUBJECT` or
+`tests/cloud_pool/streams` tests every adapter against this contract. An address is `nats://host:4222/SUBJECT` or
 `kafka://host:9092/TOPIC`; several hosts are separated by commas, and `nats+tls://` and `kafka+tls://` use TLS. A range
 is written FROM..TO: by time, by JetStream's sequence, or by partition and offset of Kafka.
 """
@@ -28,14 +28,14 @@ _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
     "kafka+tls": ("kafka", True),
 }
 _PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222, "kafka": 9092}
-_FORMS: Final = "write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS"
+_FORMS: Final = "Write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS."
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 _PLACES: Final = {"nats": re.compile(r"()(\d{1,18})"), "kafka": re.compile(r"(\d{1,9})-(\d{1,18})")}
 _EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 
 
 class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Section `streams.login`: how to log in at the brokers of both topics."""
+    """Section `streams.login`: credentials for the brokers of both topics."""
 
     username: Annotated[str, doc("User name. Needs `streams.login.password_file`.")] = ""
     password_file: Annotated[str, doc("File with the password; without `streams.login.username`, a token (NATS).")] = ""
@@ -48,14 +48,14 @@ class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: Annotated[str, doc("PEM file with the private key of `streams.login.cert_file`.")] = ""
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Check the section. Raises ConfigError."""
         if self.username and not self.password_file:
-            raise ConfigError("a user needs a password_file", where="streams.login.username")
+            raise ConfigError("Set `password_file` together with `username`.", where="streams.login.username")
         if bool(self.cert_file) != bool(self.key_file):
-            raise ConfigError("`cert_file` and `key_file` go together", where="streams.login.cert_file")
+            raise ConfigError("Set `cert_file` and `key_file` together.", where="streams.login.cert_file")
 
     def password(self) -> str:
-        """Return what the file says now; "" without a file. Raises ConfigError."""
+        """Return the current content of the password file; "" without a file. Raises ConfigError."""
         if not self.password_file:
             return ""
         try:
@@ -64,13 +64,13 @@ class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"{self.password_file}: {error}", where="streams.login.password_file") from error
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises ConfigError."""
+        """Build the TLS context. Raises ConfigError."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file or None)
             if self.cert_file:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the certificates are unusable: {error}", where="streams.login") from error
+            raise ConfigError(f"The certificates are unusable: {error}", where="streams.login") from error
         return context
 
 
@@ -83,7 +83,7 @@ class TopicAddress(msgspec.Struct, frozen=True):
     topic: str
 
     def sibling(self, suffix: str) -> TopicAddress:
-        """Return the topic at the same broker whose name has `suffix`."""
+        """Return the topic at the same broker with `suffix` appended to its name."""
         return msgspec.structs.replace(self, topic=self.topic + suffix)
 
     def __str__(self) -> str:
@@ -95,10 +95,10 @@ def parse_topic(text: str, where: str) -> TopicAddress:
     """Parse an address.
 
     Args:
-        where: the option of the address.
+        where: Option that holds the address.
 
     Raises:
-        ConfigError: names what is wrong and what to write.
+        ConfigError: The address is invalid; the message says what to write.
     """
     scheme, _, rest = text.partition("://")
     if scheme not in _SCHEMES:
@@ -106,23 +106,21 @@ def parse_topic(text: str, where: str) -> TopicAddress:
     kind, tls = _SCHEMES[scheme]
     hosts, _, topic = rest.partition("/")
     if "@" in hosts:
-        raise ConfigError("write user and password in the section `streams.login`, not in this URL", where=where)
+        raise ConfigError("Write user and password in the section `streams.login`, not in this URL.", where=where)
     if not topic or re.search(r"[\s/?#]", topic):
-        raise ConfigError(
-            f"the address names no topic, or one with a character that it cannot have: {_FORMS}", where=where
-        )
+        raise ConfigError(f"The address has no valid topic name. {_FORMS}", where=where)
     return TopicAddress(kind, tls, tuple(_host(part, kind, where) for part in hosts.split(",")), topic)
 
 
 def _host(text: str, kind: BrokerKind, where: str) -> str:
-    found = _HOST.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"{text[:80]!r} is no host:port. {_FORMS}", where=where)
-    return f"{found[1]}:{found[2] or _PORTS[kind]}"
+    match = _HOST.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text[:80]!r} is not a host:port. {_FORMS}", where=where)
+    return f"{match[1]}:{match[2] or _PORTS[kind]}"
 
 
 class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Which messages of a topic; both ends belong to it. By time or by number, never both."""
+    """A range of messages of a topic, inclusive at both ends; by time or by number, never both."""
 
     since: float | None = None  # unix s, by the broker's clock
     until: float = float("inf")
@@ -131,7 +129,7 @@ class MessageRange(msgspec.Struct, frozen=True, kw_only=True):
     last: int | None = None
 
     def holds(self, lane: str, number: int, published_at: float) -> bool:
-        """Return whether a message belongs to it."""
+        """Return whether a message belongs to the range."""
         if self.lane is not None and lane != self.lane:
             return False
         in_numbers = self.first <= number and (self.last is None or number <= self.last)
@@ -142,7 +140,7 @@ def parse_range(text: str, kind: BrokerKind) -> MessageRange:
     """Parse FROM..TO; one end may be left out.
 
     Raises:
-        ConfigError: says what to write for this kind of broker.
+        ConfigError: The range is invalid; the message says what to write for this kind of broker.
     """
     first, dots, last = text.partition("..")
     if not dots or not (first or last):
@@ -155,7 +153,7 @@ def parse_range(text: str, kind: BrokerKind) -> MessageRange:
         return MessageRange(since=since or 0.0, until=float("inf") if until is None else until)
     lanes = {found[1] for found in ends if found}
     if len(lanes) > 1:
-        raise ConfigError("both ends name the same partition: replay one after the other", where="--replay")
+        raise ConfigError("Both ends name the same partition: replay one after the other.", where="--replay")
     numbers = [int(found[2]) for found in ends if found]
     return MessageRange(
         lane=lanes.pop() if kind == "kafka" else None,
@@ -168,32 +166,32 @@ def _time(text: str, kind: BrokerKind) -> float | None:
     if not text:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise _refused(kind) from None
-    if found.tzinfo is None:
-        raise ConfigError(f"{text}: say the time zone, as in 2026-11-23T06:00:00Z", where="--replay")
-    return found.timestamp()
+    if moment.tzinfo is None:
+        raise ConfigError(f"{text}: add the time zone, as in 2026-11-23T06:00:00Z.", where="--replay")
+    return moment.timestamp()
 
 
 def _refused(kind: BrokerKind) -> ConfigError:
     example = "2026-11-23T06:00:00Z..2026-11-23T07:00:00Z"
-    return ConfigError(f"write FROM..TO, as in {_EXAMPLES[kind]} or {example}", where="--replay")
+    return ConfigError(f"Write FROM..TO, as in {_EXAMPLES[kind]} or {example}.", where="--replay")
 
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class BrokerUnavailable(CausewayError, status=503, code="broker_unavailable", retryable=True):
-    """The broker does not answer, or refuses. Whether it carried out the last command is unknown."""
+    """The broker does not answer, or refuses. It is unknown whether the last command took effect."""
 
 
 class MessageTooLarge(CausewayError, status=413, code="message_too_large"):
-    """The broker takes no message of this size."""
+    """The broker does not accept a message of this size."""
 
 
 class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One delivery of a message."""
+    """A delivery of a message."""
 
     body: bytes
     headers: Mapping[str, str] = _NO_HEADERS  # names in lower case
@@ -214,7 +212,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicLag(msgspec.Struct, frozen=True):
-    """What a pipeline has still to do."""
+    """Messages that a pipeline has not finished yet."""
 
     waiting: int  # messages that were not delivered yet
     unacknowledged: int  # delivered, and not acknowledged
@@ -226,44 +224,44 @@ class MessageSource(Protocol):
     1. A message is delivered until it is acknowledged: again after a lost connection, a killed pipeline or broker.
     2. First deliveries come in the order of the topic (of each lane, where it has lanes). After a loss all messages
        that were not acknowledged come again, in this order, before any new one.
-    3. Only one process at a time may receive, where `needs_lease`; elsewhere the broker divides the lanes.
+    3. Where `needs_lease`, only one process may receive at a time; elsewhere the broker divides the lanes.
     """
 
     needs_lease: bool
 
     async def open(self) -> None:
-        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+        """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
         """Wait at most `wait_s` for a message, then `gather_s` for more, and return at most `most`."""
 
     async def acknowledge(self, message: IncomingMessage) -> None:
-        """The message is done and is not delivered again. A lost acknowledgement costs one more delivery."""
+        """Acknowledge a message, so that it is not delivered again. A lost acknowledgement costs one more delivery."""
 
-    async def keep(self, messages: Sequence[IncomingMessage]) -> None:
-        """These are being worked on: they are not delivered again for now."""
+    async def extend_ack(self, messages: Sequence[IncomingMessage]) -> None:
+        """Extend the acknowledgement deadline of messages in progress, so that they are not redelivered for now."""
 
-    async def forget(self) -> None:
-        """Drop what was delivered and not acknowledged: the next `receive` gets it again, in order."""
+    async def reset(self) -> None:
+        """Drop all unacknowledged deliveries: the next `receive` gets them again, in order."""
 
     async def lost_lanes(self) -> set[str]:
-        """Wait until other processes have lanes that this one had, and return these."""
+        """Wait until other processes have lanes that this one had, and return these lanes."""
 
     async def lag(self) -> TopicLag:
-        """Of the whole topic, or of the lanes of this process."""
+        """Return the consumer lag of the whole topic, or of the lanes of this process."""
 
     async def close(self) -> None:
-        """Disconnect. What was not acknowledged is delivered to the next process."""
+        """Disconnect. Unacknowledged messages are delivered to the next process."""
 
 
 class MessageHistory(Protocol):
-    """Messages of a topic, read beside all pipelines: nothing is acknowledged, and no cursor moves."""
+    """Messages of a topic, read independently of all pipelines: nothing is acknowledged, and no cursor moves."""
 
     async def open(self) -> None:
-        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+        """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
 
     def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages of a range that are there now, each lane's in order. Raises BrokerUnavailable."""
+        """Yield the messages of a range that exist now, each lane's in order. Raises BrokerUnavailable."""
 
     async def close(self) -> None: ...
 
@@ -273,28 +271,29 @@ class MessageSink(Protocol):
 
     @property
     def max_bytes(self) -> int:
-        """Of a message's body."""
+        """Maximum size of one message's body, in bytes."""
 
     async def open(self) -> None:
-        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+        """Connect, waiting for the broker indefinitely. Raises ConfigError for a topic that does not exist."""
 
     async def position(self, lane: str) -> str:
-        """Return a place in the topic before everything that will be published for the lane from now on.
+        """Return a position in the topic before everything that will be published for the lane from now on.
 
-        From here on no other process publishes for the lane without a look at the topic, where the broker can see to
-        that.
+        If the broker can enforce it, no other process publishes for the lane afterwards without searching the topic
+        first.
         """
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
-        """Return when the broker has stored the message; False if it had it already.
+        """Publish a message and wait until it is stored; returns False if it was stored already.
 
         Args:
-            lane: of the message that it answers
-            position: from before the first time that it was published
-            repeated: it may be in the topic: an earlier call raised BrokerUnavailable, or was another process's
+            lane: Lane of the message that this one answers.
+            position: Position from before the first attempt to publish it.
+            repeated: Whether it may be in the topic: an earlier call, perhaps of another process, had an unknown
+                outcome.
 
         Raises:
-            MessageTooLarge: of this message.
+            MessageTooLarge: The broker does not accept this message.
         """
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""In front of the service: one reply for each request, from the cache, from a generation in progress, or generated.
+"""The cache in front of the service: each reply comes from the cache, from a generation in progress, or is generated.
 
 1. The request must not use the cache, or there is none: straight from the service.         bypass
 2. An identical request is in progress on this gateway: subscribe to its generation.        coalesced
@@ -42,13 +42,13 @@ from .store import CacheStatus, FollowLimitReached, GenerationKey, LeaderLease, 
 
 STATUS_HEADER = "x-causeway-cache"
 OnFirstToken = Callable[[str], None]
-"""Gets the tier."""
+"""Callback that gets the tier."""
 
 
 class Billing:
-    """What becomes known about one request's answer: its source, its head, and whether it is billed to the request.
+    """Billing facts of one request's answer: its source, its head, and whether it is billed to the request.
 
-    Its properties are final from the first chunk on.
+    The properties are final from the first chunk on.
     """
 
     def __init__(self, on_first_token: OnFirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
@@ -65,26 +65,26 @@ class Billing:
 
     @property
     def usage(self) -> GenerationUsage | None:
-        """The usage of a shared generation that is billed to this request: it may outlast the request."""
+        """Usage of a shared generation that is billed to this request, which it may outlast."""
         return None if self._subscriber is None else self._subscriber.usage
 
     @property
     def goes_on(self) -> bool:
-        """Whether other requests wait for the generation that is billed to this one, which has left it."""
+        """Whether other requests wait for the generation that is billed to this request, although it has left."""
         if self._detached or self._subscriber is None:
             return False
         return bool(self._subscriber.generation.subscribers)
 
     @property
     def head(self) -> AnswerHead:
-        """The answer's head with the cache's headers."""
+        """Head of the answer with the cache's headers."""
         generation = None if self._detached or self._subscriber is None else self._subscriber.generation
         age_s = self._head.stale_s if generation is None or generation.cached_age_s is None else generation.cached_age_s
         age = () if age_s is None else (("age", str(int(age_s))),)
         return msgspec.structs.replace(self._head, headers=(*self._head.headers, (STATUS_HEADER, self.status), *age))
 
     def billed(self, reported: Usage) -> Usage:
-        """Return the usage so far that is billed to this request. `reported`: what the answer itself reported."""
+        """Return the usage so far that is billed to this request. `reported`: usage that the answer itself reported."""
         usage = self.usage if self.billable else None
         return Usage() if not self.billable else reported if usage is None else usage.total
 
@@ -92,8 +92,8 @@ class Billing:
         """Call `on_usage` exactly once with the usage that is billed to this request.
 
         Args:
-            reported: what the answer itself reported.
-            on_usage: called at once, or at the end of a generation that goes on for other subscribers.
+            reported: Usage that the answer itself reported.
+            on_usage: Callback, called at once, or at the end of a generation that goes on for other subscribers.
 
         Returns:
             False if `on_usage` will be called later.
@@ -106,11 +106,13 @@ class Billing:
         return True
 
     def joined(self, subscriber: CoalescedSubscriber) -> None:
-        """The request subscribed to a generation, perhaps to one of its own."""
+        """Record that the request subscribed to a generation, perhaps to its own."""
         self._subscriber, self._detached, self.status = subscriber, False, "miss"
 
     def detached(self, *, resumed: bool) -> None:
-        """The request is answered by itself: sharing failed, or is not allowed. `resumed`: it goes on in mid-answer."""
+        """Record that the request is answered separately, because sharing failed or is not allowed. `resumed`: in
+        mid-answer.
+        """
         self._detached = True
         if self._subscriber is not None and not resumed:
             self.status = "miss"
@@ -121,7 +123,7 @@ class Billing:
             self.status = "stale"
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """A chunk has come; the client may not have any yet."""
+        """Record a chunk that has arrived; the client may not have any yet."""
         if self._subscriber is not None and not self._detached:
             generation = self._subscriber.generation
             self.status = "miss" if self.usage else "coalesced" if generation.cached_age_s is None else "hit"
@@ -139,15 +141,15 @@ _LOOKUP_OUTCOMES: Mapping[type, str] = {
     FollowLimitReached: "follow_limit",
 }
 """Outcomes of a lookup in traces."""
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class CachingService:
-    """Owns this gateway's generations.
+    """The caching service, owner of this gateway's generations.
 
     Args:
-        cache: None: every request goes straight to the service.
-        generate: the service.
+        cache: Shared cache; None: every request goes straight to the service.
+        generate: Function of the service that generates an answer.
     """
 
     def __init__(self, cache: SharedCache | None, generate: Generate) -> None:
@@ -161,13 +163,15 @@ class CachingService:
         self._generation_ended = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
-        """`tasks` is the parent of all generations from now on."""
+        """Make `tasks` the parent of all generations from now on."""
         self._tasks = tasks
         if self._cache is not None:
             tasks.start_soon(self._cache.store.watch_wakeups, self._wake_leader)
 
     async def close(self) -> None:
-        """After the tasks were cancelled: wait until the leaders have released their leases, then leave Redis."""
+        """Wait until the leaders have released their leases, then disconnect from Redis. Call it after cancelling the
+        tasks.
+        """
         if self._cache is None:
             return
         with anyio.move_on_after(_SHUTDOWN_S):
@@ -181,9 +185,10 @@ class CachingService:
     ) -> tuple[Billing, AsyncGenerator[Piece, None]]:
         """Return the billing of an answer, and its pieces.
 
-        They raise CausewayError; closing them leaves the answer to other requests.
+        Iterating the pieces raises CausewayError; closing the generator leaves the answer to other requests.
 
-        `on_first_token` gets the tier, possibly more than once, when a token has come that is billed to this request.
+        `on_first_token` is called with the tier, possibly more than once, when a token that is billed to this request
+        arrives.
         """
         cache = self._cache
         if cache is None:
@@ -198,7 +203,9 @@ class CachingService:
     async def _pieces(
         self, cache: SharedCache, billing: Billing, context: RequestContext, key: GenerationKey | None
     ) -> AsyncGenerator[Piece, None]:
-        """Yield a request's pieces: one generator, as each is resumed once a token. `key` None: it shares nothing."""
+        """Yield a request's pieces in one generator, because each nested one is resumed per token. `key` None: not
+        shared.
+        """
         own, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
         try:
             if key is not None:
@@ -228,9 +235,9 @@ class CachingService:
     def _subscription(
         self, cache: SharedCache, context: RequestContext, key: GenerationKey
     ) -> Iterator[CoalescedSubscriber]:
-        """Raises Draining."""
+        """Subscribe to the generation of `key`. Raises Draining."""
         if self._tasks is None:
-            raise Draining("this gateway has not started")
+            raise Draining("This gateway has not started.")
         generation = self.generations.get(key)
         if generation is None or not generation.joinable:
             generation = self.generations[key] = CoalescedGeneration(key, cache.config.max_buffer_bytes)
@@ -248,7 +255,7 @@ class CachingService:
     # --- one generation ----------------------------------------------------------------------------------------------
 
     async def _run_generation(self, cache: SharedCache, generation: CoalescedGeneration) -> None:
-        fault: Draining | SharingFailed = Draining("this gateway is shutting down", retry_after_s=1.0)
+        fault: Draining | SharingFailed = Draining("This gateway is shutting down.", retry_after_s=1.0)
         try:
             with anyio.CancelScope() as scope:
                 for number in range(_ROUNDS):
@@ -260,7 +267,7 @@ class CachingService:
                         return
             fault = SharingFailed()
         except Exception as error:
-            _log.error("an answer could not be shared: %s", type(error).__name__)
+            log.error("An answer could not be shared: %s", type(error).__name__)
             fault = SharingFailed()
         finally:
             if self.generations.get(generation.key) is generation:
@@ -271,36 +278,36 @@ class CachingService:
             self._generation_ended.set()
 
     async def _run_round(self, cache: SharedCache, generation: CoalescedGeneration) -> None:
-        """Afterwards the generation is finished, or the leader that it followed or was has failed."""
-        found = await self._look_up(cache, generation)
-        if found is None:
+        """Run one round; afterwards the generation is finished, or its leader (local or remote) has failed."""
+        result = await self._look_up(cache, generation)
+        if result is None:
             return await self._lead(cache, generation, None)
-        if isinstance(found, CachedAnswer):
-            generation.head, generation.cached_age_s = found.head, found.age_s
-            for chunk in found.chunks:
+        if isinstance(result, CachedAnswer):
+            generation.head, generation.cached_age_s = result.head, result.age_s
+            for chunk in result.chunks:
                 await generation.send(chunk)
             return generation.finish()
-        if isinstance(found, RemoteLeader):
-            return await self._follow(cache, generation, found)
-        if isinstance(found, FollowLimitReached):
+        if isinstance(result, RemoteLeader):
+            return await self._follow(cache, generation, result)
+        if isinstance(result, FollowLimitReached):
             cache.metrics.fault("follow_limit")
             return await self._lead(cache, generation, None)
-        if found.took_over:
+        if result.took_over:
             cache.metrics.fault("leader_takeover")
-        return await self._lead(cache, generation, found)
+        return await self._lead(cache, generation, result)
 
     async def _look_up(
         self, cache: SharedCache, generation: CoalescedGeneration
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
-        """None: Redis is unavailable."""
+        """Look the answer up; None: Redis is unavailable."""
         span, outcome = generation.start_span("lookup"), "redis_unavailable"
         may_follow = self.following < cache.config.max_followed
         try:
             # Shielded: a request that leaves now must not leave a lease behind that this gateway does not know of.
             with anyio.CancelScope(shield=True):
-                found = await cache.store.join_or_lead(generation.key, may_follow=may_follow)
-            outcome = _LOOKUP_OUTCOMES[type(found)]
-            return found
+                result = await cache.store.join_or_lead(generation.key, may_follow=may_follow)
+            outcome = _LOOKUP_OUTCOMES[type(result)]
+            return result
         except RedisUnavailable:
             return None
         finally:
@@ -332,9 +339,9 @@ class CachingService:
 
 
 class _SharedReader:
-    """Reads a shared generation for one client.
+    """The reader of a shared generation for one client.
 
-    Without streaming, chunks are held back until the end: the answer may start over unnoticed.
+    Without streaming, chunks are held back until the end, so that the answer may start over unnoticed.
     """
 
     def __init__(
@@ -349,7 +356,7 @@ class _SharedReader:
         self._over = False
 
     async def next(self) -> Chunk | None:
-        """Return the next chunk that the client lacks; None after the last. Raises as `CoalescedSubscriber.next`."""
+        """Return the next chunk that the client lacks; None after the last. Raises like `CoalescedSubscriber.next`."""
         while not self._over:
             try:
                 chunk = await self._subscriber.next()
@@ -373,7 +380,7 @@ class _SharedReader:
 
 
 class _OwnPieces:
-    """What a request's client gets of each chunk: with ids of its own, and the head before the first one."""
+    """The pieces for a request's client: chunks with the client's own ids, and the head before the first one."""
 
     def __init__(self, billing: Billing, request_id: str) -> None:
         self._billing = billing
@@ -381,19 +388,22 @@ class _OwnPieces:
         self._has_head = False
 
     def of(self, chunk: Chunk) -> tuple[Piece, ...]:
-        own = with_own_ids(chunk, self._request_id)
+        own_chunk = with_own_ids(chunk, self._request_id)
         if chunk.usage is not None and not self._billing.billable:
-            own = msgspec.structs.replace(own, usage=cached_usage(chunk.usage))
+            own_chunk = msgspec.structs.replace(own_chunk, usage=cached_usage(chunk.usage))
         if self._has_head:
-            return (own,)
+            return (own_chunk,)
         self._has_head = True
-        return (self._billing.head, own)
+        return (self._billing.head, own_chunk)
 
 
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
-    """Requests share a generation only within a priority, critical ones only with critical ones, and callers that may
-    use only some tiers only with callers that may use the same: a fallback tier may answer. A job whose answer may be
-    revised shares its generation with no other request: it must know which parts its own answer lacks."""
+    """Return the key under which requests share a generation.
+
+    Requests share only within a priority, critical ones only with critical ones. Because a fallback tier may answer,
+    callers share only with callers that may use the same tiers. A job whose answer may be revised shares with no other
+    request, because it must know which parts its answer lacks.
+    """
     rank = f"{context.priority}.critical" if context.critical else context.priority
     if context.allowed_tiers is not None:
         names = "\0".join(sorted(context.allowed_tiers)).encode()

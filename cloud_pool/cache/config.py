@@ -57,9 +57,9 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, redis_timeout_s=redis_timeout_s)
 
     def check(self, shared: RedisAddress) -> None:
-        """Raises ConfigError. `shared` is the Redis that the gateways share."""
+        """Check the section. Raises ConfigError. `shared`: the Redis that the gateways share."""
         if self.enabled and not (self.redis or shared):
-            message = "the cache is in a Redis that the gateways share: set `redis` or `cache.redis`"
+            message = "The cache needs a Redis that the gateways share: set `redis` or `cache.redis`."
             raise ConfigError(message, where="cache.enabled")
         if self.lease_s < 4 * self.redis_timeout_s:
-            raise ConfigError("must be at least four times `cache.redis_timeout_s`", where="cache.lease_s")
+            raise ConfigError("The value must be at least four times `cache.redis_timeout_s`.", where="cache.lease_s")

@@ -1,4 +1,4 @@
-"""An answer as bytes in Redis, and batches of chunks as bytes on their way to other gateways.
+"""Encoding of answers in Redis, and of batches of chunks for other gateways.
 
     byte 0         format: 1 plain, 2 zlib
     bytes 1..16    BLAKE2b of key, format and the rest, keyed with the secret if there is one
@@ -40,7 +40,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Consecutive chunks of an answer. `first` is the number of the first one: a batch may come twice."""
+    """Consecutive chunks of an answer. `first`: number of the first chunk; a batch may arrive twice."""
 
     first: int
     head: AnswerHead | None
@@ -53,7 +53,7 @@ _batch = msgspec.msgpack.Decoder(_Batch).decode
 
 
 class EntryCodec:
-    """`secret` keeps a process that does not know it from forging entries."""
+    """Encoder and decoder of entries. `secret` prevents forging by processes that do not know it."""
 
     def __init__(self, secret: bytes, *, compress_above_bytes: int, max_entry_bytes: int) -> None:
         self._secret = blake2b(secret).digest() if secret else b""
@@ -61,7 +61,7 @@ class EntryCodec:
         self._max_entry_bytes = max_entry_bytes
 
     def pack(self, key: str, head: AnswerHead, request: Request, chunks: Iterable[Chunk]) -> bytes | None:
-        """Encode an entry; None for an answer that must not be stored: broken, truncated, too large, not keepable."""
+        """Encode an entry; None for an answer that must not be stored: broken, truncated, too large or uncacheable."""
         chunks = tuple(chunks)
         if any(chunk.resume for chunk in chunks):  # truncated for lack of capacity
             return None
@@ -81,7 +81,7 @@ class EntryCodec:
         return entry if len(entry) <= self._max_entry_bytes else None
 
     def unpack(self, key: str, entry: bytes, age_s: float) -> CachedAnswer:
-        """Raises CorruptEntry."""
+        """Decode an entry. Raises CorruptEntry."""
         form, digest, body = entry[:1], entry[1:_HEAD_BYTES], entry[_HEAD_BYTES:]
         if not hmac.compare_digest(digest, self._digest(key, form, body)):
             raise CorruptEntry("wrong digest")
@@ -109,16 +109,16 @@ def unpack_batch(data: bytes, have: int) -> tuple[AnswerHead | None, tuple[Chunk
     except ValueError as error:  # msgspec's errors are ValueErrors too
         raise CorruptEntry(type(error).__name__) from None
     if batch.first > have:
-        raise CorruptEntry("a batch is missing")
+        raise CorruptEntry("A batch is missing.")
     return batch.head, chunks[have - batch.first :]
 
 
 def _inflated(body: bytes, limit_bytes: int) -> bytes:
-    """Raises zlib.error or CorruptEntry."""
+    """Decompress the body. Raises zlib.error or CorruptEntry."""
     decompressor = zlib.decompressobj()
     inflated = decompressor.decompress(body, limit_bytes)
     if not decompressor.eof:
-        raise CorruptEntry("cut, or larger than an entry can be")
+        raise CorruptEntry("The entry is cut, or exceeds the maximum size.")
     return inflated
 
 

@@ -1,4 +1,4 @@
-"""Generate an answer as its leader, and read one that the leader on another gateway generates."""
+"""The leader, which generates an answer, and the follower of a leader on another gateway."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .shared_cache import SharedCache
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
 from .store import LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
 
 
 class GenerationLeader(msgspec.Struct):
-    """One attempt at an answer, billed to the subscriber that has waited longest.
+    """An attempt at an answer, billed to the subscriber that has waited longest.
 
     1. It succeeds: the generation is finished and the answer stored.
     2. The question is at fault (InvalidRequest): every subscriber gets the error.
@@ -41,15 +41,17 @@ class GenerationLeader(msgspec.Struct):
     wakeup: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     def on_remote_follower(self) -> None:
-        """Another gateway waits for this answer: publish from now on."""
+        """Publish chunks from now on: another gateway waits for this answer."""
         if not self.has_remote_followers:
             self.has_remote_followers = True
             self.generation.on_send = self._wake
             self._wake()
 
     async def run(self) -> None:
-        """Afterwards the generation is finished, or the other subscribers may try again. Raises no CausewayError."""
-        error: CausewayError | None = Draining("this gateway is shutting down", retry_after_s=1.0)
+        """Generate the answer; then the generation is finished, or the other subscribers may try again. Raises no
+        CausewayError.
+        """
+        error: CausewayError | None = Draining("This gateway is shutting down.", retry_after_s=1.0)
         if not self.generation.subscribers:  # they left during the call to Redis
             with anyio.move_on_after(_RELEASE_S, shield=True):
                 return await self._end_lease(error)
@@ -82,9 +84,9 @@ class GenerationLeader(msgspec.Struct):
         except CausewayError as error:
             return error
         except TimeoutError:
-            return DeadlineExceeded("the deadline passed while the answer was being generated")
+            return DeadlineExceeded("The deadline passed while the answer was being generated.")
         except Exception as error:
-            _log.error("an answer failed unexpectedly: %s", type(error).__name__)
+            log.error("An answer failed unexpectedly: %s", type(error).__name__)
             return CausewayError("The gateway failed.")
         return None
 
@@ -97,7 +99,9 @@ class GenerationLeader(msgspec.Struct):
             self.generation.fail(billed, error)  # (3), (4)
 
     async def _end_lease(self, error: CausewayError | None, context: RequestContext | None = None) -> None:
-        """End the lease, with the answer if there is one. `context`: of the billed request; None: there was none."""
+        """End the lease, storing the answer if there is one. `context`: context of the billed request; None: there was
+        none.
+        """
         lease, self.lease = self.lease, None
         if lease is None:
             return
@@ -114,7 +118,7 @@ class GenerationLeader(msgspec.Struct):
                     span.end(outcome=outcome)
 
     async def _store_answer(self, lease: LeaderLease, request: Request) -> str:
-        """Return the outcome for the trace. Raises RedisUnavailable."""
+        """Store the answer and return the outcome for the trace. Raises RedisUnavailable."""
         head, chunks = self.generation.head or AnswerHead(), self.generation.pieces()
         value = self.cache.codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
@@ -183,13 +187,13 @@ class GenerationLeader(msgspec.Struct):
         return interest
 
     def _unpublished(self) -> bytes:
-        """The chunks that may not have arrived: a call that timed out may have arrived all the same."""
+        """Return the chunks that may not have arrived; a call that timed out may still have delivered its chunks."""
         first = self.published
         return pack_batch(first, None if first else self.generation.head, self.generation.pieces(first))
 
 
 class GenerationFollower(msgspec.Struct):
-    """Copies one remote leader's chunks into the local generation."""
+    """Follower that copies the chunks of a remote leader into the local generation."""
 
     cache: SharedCache
     generation: CoalescedGeneration
@@ -197,7 +201,7 @@ class GenerationFollower(msgspec.Struct):
     last: bytes = b"0"  # the id of the last entry that was read
 
     async def run(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Return when the generation is finished, or when this leader will publish nothing more."""
+        """Follow until the generation is finished, or until this leader will publish nothing more."""
         announced_at, poll_s = clock(), self.cache.config.lease_s / 3
         try:
             while True:

@@ -1,8 +1,8 @@
-"""The shared cache as the rest of the gateway sees it: which answers may be cached, under which key, and Redis.
+"""The shared cache for the rest of the gateway: which answers may be cached, under which key, and the store.
 
-The rules are the edge's: no sampled answers, no tools, nothing private. Three are the cloud's own: where the request
-has no temperature the tier's counts; an answer that repeats the prompt (`echo`) is not cached, because prompts never
-enter the cache; and a key belongs to one tenant.
+The rules are the edge's: no sampled answers, no tools, nothing private. Three rules are specific to the cloud: the
+tier's temperature applies to requests without one; an answer that repeats the prompt (`echo`) is not cached, because
+prompts never enter the cache; and a key belongs to one tenant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .entry_codec import EntryCodec
 from .store import AnswerStore, CacheMetrics, RedisUnavailable
 
 NO_STORE = "no-store"
-"""The tag that stands for `Cache-Control: no-store`; it is private without being in `private_tags`."""
+"""Tag for `Cache-Control: no-store`, which is private without being in `private_tags`."""
 
 
 def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
@@ -54,19 +54,19 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
 
 
 def is_private(request: Request, config: CacheConfig) -> bool:
-    """Whether nothing of the request may be kept."""
+    """Return whether no data of the request may be stored."""
     return not {NO_STORE, *folded_tags(config.private_tags)}.isdisjoint(request.hints.tags)
 
 
 class CacheKeys:
-    """Cache keys, from `secret` (which makes them unguessable), `version` and all that shapes a tier's prompt."""
+    """Deriver of cache keys from `secret` (so that they are unguessable), `version` and all that shapes a prompt."""
 
     def __init__(self, config: CacheConfig, secret: bytes = b"") -> None:
         self._salt = (hashlib.blake2b(secret).digest() if secret else b"", config.version)
         self._scopes: dict[str, bytes] = {}  # by tier
 
     def key(self, request: Request, tier: Tier, tenant: str) -> str:
-        """Return 32 hex digits, a one-way digest: no prompt can be read from it."""
+        """Return 32 hex digits, a one-way digest from which no prompt can be read."""
         scope = self._scopes.get(tier.name)
         if scope is None:
             identity = msgspec.msgpack.encode(
@@ -78,7 +78,7 @@ class CacheKeys:
 
 
 def _resolved(request: Request, tier: Tier) -> Request:
-    """The request as the tier sees it: the tier's name instead of an alias, its temperature where there is none."""
+    """Return the request as the tier sees it: with the tier's name for an alias, and its temperature if none is set."""
     sampling = request.sampling
     if sampling.temperature is None:
         sampling = msgspec.structs.replace(sampling, temperature=tier.chat_format.temperature)
@@ -86,7 +86,7 @@ def _resolved(request: Request, tier: Tier) -> Request:
 
 
 def cached_usage(usage: Usage) -> Usage:
-    """Return the usage of an answer that cost its client no tokens of the tier: all prompt tokens count as cached."""
+    """Return the usage of an answer that used no tokens of the tier: all prompt tokens count as cached."""
     return msgspec.structs.replace(usage, cached_tokens=usage.prompt_tokens)
 
 
@@ -97,13 +97,13 @@ class SharedCache:
     """Rules, keys and store of one gateway.
 
     Args:
-        config: the `cache` section.
-        address: the Redis that the gateways share.
-        tiers: by name and alias.
-        registry: for the cache's metrics.
-        secret: see `cache.secret_file`.
-        clock: monotonic time in seconds.
-        now_ms: replaces Redis's clock in tests; negative: use Redis's.
+        config: Section `cache` of the configuration.
+        address: Redis that the gateways share.
+        tiers: Tiers by name and alias.
+        registry: Registry of the cache's metrics.
+        secret: Content of `cache.secret_file`.
+        clock: Monotonic clock, in seconds.
+        now_ms: Replacement for Redis's clock in tests; negative: Redis's clock.
 
     Raises:
         ConfigError: `address` is unusable.
@@ -139,7 +139,7 @@ class SharedCache:
         return self._keys.key(request, tier, tenant)
 
     async def find_stale(self, request: Request, tenant: str) -> CachedAnswer | None:
-        """Return the last answer to the same question if it is younger than `ttl_s` + `stale_if_error_s`.
+        """Return the last answer to the same request if it is younger than `ttl_s` + `stale_if_error_s`.
 
         Bounded in time; never raises.
         """
@@ -161,5 +161,5 @@ def read_secret(config: CacheConfig) -> bytes:
     except OSError as error:
         raise ConfigError(str(error), where="cache.secret_file") from error
     if len(secret) < _MIN_SECRET_BYTES:
-        raise ConfigError(f"a secret needs at least {_MIN_SECRET_BYTES} bytes", where="cache.secret_file")
+        raise ConfigError(f"A secret needs at least {_MIN_SECRET_BYTES} bytes.", where="cache.secret_file")
     return secret

@@ -1,4 +1,4 @@
-"""One generation on this gateway and its subscribers.
+"""A generation on this gateway and its subscribers.
 
 The answer may start over when its leader failed or died: the chunks so far are dropped, and each subscriber filters out
 what it has already passed on. Greedy answers to one question mostly begin alike. Where the new answer does not begin
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class SharingFailed(Exception):
-    """Sharing did not help: each subscriber generates for itself."""
+    """Sharing has failed: each subscriber generates for itself."""
 
 
 class GenerationUsage:
-    """The usage of a generation that is billed to one request, which it may outlast for other subscribers."""
+    """Usage of a generation that is billed to one request, which it may outlast for other subscribers."""
 
     def __init__(self) -> None:
         self.total = Usage()
@@ -58,7 +58,7 @@ class GenerationUsage:
 
 
 class CoalescedSubscriber(AnswerReader):
-    """A request that reads a shared generation. `usage`: what is billed to it, if anything."""
+    """A request that reads a shared generation. `usage`: the usage billed to it, if any."""
 
     def __init__(self, generation: CoalescedGeneration, context: RequestContext) -> None:
         super().__init__(joined=generation.was_joined)
@@ -70,15 +70,15 @@ class CoalescedSubscriber(AnswerReader):
         """Return the next chunk, None after the last.
 
         Raises:
-            GenerationRestarted: the answer starts over.
-            SharingFailed: generate without sharing.
-            CausewayError: the answer's error, or DeadlineExceeded.
+            GenerationRestarted: The answer starts over.
+            SharingFailed: The caller has to generate without sharing.
+            CausewayError: The answer failed, or its deadline has passed.
         """
         return await self.generation.read(self, self.context.deadline)
 
 
 class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
-    """`cached_age_s`: the age of a stored answer; None while an answer is generated."""
+    """A generation shared by requests of this gateway. `cached_age_s`: age of a stored answer; None: not stored."""
 
     def __init__(self, key: GenerationKey, buffer_bytes: int) -> None:
         super().__init__(buffer_bytes)
@@ -94,7 +94,7 @@ class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
 
     @property
     def _trace(self) -> Trace | None:
-        """The trace of the subscriber that has waited longest."""
+        """Trace of the subscriber that has waited longest."""
         return self.subscribers[0].context.trace if self.subscribers else None
 
     def start_span(self, operation: CacheOperation) -> Span | None:
@@ -118,12 +118,12 @@ class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
         super().restart()
 
     def abandon(self, scope: anyio.CancelScope) -> None:
-        """Stop the work in `scope`: there is no subscriber, and none may join any more."""
+        """Stop the work in `scope`: there are no subscribers, and none may join any more."""
         self.abandoned = True
         scope.cancel()
 
     def fail(self, subscriber: CoalescedSubscriber, error: CausewayError) -> None:
-        """The attempt that was billed to `subscriber` failed: only it gets the error."""
+        """Record that the attempt billed to `subscriber` failed; only this subscriber gets the error."""
         subscriber.interruption = error
         super().leave(subscriber)
 
@@ -139,7 +139,7 @@ class CoalescedGeneration(SharedAnswer[Chunk, CoalescedSubscriber]):
 
 
 class EmittedPrefix:
-    """What a client has already received, by choice."""
+    """The chunks that a client has already received, by choice."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -159,7 +159,7 @@ class EmittedPrefix:
             self._plain = False
 
     def resume(self) -> ResumeFilter | None:
-        """Return a filter for the restarted answer; None if the client has nothing yet. Raises StreamBroken."""
+        """Return a filter for the restarted answer; None if the client has received nothing. Raises StreamBroken."""
         if not self._anything:
             return None
         if not self._plain:
@@ -168,7 +168,7 @@ class EmittedPrefix:
 
 
 class ResumeFilter:
-    """Removes from an answer what was sent before: `texts` by choice, the ends of `ended` choices, and the usage."""
+    """Filter that removes chunks sent before: `texts` by choice, the ends of `ended` choices, and the usage."""
 
     def __init__(self, texts: dict[int, str], ended: frozenset[int] = frozenset(), *, counted: bool = False) -> None:
         self._counted = counted
@@ -176,7 +176,7 @@ class ResumeFilter:
         self._ended = ended
 
     def filter(self, chunk: Chunk) -> Chunk | None:
-        """Return the part of the chunk that is new; None if nothing is. Raises StreamBroken."""
+        """Return the new part of the chunk; None if there is none. Raises StreamBroken."""
         if chunk.usage is not None:
             return None if self._counted else chunk
         left = self._left.get(chunk.index, "")

@@ -1,4 +1,4 @@
-"""Calls to Redis. Each is bounded in time; after a fault, which is counted, Redis is skipped for a moment.
+"""Calls to Redis, each bounded in time. After a fault, which is counted, Redis is skipped for a moment.
 
 The scripts in `lua` run in Redis atomically, each behind `common.lua`; arguments and replies are in each file. KEYS[1]
 is `<prefix>:{<key>}`: all keys of one answer are in one hash slot.
@@ -50,7 +50,7 @@ _CONNECTIONS = 32
 _WARM_CONNECTIONS = 4
 _CONNECT_S = 2.0
 _BATCH = 256
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class CacheMetrics:
@@ -87,18 +87,18 @@ class CacheMetrics:
 
 
 class RedisUnavailable(Exception):
-    """Redis did not answer, or is skipped after a fault. The request goes on without it."""
+    """Redis did not answer, or is skipped after a fault. The request continues without it."""
 
 
 class GenerationKey(msgspec.Struct, frozen=True):
-    """Identifies a generation: a cache key, for the requests of one rank (see `caching_service`)."""
+    """Identity of a generation: a cache key, for the requests of one rank (see `caching_service`)."""
 
     cache_key: str
     rank: str
 
 
 class LeaderLease(msgspec.Struct, frozen=True):
-    """Held by this gateway, which generates the answer. `took_over`: from a leader whose lease expired."""
+    """A lease held by this gateway, which generates the answer. `took_over`: from a leader whose lease expired."""
 
     key: GenerationKey
     fence: str
@@ -106,18 +106,18 @@ class LeaderLease(msgspec.Struct, frozen=True):
 
 
 class RemoteLeader(msgspec.Struct, frozen=True):
-    """Another gateway generates the answer."""
+    """A leader on another gateway, which generates the answer."""
 
     key: GenerationKey
     fence: str
 
 
 class FollowLimitReached(msgspec.Struct, frozen=True):
-    """Another gateway generates the answer, and this one already follows as many as it may."""
+    """The answer is generated elsewhere, but this gateway already follows the maximum number of answers."""
 
 
 class StreamEntry(msgspec.Struct, frozen=True):
-    """`kind` is chunks, end, failed or wake (see `lua`)."""
+    """An entry of a leader's stream; `kind` is chunks, end, failed or wake (see `lua`)."""
 
     id: bytes
     kind: bytes
@@ -172,7 +172,7 @@ class AnswerStore:
         """Return the stored answer, or its leader on another gateway, or become the leader.
 
         Raises:
-            RedisUnavailable: go on without the cache.
+            RedisUnavailable: The request has to continue without the cache.
         """
         config = self._config
         interest_ms = self._interest_ms if may_follow else 0
@@ -204,7 +204,7 @@ class AnswerStore:
             return None
 
     async def _drop(self, key: GenerationKey, value: bytes, fault: CorruptEntry) -> None:
-        _log.warning("a corrupt entry was deleted: %s", fault)
+        log.warning("A corrupt entry was deleted: %s", fault)
         self._metrics.fault("corrupt")
         await self._run("drop", key, value, timeout_s=self._config.redis_timeout_s)
 
@@ -219,12 +219,12 @@ class AnswerStore:
         return _interest(await self._run("publish", lease.key, lease.fence, self._lease_ms, data))
 
     async def finish(self, lease: LeaderLease, value: bytes, rest: bytes) -> bool:
-        """End the lease with an answer. False: the lease was lost.
+        """End the lease with an answer. Returns False if the lease was lost.
 
         Args:
-            lease: of this gateway.
-            value: the entry to store; b"" to store none.
-            rest: the chunks that were not published yet; b"" if no other gateway waits.
+            lease: Lease of this gateway.
+            value: Entry to store; b"" to store none.
+            rest: Chunks that were not published yet; b"" if no other gateway waits.
         """
         keep_ms = _ms(self._config.ttl_s + self._config.stale_if_error_s)
         return bool(await self._run("keep", lease.key, lease.fence, value, keep_ms, rest))
@@ -234,13 +234,15 @@ class AnswerStore:
         await self._run("close", lease.key, lease.fence)
 
     async def release_if_unwanted(self, lease: LeaderLease) -> bool:
-        """End the lease unless another gateway waits for the answer; return whether one does."""
+        """End the lease unless another gateway waits for the answer; return whether one waits."""
         return bool(await self._run("leave", lease.key, lease.fence))
 
     # --- following ---------------------------------------------------------------------------------------------------
 
     async def announce_interest(self, leader: RemoteLeader) -> bool:
-        """Tell the leader that this gateway waits. False: it will publish nothing more. Raises RedisUnavailable."""
+        """Tell the leader that this gateway waits. False: the leader will publish nothing more. Raises
+        RedisUnavailable.
+        """
         return bool(await self._run("watch", leader.key, leader.fence, self._interest_ms))
 
     async def read(self, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
@@ -261,7 +263,7 @@ class AnswerStore:
         return [StreamEntry(entry_id, *_fields(fields)) for entry_id, fields in rows]
 
     async def watch_wakeups(self, wake: Callable[[GenerationKey], None]) -> None:
-        """Until cancelled: call `wake` when another gateway begins to wait for an answer that this one generates."""
+        """Call `wake` whenever another gateway begins to wait for an answer of this one. Runs until cancelled."""
         start, end = f"{self._config.key_prefix}:{{".encode(), b"}"
         await self._connect()
         while True:
@@ -290,7 +292,7 @@ class AnswerStore:
         return self._clock() < self._suspended_until
 
     def suspend(self, seconds: float) -> None:
-        """Skip Redis for this long: calls raise RedisUnavailable at once."""
+        """Skip Redis for this many seconds: calls raise RedisUnavailable at once."""
         self._suspended_until = self._clock() + seconds
 
     @property
@@ -299,7 +301,7 @@ class AnswerStore:
 
     @property
     def _interest_ms(self) -> int:
-        """How long an announced interest lasts; a follower announces it three times in this time."""
+        """Duration of an announced interest; a follower renews it three times within this time."""
         return _ms(2 * self._config.lease_s)
 
     def _base(self, key: GenerationKey) -> str:
@@ -308,7 +310,7 @@ class AnswerStore:
     async def _run(
         self, script: str, key: GenerationKey, *arguments: Argument, timeout_s: float = _BACKGROUND_S
     ) -> RedisReply:
-        """Raises RedisUnavailable."""
+        """Run a script. Raises RedisUnavailable."""
         self._check_available()
         try:
             with anyio.fail_after(timeout_s):
@@ -327,7 +329,7 @@ class AnswerStore:
             # Where Redis answers, its message may quote arguments: only the error's code is logged.
             code = f"Redis at {self._address} answers with {type(error).__name__} {str(error).partition(' ')[0][:32]}"
             reason = redis_fault(error, self._address) if is_unreachable(error) else code
-            _log.warning("the shared cache is unavailable: %s", reason)
+            log.warning("The shared cache is unavailable: %s", reason)
         self._metrics.fault("redis_unavailable")
         self.suspend(self._config.redis_retry_after_s)
         raise RedisUnavailable from error

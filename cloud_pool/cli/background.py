@@ -78,13 +78,13 @@ def stream(
 
 
 def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: str | None) -> StreamTopics:
-    """Raises ConfigError."""
+    """Parse the topics of a pipeline. Raises ConfigError."""
     from ..streams.config import StreamTopics
 
     if sink is None:
-        raise ConfigError("name the topic of answers", where="--out")
+        raise ConfigError("Name the topic for the answers.", where="--out")
     if audit is not None:
-        raise ConfigError("it is for --replay", where="--audit")
+        raise ConfigError("Use this option only with --replay.", where="--audit")
     out = parse_topic(sink, "--out")
     return StreamTopics(
         name=_checked_name(name),
@@ -95,12 +95,12 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
 
 
 def _replay(config: Config, name: str, source: str, published: str | None, wanted: str, audit: str | None) -> None:
-    """Raises ConfigError."""
+    """Run a replay. Raises ConfigError."""
     from ..background import run_replay
     from ..streams.replay import ReplayTopics
 
     if published is not None:
-        raise ConfigError("a replay publishes no outcomes: give --audit in place of --out and --dead", where="--replay")
+        raise ConfigError("A replay publishes no outcomes: use --audit instead of --out and --dead.", where="--replay")
     address = parse_topic(source, "--in")
     topics = ReplayTopics(
         name=_checked_name(name),
@@ -112,8 +112,8 @@ def _replay(config: Config, name: str, source: str, published: str | None, wante
 
 
 def _checked_name(name: str) -> str:
-    """Raises ConfigError."""
+    """Return the name if it is valid. Raises ConfigError."""
     try:
         return msgspec.convert(name, ClaimName)
     except msgspec.ValidationError:
-        raise ConfigError("a name has letters, digits, `.`, `_` and `-`, at most 64", where="--name") from None
+        raise ConfigError("Use at most 64 letters, digits, `.`, `_` and `-`.", where="--name") from None

@@ -1,4 +1,4 @@
-"""`causeway-cloud doctor`: check what gateways and workers need, and say how to fix it. It changes nothing."""
+"""`causeway-cloud doctor`: checks the requirements of gateways and workers, without changing anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .process import ConfigSource, redis_options
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """The result of one check. `advice`: what is wrong and how to fix it; "" if nothing is."""
+    """The result of one check. `advice`: the problem and its fix; "" if there is none."""
 
     check: str
     level: Literal["ok", "fail"]
@@ -41,7 +41,7 @@ def doctor(source: ConfigSource, as_json: bool) -> None:
 
 
 async def examine(config: Config) -> list[CheckResult]:
-    """Return the findings of what is configured. Raises ConfigError for an unusable address."""
+    """Return the check results of the configured services. Raises ConfigError for an unusable address."""
     faults = {}
     if config.redis:
         faults["redis"] = await _redis_fault(config)

@@ -1,4 +1,4 @@
-"""`causeway-cloud erase`: erase what is stored of a tenant, a device or a user, with a signed receipt."""
+"""`causeway-cloud erase`: erases all data of a tenant, device or user, with a signed receipt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from causeway_server.router.serving.process import ask
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
 from ..config import Config
-from ..erasure import Erasure, ErasureSubject, Receipt, Remainder, gateway_kinds, job_kinds, sign, verify
+from ..erasure import Erasure, ErasureSubject, Receipt, Retained, gateway_kinds, job_kinds, sign, verify
 from ..redis.config import shown_address
 from ..redis.connect import open_redis, redis_fault
 from ..storage.config import with_shared_redis
@@ -25,12 +25,10 @@ from .process import OTHER_NAMES, PATH, PROGRAM, ConfigSource, redis_options
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ALWAYS_LEFT = (
-    Remainder(
-        "backups, and copies that leave Causeway", "Causeway does not know them: delete them, or let them expire"
-    ),
-    Remainder("audit files, logs and traces", "ids and times, no content: they expire as you rotate them"),
-    Remainder("revocations of tokens", "kept, so that no revoked token works again"),
-    Remainder("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
+    Retained("backups, and copies that leave Causeway", "Causeway does not know them: delete them, or let them expire"),
+    Retained("audit files, logs and traces", "ids and times, no content: they expire as you rotate them"),
+    Retained("revocations of tokens", "kept, so that no revoked token works again"),
+    Retained("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
 )
 
 
@@ -65,13 +63,13 @@ def erase(
     """
     if signed is not None:
         if key_file is None:
-            raise ConfigError("--verify needs --keys, the JWKS file with the public key", where="--keys")
+            raise ConfigError("--verify needs --keys, the JWKS file with the public key.", where="--keys")
         receipt = verify(signed.read_bytes(), read_jwks(key_file))
-        click.echo(f"valid: {receipt.subject.name}, finished {receipt.finished}")
+        click.echo(f"The receipt is valid: {receipt.subject.name}, finished {receipt.finished}.")
         return
     subject = ErasureSubject.parse(tenant, device, user)
     if private is None and not dry_run:
-        advice = "name the key that signs the receipt, a private one of `causeway-cloud keys new`"
+        advice = "Name the private key that signs the receipt, from `causeway-cloud keys new`."
         raise ConfigError(advice, where="--sign")
     key = None if private is None or dry_run else read_private(private)
     config = source.load()
@@ -79,7 +77,7 @@ def erase(
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)
     if not any(counts.values()):
-        click.echo(f"nothing is stored of {subject.name}. {OTHER_NAMES}", err=True)
+        click.echo(f"There is no data of {subject.name}. {OTHER_NAMES}", err=True)
     if key is None:
         return
     ask(PROGRAM, f"Erase {subject.name} for good?", yes=yes)
@@ -101,11 +99,11 @@ async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> d
 async def _erase(config: Config, subject: ErasureSubject, keep_cache: bool) -> Receipt:
     left = list(_ALWAYS_LEFT)
     if keep_cache:
-        left.append(Remainder("the shared cache", "by --keep-cache: until `cache.ttl_s` + `cache.stale_if_error_s`"))
+        left.append(Retained("the shared cache", "by --keep-cache: until `cache.ttl_s` + `cache.stale_if_error_s`"))
     if subject.device or subject.user:
-        left.append(Remainder("usage", "it is counted by tenant, tier and day, of no device and no user"))
+        left.append(Retained("usage", "it is counted by tenant, tier and day, of no device and no user"))
     if subject.user:
-        left.append(Remainder("files and batches", "a file has lines of many users: erase its device"))
+        left.append(Retained("files and batches", "a file has lines of many users: erase its device"))
     async with _opened(config, keep_cache) as erasure:
         return await erasure.erase(subject, left)
 
@@ -120,12 +118,12 @@ async def _opened(config: Config, keep_cache: bool) -> AsyncIterator[Erasure]:
     """Open the stores of a configuration for a `with` block.
 
     Raises:
-        ConfigError: there is no Redis of jobs, or an address is unusable
-        CausewayError: a Redis does not answer, or answers with an error
+        ConfigError: No Redis of jobs is configured, or an address is unusable.
+        CausewayError: A Redis does not answer, or answers with an error.
     """
     settings = with_shared_redis(config.jobs, config.redis)
     if not settings.redis:
-        reason = "name the Redis of jobs, which keeps the progress: --redis, or a --config with one that is no cluster"
+        reason = "Name the Redis of jobs, which stores the progress (--redis or --config); it must not be a cluster."
         raise ConfigError(reason, where="jobs.redis")
     addresses = [config.redis or settings.redis]
     if not keep_cache:

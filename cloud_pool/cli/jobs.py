@@ -1,4 +1,4 @@
-"""`causeway-cloud dlq` and `causeway-cloud jobs`."""
+"""The commands `causeway-cloud dlq` and `causeway-cloud jobs`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def list_dead_letters(source: ConfigSource, limit: int) -> None:
     """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
     letters = _run(source.load(), lambda stores: stores.jobs.dead_letters(limit))
     if not letters:
-        click.echo("no dead letters", err=True)
+        click.echo("There are no dead letters.", err=True)
     for letter in letters:
         died_at = datetime.fromtimestamp(letter.died / 1000, tz=UTC).isoformat(timespec="seconds")
         click.echo("\t".join((died_at, letter.id, letter.owner, letter.tier, str(letter.attempts), letter.code)))
@@ -94,31 +94,33 @@ def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ..
     async def work(stores: JobStores) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))
         if not audit_files:
-            raise ConfigError("name the audit files: the configuration has none", where="audit_file")
+            raise ConfigError("Name the audit files: the configuration has none.", where="audit_file")
         return await reconcile(stores.database, config.jobs, audit_files)
 
-    found = _run(config, work)
+    result = _run(config, work)
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        click.echo(msgspec.json.encode(result).decode())
     else:
-        for lost in found.lost:
+        for lost in result.lost:
             at = datetime.fromtimestamp(lost.accepted_at, tz=UTC).isoformat(timespec="milliseconds")
             click.echo("\t".join((at, lost.id, f"{lost.tenant}/{lost.device}", lost.tier or "-", lost.last_run or "-")))
-        checked = found.acknowledged - found.too_old
-        summary = f"{checked} acceptances checked, {len(found.lost)} lost, {found.too_old} too old to tell"
-        click.echo(f"{summary}, {found.unreadable_lines} unreadable lines", err=True)
-        if not found.acknowledged:
-            click.echo("no acceptance was found: are these the audit files (`audit_file`) of all gateways?", err=True)
-    if found.lost:
+        checked = result.acknowledged - result.too_old
+        summary = f"{checked} acceptances checked, {len(result.lost)} lost, {result.too_old} too old to tell"
+        click.echo(f"{summary}, {result.unreadable_lines} unreadable lines.", err=True)
+        if not result.acknowledged:
+            click.echo(
+                "The files contain no acceptance: are these the audit files (`audit_file`) of all gateways?", err=True
+            )
+    if result.lost:
         raise SystemExit(1)
 
 
 def _for_each_job(
     config: Config, jobs: tuple[str, ...], every: bool, done: str, act: Callable[[JobStore, str], Awaitable[bool]]
 ) -> None:
-    """Apply `act` and print a line per job. Exits with status 1 if it failed for any of them."""
+    """Apply `act` and print a line per job. Exits with status 1 if one of them failed."""
     if bool(jobs) == every:
-        refuse("name the jobs, or use --all")
+        refuse("Name the jobs, or use --all.")
 
     async def act_on_all(stores: JobStores) -> list[tuple[str, bool]]:
         names = [letter.id for letter in await stores.jobs.dead_letters()] if every else list(jobs)
@@ -126,7 +128,7 @@ def _for_each_job(
 
     results = _run(config, act_on_all)
     if not results:
-        click.echo("no dead letters", err=True)
+        click.echo("There are no dead letters.", err=True)
     for job, succeeded in results:
         click.echo(f"{job}\t{done if succeeded else 'left: not a dead letter, or already counted by its batch'}")
     if not all(succeeded for _, succeeded in results):
@@ -134,13 +136,13 @@ def _for_each_job(
 
 
 def _run(config: Config, work: Callable[[JobStores], Awaitable[T]]) -> T:
-    """Raises CausewayError."""
+    """Run `work` with the job stores. Raises CausewayError."""
     from ..storage.stores import JobStores
 
     async def run() -> T:
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
-            raise ConfigError("give --redis, or a --config that names it", where="redis")
+            raise ConfigError("Give --redis, or a --config that names it.", where="redis")
         stores = JobStores.open(settings)
         try:
             return await work(stores)

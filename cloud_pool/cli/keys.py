@@ -1,4 +1,4 @@
-"""`causeway-cloud keys`: new, issue, rotate, revoke, show. Run it where tokens are issued; it needs no gateway."""
+"""The commands `causeway-cloud keys` (new, issue, rotate, revoke, show). They need no gateway."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def issue(
         now=time.time(),
         lifetime_s=days * _SECONDS_PER_DAY,
     )
-    click.echo(f"id {claims.jti}, until {_date(claims.exp)}", err=True)
+    click.echo(f"The token {claims.jti} is valid until {_date(claims.exp)}.", err=True)
     click.echo(token)
 
 
@@ -143,7 +143,7 @@ def rotate(file: Path, after_s: float) -> None:
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """
     key = rotate_keys(file, after_s, time.time())
-    click.echo(f"encrypts from {_date(key.seals_from)} on", err=True)
+    click.echo(f"The key encrypts from {_date(key.seals_from)} on.", err=True)
     click.echo(key.id)
 
 
@@ -158,23 +158,23 @@ def revoke(
 ) -> None:
     """Revoke a token, a device or a key. Gateways refuse it within seconds."""
     if (token_id is not None) + (device is not None) + (kid is not None) != 1:
-        raise click.UsageError("give exactly one of --token-id, --device and --key")
+        raise click.UsageError("Give exactly one of --token-id, --device and --key.")
     if kid is not None:
         if key_file is None:
-            raise click.UsageError("--key needs --keys")
+            raise click.UsageError("--key needs --keys.")
         issuing.remove_key(key_file, kid)
         left = len(read_jwks(key_file).keys)
         click.echo(
-            f"removed key {kid} from {key_file}, which has {left} left; gateways that read this file refuse all tokens "
-            "of the key within a second"
+            f"Removed key {kid} from {key_file}, which has {left} left. Gateways that read this file refuse all tokens "
+            "of the key within a second."
         )
         return
     if device is not None and not all(device.partition("/")):
-        raise click.UsageError("write --device as tenant/device")
+        raise click.UsageError("Write --device as tenant/device.")
     now = time.time()
     asyncio.run(_revoke(source.load(), token_id, device, now))
     what = f"token {token_id}" if token_id is not None else f"all tokens of {device} issued until {_date(now)}"
-    click.echo(f"revoked {what}; gateways refuse {'it' if token_id is not None else 'them'} within seconds")
+    click.echo(f"Revoked {what}. Gateways refuse {'it' if token_id is not None else 'them'} within seconds.")
 
 
 async def _revoke(config: Config, token_id: str | None, device: str | None, now: float) -> None:
@@ -188,7 +188,7 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
         required = await PromotableReplicas(client).required(replicas)
         if required and not await is_replicated(client, required, timeout_s):
             raise click.ClickException(
-                f"it is revoked, but fewer than {required} replicas have confirmed it in {timeout_s:g} s: a failover "
+                f"Revoked, but fewer than {required} replicas confirmed the revocation in {timeout_s:g} s: a failover "
                 "could lose it. Run the command again."
             )
 
@@ -211,12 +211,12 @@ def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None
 
 
 def _show_token(token: str) -> None:
-    """Raises ConfigError."""
+    """Print a token's claims. Raises ConfigError."""
     try:
         decoded = jwt.decode_complete(token, options={"verify_signature": False})
         claims = msgspec.convert(decoded["payload"], Claims)
     except (jwt.InvalidTokenError, msgspec.ValidationError) as error:
-        raise ConfigError(f"not a Causeway token: {error}") from error
+        raise ConfigError(f"Not a Causeway token: {error}") from error
     table = Table("claim", "value", title="not verified")
     for name, value in (
         ("key", str(decoded["header"].get("kid"))),

@@ -34,7 +34,7 @@ _ON_DEMAND = {
     "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
-"""Commands whose imports take half a second, which --help need not wait for: module, command and help."""
+"""Commands whose slow imports (half a second) `--help` avoids: module, command and help."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,7 +76,7 @@ def openapi() -> None:
 
 
 def _on_demand(name: str, module: str, attribute: str, help_text: str) -> click.Command:
-    """Return a command that imports the real one when it is called, and gives it all of its arguments."""
+    """Return a command that imports the real one when it is called, and passes all its arguments on."""
 
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def run(arguments: tuple[str, ...]) -> None:

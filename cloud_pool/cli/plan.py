@@ -1,4 +1,4 @@
-"""`causeway-cloud plan`: from a load and a measured replica to the replicas needed, their waiting time and cost."""
+"""`causeway-cloud plan`: the replicas needed for a load, their waiting time and cost, from a measured replica."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..planning import (
 
 
 class _LengthsType(click.ParamType[Lengths]):
-    """`300`, `300:0.8` (mean and spread), or a file with one length per line."""
+    """A length: `300`, `300:0.8` (mean and spread), or a file with one length per line."""
 
     name = "LENGTHS"
 
@@ -43,11 +43,11 @@ class _LengthsType(click.ParamType[Lengths]):
             mean, _, cv = text.partition(":")
             return Lengths(float(mean), float(cv) if cv else 1.0)
         except (ValueError, OSError, ConfigError):
-            self.fail(f"{text!r}: write MEAN, MEAN:SPREAD, or a file with one length per line", param, ctx)
+            self.fail(f"{text!r}: write MEAN, MEAN:SPREAD, or a file with one length per line.", param, ctx)
 
 
 class _PointType(click.ParamType[ThroughputPoint]):
-    """`8=310`: tokens per second of eight sequences together."""
+    """A throughput: `8=310` is 310 tokens per second of eight sequences together."""
 
     name = "SEQUENCES=TOKENS/S"
 
@@ -58,7 +58,7 @@ class _PointType(click.ParamType[ThroughputPoint]):
         try:
             return ThroughputPoint(int(sequences), float(rate))
         except ValueError:
-            self.fail(f"{value!r}: write SEQUENCES=TOKENS/S, such as 8=310", param, ctx)
+            self.fail(f"{value!r}: write SEQUENCES=TOKENS/S, such as 8=310.", param, ctx)
 
 
 @click.command(name="plan", context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,7 +119,7 @@ def plan_command(
         if url is not None:
             measured = asyncio.run(_measured(url, token, model, sequences))
         elif prefill is None or not points:
-            raise click.UsageError("--prefill and --decode, or --measure, are required")
+            raise click.UsageError("--prefill and --decode, or --measure, are required.")
         else:
             measured = ReplicaMeasurement(prefill, points, overhead_ms / 1000.0)
         replica = ReplicaProfile(**msgspec.structs.asdict(measured), slots=slots, usd_per_hour=usd_per_hour)
@@ -135,7 +135,7 @@ def plan_command(
 
 
 async def _measured(url: str, token: str, model: str, sequences: tuple[int, ...]) -> ReplicaMeasurement:
-    """Raises ConfigError."""
+    """Measure a replica. Raises ConfigError."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers) as session:
         return await measure(MeasuredEndpoint(session, url, model), sequences)

@@ -1,4 +1,4 @@
-"""What every command needs to run and to fail: the configuration, signals, log levels and error exits."""
+"""Shared parts of the commands: the configuration, signals, log levels and error exits."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ OTHER_NAMES = (
     f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; "
     "the audit file names each request's tenant and device."
 )
-"""Said where nothing is found of a tenant: its name may be another one."""
+"""Hint for a tenant without data: it may have another name."""
 
 
 def refuse(message: str) -> NoReturn:
-    """Print an error of the operator's as one line on stderr and exit with status 2."""
+    """Print an operator's error as one line on stderr and exit with status 2."""
     process.refuse(PROGRAM, message)
 
 
 def report_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn CausewayError and OSError of a command into `refuse`; click ends the one whose reader has left."""
+    """Turn CausewayError and OSError of a command into `refuse`; click handles a broken output pipe."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ def report_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class ConfigSource(NamedTuple):
-    """What names the gateways' Redis. It is read where Redis is used: other work needs no valid configuration."""
+    """Options that name the gateways' Redis. They are read on use, because other work needs no valid configuration."""
 
     path: Path | None
     redis: str | None
@@ -61,12 +61,12 @@ class ConfigSource(NamedTuple):
         return self.path is not None or self.redis is not None
 
     def load(self) -> Config:
-        """Raises ConfigError."""
+        """Load the configuration. Raises ConfigError."""
         return load_config(self.path, Flags(redis=self.redis))
 
 
 def redis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name the gateways' Redis; the command gets the `source`, and its errors end as `refuse`."""
+    """Add the options that name the gateways' Redis; the command gets the `source`, and its errors end in `refuse`."""
 
     @report_errors
     @wraps(command)
@@ -78,16 +78,16 @@ def redis_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def poll_grpc_in_one_thread() -> None:
-    """Have gRPC read its sockets in the thread that wakes the event loop; call this before gRPC is imported.
+    """Make gRPC read its sockets in the thread that wakes the event loop. Call it before gRPC is imported.
 
-    Its event engine reads them in a thread of its own, which costs 20 µs more per streamed token. A gRPC without this
-    experiment (github.com/grpc/grpc, src/core/lib/experiments) ignores it.
+    gRPC's event engine otherwise uses a separate thread, which costs 20 µs more per streamed token. A gRPC version
+    without this experiment (github.com/grpc/grpc, src/core/lib/experiments) ignores it.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
 
 
 class ConfiguredProcess(NamedTuple):
-    """What `serve`, `worker` and `stream` start with. `reread` reads the configuration again."""
+    """The start arguments of `serve`, `worker` and `stream`. `reread` reads the configuration again."""
 
     config: Config
     reread: Callable[[], Config]
@@ -109,13 +109,13 @@ _OPTIONS = (
 def configured_command(command: Callable[..., None]) -> Callable[..., None]:
     """Add the shared options to a command, which gets a ConfiguredProcess first. Its ConfigError ends the process.
 
-    Options of the command that are flags of the configuration go there, too; it gets the others.
+    Options that are configuration flags go into the configuration; the command gets the others.
     """
 
     @wraps(command)
     def start(*, path: Path | None, **options: Any) -> None:
-        given = {name: _as_flag(options.pop(name)) for name in Flags.__struct_fields__ if name in options}
-        flags = Flags(**given)
+        flag_values = {name: _as_flag(options.pop(name)) for name in Flags.__struct_fields__ if name in options}
+        flags = Flags(**flag_values)
         # Audit records, uploaded files, copies of revocations: what this process writes is for its account alone.
         os.umask(0o077)
         poll_grpc_in_one_thread()
@@ -133,7 +133,7 @@ def configured_command(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _as_flag(value: Any) -> Any:
-    """Return an option's value for the configuration, where paths are absolute."""
+    """Return an option's value for the configuration, with absolute paths."""
     if isinstance(value, tuple):
         return tuple(map(_as_flag, value))
     return str(value.absolute()) if isinstance(value, Path) else value
@@ -142,9 +142,9 @@ def _as_flag(value: Any) -> Any:
 def until_stopped(
     work: Callable[[asyncio.Event], Awaitable[T]], run: Callable[[Coroutine[None, None, T]], T] = asyncio.run
 ) -> T:
-    """Run until SIGTERM or Ctrl-C sets the event that `work` gets. A further Ctrl-C cancels `work` (exit status 1).
+    """Run until SIGTERM or Ctrl-C sets the event that `work` gets. A second Ctrl-C cancels `work` (exit status 1).
 
-    A further SIGTERM is ignored: the kernel sends one for each thread of a parent that dies (prctl(2)).
+    Further SIGTERMs are ignored: the kernel sends one for each thread of a parent that dies (prctl(2)).
     """
 
     async def supervised() -> T:

@@ -1,8 +1,8 @@
 """`python3 -m causeway_server.cloud_pool.cli.readiness_probe [url]`: exit status 0 if the gateway is ready, else 1.
 
-The default is the operators' address of a gateway on loopback, whose answer says what is not ready.
+The default is the operators' address of a gateway on loopback, whose response names what is not ready.
 
-For exec probes of Kubernetes: standard library only, so that it starts quickly.
+For exec probes of Kubernetes: it uses only the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`causeway-cloud triton`."""
+"""The command `causeway-cloud triton`."""
 
 from __future__ import annotations
 
@@ -155,9 +155,7 @@ def triton(
             for text in models
         )
         if twice := [name for name, count in Counter(model.name for model in served).items() if count > 1]:
-            raise ConfigError(
-                f"two models are served as {twice[0]!r}: name one otherwise, as NAME=ARTIFACT", where="--model"
-            )
+            raise ConfigError(f"Two models are served as {twice[0]!r}: rename one, as NAME=ARTIFACT.", where="--model")
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
     # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.
@@ -198,7 +196,9 @@ def triton(
 
 
 def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tuple[Path, ...]) -> ServedModel | None:
-    """Return None for a language model. Raises ConfigError: the encoder's packages or its model are not here."""
+    """Return the encoder's model; None for a language model. Raises ConfigError if its packages or its model are
+    missing.
+    """
     name, _, artifact = text.partition("=")
     encoder = artifact or name
     kind = ENCODERS.get(encoder)
@@ -207,32 +207,32 @@ def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tupl
     if kind in EXTRAS and python == sys.executable and not is_installed(kind):
         extra = EXTRAS[kind]
         raise ConfigError(
-            f"{encoder}: `pip install 'causeway-router[{extra}]'`, or name a Python that has it: --encoder-python"
+            f"{encoder}: run `pip install 'causeway-router[{extra}]'`, or name a Python with it (--encoder-python)."
         )
     try:
         spec = encoder_spec(kind, model_dirs)
     except ArtifactError as error:
-        raise ConfigError(f"{error}; `causeway-models pull {encoder}` brings it") from error
+        raise ConfigError(f"{error} Run `causeway-models pull {encoder}`.") from error
     if python != sys.executable:
         _check_python(python, encoder, kind)
     return ServedModel(name, EncoderOptions(kind, spec, python, limits))
 
 
 def _check_python(python: str, encoder: str, kind: Modality) -> None:
-    """Raises ConfigError."""
+    """Check that `python` has the encoder's packages. Raises ConfigError."""
     try:
         has_packages = is_installed_in(python, kind)
     except OSError as error:
-        raise ConfigError(f"{python}: {error.strerror}", where="--encoder-python") from error
+        raise ConfigError(f"{python}: {error.strerror}.", where="--encoder-python") from error
     if not has_packages:
         extra = f"causeway-router[{EXTRAS[kind]}]" if kind in EXTRAS else "causeway-router"
         raise ConfigError(
-            f"{python} lacks what {encoder} needs: `pip install '{extra}'` there", where="--encoder-python"
+            f"{python} lacks packages of {encoder}: run `pip install '{extra}'` there.", where="--encoder-python"
         )
 
 
 def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> ServedModel:
-    """Raises ArtifactError or ConfigError."""
+    """Return the model to serve. Raises ArtifactError or ConfigError."""
     name, _, artifact_name = text.partition("=")
     wanted = artifact_name or name
     models = {
@@ -242,7 +242,7 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
         folders = ", ".join(map(str, search_path(model_dirs)))
         names = ", ".join(sorted(models)) or "(none)"
         raise ConfigError(
-            f"no model named {wanted!r}: there are the language models {names} (looked in {folders}), and the encoders"
+            f"No model named {wanted!r}: there are the language models {names} (looked in {folders}), and the encoders"
             f" {', '.join(ENCODERS)}. `causeway-models pull` or `add` brings others.",
             where="--model",
         )

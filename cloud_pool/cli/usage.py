@@ -1,4 +1,4 @@
-"""`causeway-cloud usage`: what a tenant used on a day; and the Redis that the gateways share, for commands."""
+"""`causeway-cloud usage`: a tenant's usage on a day; and access to the gateways' Redis for commands."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
     """Open a client for a `with` block.
 
     Raises:
-        ConfigError: there is no Redis, or the URL is unusable.
-        CausewayError: it does not answer, or answers with an error.
+        ConfigError: No Redis is configured, or the URL is unusable.
+        CausewayError: Redis does not answer, or answers with an error.
     """
     if not config.redis:
-        raise ConfigError("give --redis, or a --config that names the gateways' Redis", where="redis")
+        raise ConfigError("Give --redis, or a --config that names the gateways' Redis.", where="redis")
     client = open_redis(config.redis)
     try:
         yield client
@@ -43,7 +43,7 @@ async def gateways_redis(config: Config) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 def replication_of_gateways_redis(config: Config) -> tuple[int, float]:
-    """Return how many replicas must at least confirm a write, and in how many seconds: as for an accepted job."""
+    """Return how many replicas must confirm a write, and within how many seconds; the same as for an accepted job."""
     jobs = with_shared_redis(config.jobs, config.redis)
     if jobs.redis != config.redis:  # jobs have a Redis of their own
         jobs = JobsConfig(redis=config.redis)
@@ -54,13 +54,13 @@ _FORMAT = "%Y-%m-%d"
 
 
 def _day(_context: click.Context, _option: click.Parameter, text: str | None) -> str:
-    """Return the day as it is written in Redis. Raises BadParameter."""
+    """Return the day in the form used in Redis. Raises BadParameter."""
     if text is None:
         return datetime.now(UTC).strftime(_FORMAT)
     try:
         return datetime.strptime(text.strip(), _FORMAT).replace(tzinfo=UTC).strftime(_FORMAT)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a day: write year-month-day, such as 2026-11-21") from None
+        raise click.BadParameter(f"{text!r} is not a day: write year-month-day, such as 2026-11-21.") from None
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,6 +85,6 @@ def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) ->
 
 
 async def _read(config: Config, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """Raises CausewayError."""
+    """Read the usage. Raises CausewayError."""
     async with gateways_redis(config) as client:
         return await read_usage(client, tenant, day)

@@ -1,4 +1,4 @@
-"""The parts of one job, which are read on after its answer was made without them."""
+"""Parts of one job that are still read after its first answer was made without them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from causeway_server.router.jobs.job import LateTerms, check_read
 from causeway_server.router.types import Modality, PartRecord, Request
 
 
-class LateReading:
-    """What is found of one job's parts, for its answer and for the revisions of it. `close` ends what is being read.
+class DeferredParts:
+    """The parts of one job, for its answer and for the revisions of it. `close` ends the reading.
 
     Args:
-        graph: of this job alone.
-        by: how long parts are read, monotonic s.
+        graph: Encoder graph of this job alone.
+        by: Time until which parts are read, monotonic seconds.
     """
 
     def __init__(self, graph: EncoderGraph, request: Request, by: float) -> None:
@@ -25,21 +25,21 @@ class LateReading:
 
     @property
     def by(self) -> float:
-        """How long parts are read, monotonic s."""
+        """Time until which parts are read, monotonic seconds."""
         return self._terms.by
 
     async def facts(self, deadline: float) -> RequestFacts:
-        """Return what an answer is made with. A part that is late is read on. Raises InvalidRequest.
+        """Return the facts for an answer; late parts continue to be read. Raises InvalidRequest.
 
         Args:
-            deadline: of the answer, monotonic s.
+            deadline: Deadline of the answer, monotonic seconds.
         """
-        found = await self._graph.facts(self._request, deadline, late=self._terms)
-        self.records = found.records
-        return found
+        facts = await self._graph.facts(self._request, deadline, late=self._terms)
+        self.records = facts.records
+        return facts
 
     def leave_out(self, kinds: Sequence[Modality]) -> None:
-        """Let the next answer be made without parts of these kinds."""
+        """Allow the next answer to be made without parts of these kinds."""
         self.records = ()
         self._terms = LateTerms(self.by, tuple(kinds))
 
@@ -49,5 +49,5 @@ class LateReading:
         check_read(found.records, kind)
 
     async def close(self) -> None:
-        """End what is being read."""
+        """End the reading of parts."""
         await self._graph.close()

@@ -1,4 +1,4 @@
-"""The authenticated caller, and what its token grants."""
+"""The authenticated caller and the grants of its token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_TENANT = "default"
 
 
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a token allows beside its scopes. A request's headers can ask for less, never for more."""
+    """Grants of a token beside its scopes. A request's headers can ask for less, never for more."""
 
     priority: Priority = "standard"  # the highest that a request may have
     critical: bool = False  # whether a request may be critical
@@ -38,7 +38,7 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return wanted if RANK[wanted] >= RANK[self.priority] else self.priority
 
     def require_modalities(self, request: Request) -> None:
-        """Raises PermissionDenied if the request has content of a kind that is not granted."""
+        """Raise PermissionDenied if the request has content of a kind that is not granted."""
         if self.modalities is None:
             return
         for modality in modalities(request):
@@ -47,7 +47,9 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise PermissionDenied(f"This token may not send {modality}: it allows {allowed}.", param="messages")
 
     def require_region(self, region: str) -> None:
-        """Raises PermissionDenied if the token is for other regions. `region`: of this gateway, "" if it has none."""
+        """Raise PermissionDenied if the token is for other regions. `region`: region of this gateway, "" if it has
+        none.
+        """
         if self.regions is not None and region not in self.regions:
             here = f"this gateway is in {region}" if region else "this gateway has no `identity.region`"
             raise PermissionDenied(f"This token is for the regions {', '.join(self.regions)}; {here}.")
@@ -68,19 +70,19 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def owner(self) -> str:
-        """`tenant/device`"""
+        """Owner of jobs and results, as `tenant/device`."""
         return f"{self.tenant}/{self.device}"
 
     @property
     def caller(self) -> str:
-        """The holder of a share in this gateway's bounded pools: the tenant, or the device of a static token."""
+        """Holder of a share in this gateway's bounded pools: the tenant, or the device of a static token."""
         return self.owner if self.tenant == DEFAULT_TENANT else self.tenant
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDenied if the token lacks `scope`."""
+        """Raise PermissionDenied if the token lacks `scope`."""
         if scope not in self.scopes:
             raise PermissionDenied(f"This token may not do this: it lacks the scope `{scope}`.")
 
 
 ANYONE = Principal(DEFAULT_TENANT, "", frozenset(SCOPES), Grants(priority="interactive", critical=True))
-"""Every caller of a gateway without tokens, which may listen on loopback only: it gets what its headers ask for."""
+"""The caller of a gateway without tokens, which listens on loopback only; its headers are granted in full."""

@@ -1,4 +1,4 @@
-"""What goes into the service, what comes out of it, and what the requests in progress hold of this process."""
+"""Input and output of the service, and the memory held by the requests in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from causeway_server.models.parts.graph.branch import Memory
 
     from ..observability.tracing import Trace
-    from .late import LateReading
+    from .late import DeferredParts
 
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
@@ -29,7 +29,7 @@ DEGRADED = ("x-causeway-degraded", "true")
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One client's request, with the tier that it named."""
+    """A client's request, with the tier that it named."""
 
     id: str
     request: Request
@@ -44,7 +44,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     critical: bool = False  # only the named tier's full answer will do: no fallback, no truncation, no stale answer
     allowed_tiers: frozenset[str] | None = None  # that its caller may use, fallback included; None: all
     memory: Memory | None = None  # of parts, a live session's own; None: the tenant's, or none if it is private
-    late: LateReading | None = None  # reads the parts of a job whose answer may be revised
+    late: DeferredParts | None = None  # reads the parts of a job whose answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # what it costs upstream
 
 
@@ -61,14 +61,14 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The tier that answers, as clients name it; "" if the headers do not."""
+        """Name of the answering tier for clients; "" if the headers have none."""
         return next((value for name, value in self.headers if name == _TIER_HEADER), "")
 
 
 Piece = AnswerHead | Chunk
-"""An answer is one AnswerHead and then Chunks."""
+"""A piece of an answer: one AnswerHead, followed by Chunks."""
 Generate = Callable[[RequestContext], AsyncGenerator[Piece, None]]
-"""`Service.answer`. Raises CausewayError; closing the generator stops the work in Triton."""
+"""Type of `Service.answer`. Raises CausewayError; closing the generator stops the work in Triton."""
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def answer_head(
 ) -> AnswerHead:
     """Build the head of an answer by `tier`; a degraded answer is never kept.
 
-    `loosened`: offered tools whose arguments are not held to their schemas.
+    `loosened`: offered tools whose arguments are not constrained to their schemas.
     """
     headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
     if loosened:
@@ -105,15 +105,15 @@ _RETRY_AFTER_S = 1.0
 
 
 class BodyMemory:
-    """Counts requests in progress, and the bytes of large bodies and of audio clips of sessions.
+    """Accounting of requests in progress, and of the bytes of large bodies and of audio in sessions.
 
-    Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends,
-    since the parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds
-    these, and a flood of large bodies does not keep small requests out. A chunked body, whose size is unknown, counts
-    as FREE_BYTES at least.
+    Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends, since the
+    parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds these,
+    and a flood of large bodies does not keep small requests out. A chunked body, whose size is unknown, counts as at
+    least FREE_BYTES.
 
     Args:
-        max_requests: connections that may have a request in progress.
+        max_requests: Number of connections that may have a request in progress.
     """
 
     def __init__(
@@ -139,19 +139,19 @@ class BodyMemory:
 
     @property
     def requests(self) -> int:
-        """Requests in progress."""
+        """Number of requests in progress."""
         return self._requests.held
 
     def check_largest(self, largest: int) -> None:
-        """Raises ConfigError if a tenant's share could never hold a body of `largest` bytes."""
+        """Raise ConfigError if a tenant's share could never hold a body of `largest` bytes."""
         if largest > self.max_bytes // 2:
             raise ConfigError(
-                f"must be twice server.max_body_bytes, {2 * largest}, or more: one tenant may have half of it",
+                f"Set at least twice server.max_body_bytes ({2 * largest}), because one tenant may have half of it.",
                 where="server.max_body_memory_bytes",
             )
 
     def enter(self, request: object, caller: str) -> None:
-        """Count a request in progress; `release` ends that. Raises QueueFull: its caller has its share of them."""
+        """Count a request in progress until `release`. Raises QueueFull if its caller has used up its share."""
         if not self._requests.hold(id(request), caller):
             raise QueueFull(
                 f"Your tenant has {self._requests.held_by(caller)} requests in progress here, its share of "
@@ -160,11 +160,11 @@ class BodyMemory:
             )
 
     def hold(self, request: object, caller: str, size: int) -> None:
-        """Count `size` bytes for a request, in place of what it had; `release` ends that.
+        """Count `size` bytes for a request, replacing its previous amount, until `release`.
 
         Raises:
-            RateLimited: its caller's bodies would have more than its share of the memory.
-            Shed: all bodies would have more than the memory.
+            RateLimited: The bodies of the caller would exceed its share of the memory.
+            Shed: All bodies together would exceed the memory.
         """
         pool = self._bytes
         if pool.hold(id(request), caller, size):
@@ -183,7 +183,7 @@ class BodyMemory:
         )
 
     def release(self, request: object) -> None:
-        """Stop to count a request that has ended, if it was counted."""
+        """Stop counting a request that has ended, if it was counted."""
         self._requests.release(id(request))
         if self._bytes.held:
             self._bytes.release(id(request))

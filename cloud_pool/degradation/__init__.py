@@ -1,4 +1,4 @@
-"""How the cloud degrades: lower tiers first, then a truncated answer, then a stale one, then an error with Retry-After.
+"""Degradation in the cloud: lower tiers first, then a truncated answer, a stale one, or an error with Retry-After.
 
 Reading order:
 
@@ -9,10 +9,10 @@ Reading order:
     tier_attempt     one tier up to its first delta; the deltas of several sequences as they come
     continue_token   truncated answers, and the token that asks for the rest
 
-Each priority has its own health on each tier: under stress the least urgent work that is present moves first, and comes
-back last. Otherwise every priority would be spread over every tier.
+Each priority has a separate health on each tier: under stress the least urgent work that is present moves first, and
+comes back last. Otherwise every priority would be spread over every tier.
 
-A request is critical when its header `x-causeway-critical: true` says so, as its token permits, or its tenant is in
-`degradation.critical_tenants`. It gets the tier that it names or an error: never another model, a truncated answer
-or a stale one. Jobs are critical too: they have time, and wait for the tier that they name.
+A request is critical when its header `x-causeway-critical: true` says so and its token permits it, or its tenant is in
+`degradation.critical_tenants`. It gets the tier that it names or an error: never another model, a truncated answer or a
+stale one. Jobs are critical too: they have time, and wait for the tier that they name.
 """

@@ -1,4 +1,4 @@
-"""How the cloud degrades. Without `tiers` there is no fallback; without a key file no answer is truncated."""
+"""Configuration of degradation. Without `tiers` there is no fallback; without a key file no answer is truncated."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class DegradationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     warm_up_after_idle_s: Annotated[Pause, doc("Idle time after which a tier gets a tiny request. 0: never.")] = 60.0
 
     def check(self, tiers: Collection[str]) -> None:
-        """Raises ConfigError."""
+        """Check the section. Raises ConfigError."""
         for at, name in enumerate(self.tiers):
             if name not in tiers:
-                raise ConfigError(f"there is no tier {name!r}", where=f"degradation.tiers[{at}]")
+                raise ConfigError(f"There is no tier {name!r}.", where=f"degradation.tiers[{at}]")
             if name in self.tiers[:at]:
-                raise ConfigError(f"{name!r} is listed twice", where=f"degradation.tiers[{at}]")
+                raise ConfigError(f"{name!r} is listed twice.", where=f"degradation.tiers[{at}]")

@@ -5,9 +5,9 @@ https://github.com/fyi/spec/blob/master/Spec.md: AES-128-CBC, HMAC-SHA256 and th
 read from one file. It is valid for one tenant and one question, for a limited time.
 
 Only one choice of plain text can be continued. The prompt is rendered as before and the text so far follows it, so a
-model that answers greedily goes on as if it had never been cut, except where its tokenizer splits the text another way
-than the model wrote it. Tools, schemas, stop strings, penalties and several choices have a state that the text does not
-show: such answers are never truncated.
+greedy model continues as if it had never been cut, unless its tokenizer splits the text differently from how the model
+wrote it. Tools, schemas, stop strings, penalties and several choices have a state that the text does not show: such
+answers are never truncated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARAM = "causeway.continue"
 _SCOPE = b"continue"
 _VERSION = 1
 _HALF_CHARACTER = "\ufffd"
-"""What an engine emits for an incomplete character, whose other bytes would have come with the next token."""
+"""Output of an engine for an incomplete character, whose other bytes would have come with the next token."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -69,7 +69,7 @@ class ContinueTokens(msgspec.Struct, frozen=True):
 
         Raises:
             InvalidRequest: The token is not valid, has expired or belongs to another question.
-            PermissionDenied: It belongs to another tenant.
+            PermissionDenied: The token belongs to another tenant.
         """
         try:
             plain = self.keys.decrypt_at_time(request.resume.encode(), math.ceil(self.ttl_s), int(self.wall_clock()))
@@ -100,7 +100,7 @@ def load_continue_tokens(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key_file}: {error}", where=where) from error
     if not keys:
-        raise ConfigError(f"{key_file} contains no key", where=where)
+        raise ConfigError(f"{key_file} contains no key.", where=where)
     return ContinueTokens(MultiFernet(keys), ttl_s, wall_clock=wall_clock)
 
 
@@ -124,7 +124,7 @@ def is_resumable(request: Request) -> bool:
 
 
 def continued(tier: Tier, prompt: str, text: str) -> str:
-    """Return the prompt followed by the text so far. A control token that the text spells stays text."""
+    """Return the prompt followed by the text so far. A control token that the text spells remains plain text."""
     chat_format = tier.chat_format
     if any(token in text for token in chat_format.special):
         for letter in sorted({token[0] for token in chat_format.special if token}):
@@ -134,7 +134,7 @@ def continued(tier: Tier, prompt: str, text: str) -> str:
 
 
 class Truncator(msgspec.Struct):
-    """Puts the continue token on the last chunk of one answer of at most `limit` tokens."""
+    """Truncation of one answer to `limit` tokens, with the continue token on its last chunk."""
 
     continue_tokens: ContinueTokens
     tenant: str

@@ -40,7 +40,7 @@ from .tier_health import (
 )
 
 REQUESTED = "requested"
-"""The reason of the requested tier itself, in headers and metrics."""
+"""Reason that stands for the requested tier itself, in headers and metrics."""
 _TIMEOUT_FACTOR: dict[Priority, float] = {"interactive": 1.0, "standard": 2.0, "bulk": 10.0}
 _PRESENT_S = 2.0  # a priority with a request in this time is present
 _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within seconds
@@ -73,7 +73,7 @@ class FallbackStep(msgspec.Struct, frozen=True):
         return "; ".join(reasons) or REQUESTED
 
     def nearest_reason(self, failed: Mapping[str, Stress]) -> str:
-        """Return the stress of the tier right above this one; `requested` for the requested tier."""
+        """Return the stress of the tier directly above this one; `requested` for the requested tier."""
         if not self.skipped:
             return REQUESTED
         name, stress = self.skipped[-1]
@@ -97,19 +97,25 @@ def plan(
     if request.critical or len(assessments) == 1:  # (5)
         truncated = request.resumable and not request.critical and _is_under_stress(assessments[0])
         only = FallbackStep(request.tier, truncated=truncated, last=True, forced=True)
-        return FallbackPlan((only,), tuple((one.view.name, one.tier_health) for one in assessments))
+        return FallbackPlan(
+            (only,), tuple((assessment.view.name, assessment.tier_health) for assessment in assessments)
+        )
     offered: list[_TierAssessment] = []
     excluded: list[_TierAssessment] = []
     after: list[tuple[str, TierHealth]] = []
-    for one in assessments:
-        if one.stress == "broken" or one.view.queue_s >= min(request.left_s, one.view.first_token_timeout_s):
-            after.append((one.view.name, one.tier_health))
+    for assessment in assessments:
+        if assessment.stress == "broken" or assessment.view.queue_s >= min(
+            request.left_s, assessment.view.first_token_timeout_s
+        ):
+            after.append((assessment.view.name, assessment.tier_health))
             continue
-        is_offered, tier_health = offer_share(one.tier_health, request.position)
-        (offered if is_offered else excluded).append(one)
-        after.append((one.view.name, tier_health))
+        is_offered, tier_health = offer_share(assessment.tier_health, request.position)
+        (offered if is_offered else excluded).append(assessment)
+        after.append((assessment.view.name, tier_health))
     working = [*offered, *excluded]  # (1), (2)
-    truncated = request.resumable and bool(working) and all(_is_under_stress(one) for one in working)  # (4)
+    truncated = (
+        request.resumable and bool(working) and all(_is_under_stress(assessment) for assessment in working)
+    )  # (4)
     order = working or assessments  # (3)
     return FallbackPlan(_steps(order, assessments, truncated=truncated, forced=not working), tuple(after))
 
@@ -126,7 +132,7 @@ def _assess(view: TierSnapshot, tier_health: TierHealth, share_ramp: ShareRamp, 
 
 
 def _is_under_stress(assessment: _TierAssessment) -> bool:
-    """Tell whether it has too much to do, or had until a moment ago."""
+    """Return whether the tier has too much to do, or had until a moment ago."""
     return (assessment.stress or assessment.tier_health.stress) in ("saturated", "slow")
 
 
@@ -184,9 +190,9 @@ class _Tier:
 
 
 class TierFallback:
-    """Plans each request's fallback steps and records what became of them.
+    """Planner of each request's fallback steps, and recorder of their outcomes.
 
-    `signals` by the tier's name; a tier that is not in the configured order has no fallback.
+    `signals`: signals by the tier's name; a tier outside the configured order has no fallback.
     """
 
     def __init__(
@@ -220,7 +226,7 @@ class TierFallback:
         return tuple(self._tiers)
 
     def is_open(self, tier: str) -> bool:
-        """Tell whether the breaker is open or half open."""
+        """Return whether the breaker is open or half open."""
         return self._tiers[tier].breaker.state(self._clock()) != "closed"
 
     def tier_health(self, tier: str, priority: Priority = "standard") -> TierHealth:
@@ -231,7 +237,7 @@ class TierFallback:
         return self.tier_health(tier, priority).share
 
     def first_token_timeout_s(self, fallback_step: FallbackStep, priority: Priority, left_s: float) -> float:
-        """Return how long a step may take to its first token, the wait for a permit included."""
+        """Return the maximum time to the first token of a step, including the wait for a permit."""
         objective_s = self._tiers[fallback_step.tier].signals.objective_s
         if fallback_step.last or not objective_s:
             return left_s
@@ -241,12 +247,13 @@ class TierFallback:
     # --- outcomes of a step ------------------------------------------------------------------------------------------
 
     def may_try(self, fallback_step: FallbackStep) -> bool:
-        """Ask the breaker. After True the caller reports exactly one outcome: `on_first_token`, `on_failure`,
-        `on_timeout` or `on_cancel`."""
+        """Ask the breaker. If it returns True, the caller reports exactly one outcome: `on_first_token`, `on_failure`,
+        `on_timeout` or `on_cancel`.
+        """
         return self._tiers[fallback_step.tier].breaker.allow(self._clock()) or fallback_step.forced
 
     def is_late(self, tier: str, seconds: float) -> bool:
-        """Tell whether the first token is overdue `seconds` after the request was handed to Triton."""
+        """Return whether the first token is overdue `seconds` after the request was handed to Triton."""
         objective_s = self._tiers[tier].signals.objective_s
         return bool(objective_s) and seconds >= objective_s
 
@@ -257,7 +264,7 @@ class TierFallback:
     def on_first_token(self, tier: str, seconds: float) -> None:
         """Record the first token, `seconds` after the request was handed to Triton.
 
-        The wait before that shows in admission; bulk requests that wait say nothing about how fast the tier is.
+        The wait before that shows in admission; waiting bulk requests do not show how fast the tier is.
         """
         now, known = self._clock(), self._tiers[tier]
         known.breaker.success(now)
@@ -266,7 +273,7 @@ class TierFallback:
             known.ttft.add(seconds, now)
 
     def on_failure(self, tier: str, error: CausewayError) -> Stress:
-        """Record an error before the first token, and return the tier's stress; "": the fault is the request's."""
+        """Record an error before the first token, and return the tier's stress; "": the request is at fault."""
         now, known = self._clock(), self._tiers[tier]
         stress = stress_of_error(error)
         (known.breaker.failure if stress == "broken" else known.breaker.cancelled)(now)
@@ -276,7 +283,7 @@ class TierFallback:
         """Record that the step's time ended without a first token, and return the tier's stress.
 
         Args:
-            seconds: Since the request was handed to Triton; None: it got no permit. The breaker counts it only
+            seconds: Time since the request was handed to Triton; None: it got no permit. The breaker counts it only
                 after the tier's own timeout, because callers may have short deadlines.
         """
         now, known = self._clock(), self._tiers[tier]
@@ -321,7 +328,7 @@ class TierFallback:
         view = self._snapshot(name, priority, now)
         stress = stress_of(view, self.tier_health(name, priority))
         if stress in ("saturated", "slow"):
-            below = next((one for one in reversed(self._others(name, priority, now, below=True))), None)
+            below = next((other for other in reversed(self._others(name, priority, now, below=True))), None)
             if below is not None:
                 self._tier_healths[below][name] = next_tier_health(
                     self.tier_health(name, below), stress, view, self.config.share_ramp, now, is_displaced=True
@@ -332,13 +339,14 @@ class TierFallback:
         return view
 
     def _others(self, name: str, priority: Priority, now: float, *, below: bool) -> list[Priority]:
-        """Return the priorities that are present: those below that could still move, or those above that have not come
-        back yet."""
+        """Return the present priorities: those below that could still move, or those above that have not come back."""
         arrived_at, rank, min_share = self._tiers[name].arrived_at, RANK[priority], self.config.share_ramp.min_share
-        present = [one for one in RANK if now - arrived_at[one] < _PRESENT_S]
+        present = [other for other in RANK if now - arrived_at[other] < _PRESENT_S]
         if below:
-            return [one for one in present if RANK[one] > rank and self.tier_health(name, one).share > min_share]
-        return [one for one in present if RANK[one] < rank and self.tier_health(name, one).share < 1.0]
+            return [
+                other for other in present if RANK[other] > rank and self.tier_health(name, other).share > min_share
+            ]
+        return [other for other in present if RANK[other] < rank and self.tier_health(name, other).share < 1.0]
 
     def _snapshot(self, name: str, priority: Priority, now: float) -> TierSnapshot:
         tier = self._tiers[name]
@@ -361,7 +369,7 @@ class TierFallback:
 
 
 def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now: float) -> bool:
-    """The most urgent priority is not moved by a queue of less urgent work; the least urgent is moved first."""
+    """Return whether the tier is saturated for this priority; a queue of less urgent work does not count."""
     is_saturated = signals.pressure.saturated(now)
     if priority == "interactive":
         return is_saturated and queue_s > signals.objective_s
@@ -371,7 +379,7 @@ def _is_saturated(signals: TierSignals, priority: Priority, queue_s: float, now:
 
 
 def stress_of_error(error: CausewayError) -> Stress:
-    """Return what an error before the first token says of its tier; "": the next tier would answer the same."""
+    """Return the stress indicated by an error before the first token; "": the next tier would answer the same."""
     if isinstance(error, BackendError) and not isinstance(error, CloudRejected):
         return "broken"
     return "saturated" if error.status in (429, 503) else ""
@@ -432,12 +440,12 @@ class EndpointCheck(Protocol):
     """A tier's endpoints: `dispatch.pool.Pool`."""
 
     async def check(self) -> Mapping[str, str]:
-        """Send each endpoint a tiny request; return its error code by address, "" where it answered."""
+        """Send each endpoint a tiny request; return its error code by address, "" if it answered."""
         ...
 
 
 class TierWarmer(msgspec.Struct, frozen=True):
-    """Keeps tiers warm while `watch` runs: one that was idle, or whose model was just loaded, answers a tiny request.
+    """Warm-up of tiers while `watch` runs: an idle or reloaded tier answers a tiny request.
 
     The first answer after a pause pays for cold caches, connections and pages. Callers should not pay for that, and its
     time must not make a tier look slow: until a warm-up succeeds, times to first token do not count against the tier.
@@ -457,7 +465,7 @@ class TierWarmer(msgspec.Struct, frozen=True):
                 self.fallback.mark_cold(tier)
 
     def loaded(self, model: str) -> None:
-        """Note that Triton has loaded the model again."""
+        """Record that Triton has reloaded the model."""
         for tier, name in self.models.items():
             if name == model and self.idle_s:
                 self.fallback.mark_cold(tier)

@@ -1,4 +1,4 @@
-"""One attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows.
+"""An attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows.
 
 The sequences of one request run in Triton side by side, and their streams are read as one.
 """
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class TierDispatch(Protocol):
-    """dispatch.dispatcher.Dispatcher."""
+    """Interface of `dispatch.dispatcher.Dispatcher`."""
 
     def generate(self, ask: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]: ...
 
@@ -51,7 +51,7 @@ class TierRuntime(msgspec.Struct, frozen=True):
 
 
 class TierFailed(Exception):
-    """The tier failed before its first delta for a reason of its own: another tier may be tried."""
+    """The tier itself failed before its first delta: another tier may be tried."""
 
     def __init__(self, error: CausewayError, stress: Stress) -> None:
         super().__init__(error.code)
@@ -73,7 +73,9 @@ def sole_attempt(
 
 
 class TierAttempt:
-    """After `begin` the later deltas are in `stream`, or, for several sequences, numbered by sequence in `merged`."""
+    """An attempt. After `begin` the later deltas are in `stream`, or, for several sequences, numbered by sequence in
+    `merged`.
+    """
 
     def __init__(
         self,
@@ -100,15 +102,16 @@ class TierAttempt:
         """Return the first delta and its sequence's number.
 
         Args:
-            resources: gives the permit and the running work back when it is closed.
-            context: the client's request.
-            build_requests: renders a request for each sequence; called only once there is a permit, because it is
+            resources: Exit stack that gives back the permit and stops the work when it is closed.
+            context: Request of the client.
+            build_requests: Function that renders a request for each sequence; called only with a permit, because it is
                 expensive.
-            key: prefix key for load balancing.
+            key: Prefix key for load balancing.
 
         Raises:
-            TierFailed: another tier may do better.
-            CausewayError: no other tier would do better. What is wrong with a request, the requested tier reports.
+            TierFailed: Another tier may do better.
+            CausewayError: No other tier would do better; faults of the request itself are reported by the requested
+                tier.
         """
         tier, began = self._step.tier, self._clock()
         if not self._fallback.may_try(self._step):
@@ -142,7 +145,7 @@ class TierAttempt:
             raise
 
     def report_tokens(self, tokens: int) -> None:
-        """Report what the whole answer cost, prompt and answer, at its end."""
+        """Report the tokens of the whole answer, prompt and answer, at its end."""
         if self._permit is not None:
             self._permit.used_tokens = tokens
 
@@ -151,9 +154,9 @@ class TierAttempt:
         return None if self._sent_at is None else self._clock() - self._sent_at
 
     def _report_overload(self, *, full: bool = False) -> None:
-        """Tell admission that the tier has too much to do: Triton's queue is full, or its first token is late.
+        """Tell admission that the tier is overloaded: Triton's queue is full, or the first token is late.
 
-        A request that was admitted with little time left says nothing about the tier's load.
+        A request that was admitted with little time left does not show the tier's load.
         """
         seconds, permit = self._in_triton_s, self._permit
         if permit is not None and seconds is not None and (full or self._fallback.is_late(self._step.tier, seconds)):
@@ -161,14 +164,14 @@ class TierAttempt:
 
     def _timeout_error(self, priority: Priority, seconds: float) -> CausewayError:
         if self._sent_at is not None:
-            return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s")
+            return CloudTimeout(f"{self._step.tier} gave no token in {seconds:.1f} s.")
         wait_s = self._admission.scheduler.expected_wait_s(priority)
-        return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s", retry_after_s=wait_s)
+        return QueueFull(f"{self._step.tier} had no capacity in {seconds:.1f} s.", retry_after_s=wait_s)
 
     async def _first(
         self, resources: AsyncExitStack, context: RequestContext, build_requests: BuildRequests, key: bytes
     ) -> tuple[int, Delta]:
-        """Return the first delta. Each of several sequences is a call of its own, begun when its permit is granted."""
+        """Return the first delta. Each of several sequences is a separate call, started when its permit is granted."""
         sequences, left_s = context.request.sequences, context.deadline - self._clock()
         if sequences > 1:
             self._tier.check_sequences(context.request)
@@ -204,9 +207,9 @@ class TierAttempt:
     async def _sequence(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one of several sequences; its permit is given back as soon as it has ended.
+        """Yield the deltas of one of several sequences; its permit is given back at its end.
 
-        Where it fails or is cancelled, the request does so as a whole, which gives back all its permits.
+        If one fails or is cancelled, the whole request does, which gives back all its permits.
         """
         await permit.granted()
         stream, delta, took_s = await self._send(permit, build, key)
@@ -227,7 +230,7 @@ class TierAttempt:
     async def _send(
         self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> tuple[AsyncGenerator[Delta, None], Delta, float]:
-        """Send a sequence, again after each preemption. Returns its deltas, the first, and the seconds until it."""
+        """Send a sequence, again after each preemption. Returns its deltas, the first one, and the seconds until it."""
         while True:
             try:
                 async with AsyncExitStack() as work:
@@ -239,7 +242,7 @@ class TierAttempt:
                         try:
                             delta = await anext(stream)
                         except StopAsyncIteration:
-                            raise StreamBroken("the model ended without an answer", phase="first_token") from None
+                            raise StreamBroken("The model ended without an answer.", phase="first_token") from None
                         took_s = self._clock() - sent_at
                         permit.first_token(took_s)
                     work.pop_all()
@@ -250,7 +253,7 @@ class TierAttempt:
 
 
 async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """Yield each stream's items as they come, with the stream's index. The first error ends all, as does closing."""
+    """Yield each stream's items as they come, with the stream's index. The first error, or closing, ends all."""
     # At most one item waits for each stream, so a slow reader slows Triton's streams down.
     ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
     failure: CausewayError | None = None
@@ -285,6 +288,6 @@ async def _pump(
     except CausewayError as error:
         await ready.put(error)
     except Exception as error:  # The reader waits for an entry, so every failure has to reach it.
-        await ready.put(CloudFailed(f"an answer failed: {type(error).__name__}", phase="stream"))
+        await ready.put(CloudFailed(f"An answer failed: {type(error).__name__}.", phase="stream"))
     else:
         await ready.put(None)

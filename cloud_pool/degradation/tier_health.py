@@ -1,4 +1,4 @@
-"""One tier's health: the share of the movable work that it is offered, and the reason why not all of it.
+"""A tier's health: the share of the movable work that it is offered, and the reason for a lowered share.
 
 Pure: a TierHealth, a snapshot and `now` give the next TierHealth. A tier under stress loses its share step by step, so
 that an overload settles near what the tier can do; on and off would make it flap. The share returns only after the tier
@@ -24,24 +24,24 @@ import msgspec
 from .config import ShareRamp
 
 Stress = Literal["", "broken", "saturated", "slow", "unable"]
-"""`unable` is found out by an attempt only: the tier cannot serve the request (no chat template, shorter context)."""
+"""Reason for a lowered share. `unable`, found only by an attempt: the tier cannot serve the request."""
 BUSY = 0.7
-"""Share of a tier's permits in use from which on its free capacity is not taken for room."""
+"""Share of used permits from which on free capacity does not count as room."""
 CLEAR = 0.8
-"""A tier whose share was lowered for slowness counts as slow until it is below this share of its objective."""
+"""Share of the objective below which a tier stops counting as slow, once its share was lowered for slowness."""
 _QUEUE_SHORTENS = 0.9
 _NEARLY = 0.99
 _FINE = 0.04  # of a share: nearer to the ceiling than twice this, the ceiling itself is tried
 _CREDIT_RANGE = 32.0  # requests too few, or too many, that move the end of the line from one end to the other
 _POSITION_BYTES = 8
 MEMORY_S = 1.5
-"""Short: work that no longer arrives must be forgotten soon."""
+"""Memory of the arrival rate; short, so that work that no longer arrives is forgotten soon."""
 ROOM = 0.9
-"""Share of a tier's permits that may be in use after work has come back: arrivals are never even."""
+"""Share of a tier's permits that may be in use after work has come back, because arrivals are uneven."""
 
 
 class TierSnapshot(msgspec.Struct, frozen=True):
-    """A tier as it is right now."""
+    """Snapshot of a tier's current state."""
 
     name: str
     broken: bool = False  # no endpoint is healthy, or the breaker is open
@@ -61,7 +61,7 @@ class TierHealth(msgspec.Struct, frozen=True):
     stress: Stress = ""  # what lowered the share; "": it is whole
     stressed_at: float = -math.inf  # monotonic, s: last seen under stress
     stepped_at: float = -math.inf  # when the share last changed
-    queue_s: float = 0.0  # the wait at the last step down: while it shrinks, there is no further one
+    queue_s: float = 0.0  # the wait at the last step down; no further step while it shrinks
     ceiling: float = math.inf  # the share that was too much right after it was raised
     before: float = 0.0  # the share before the last step up
     relapses: int = 0
@@ -94,7 +94,7 @@ def next_tier_health(
     """Return the health at `now`. It may be called at any rate: the steps depend on time, not on calls.
 
     Args:
-        is_displaced: The stress is that of more urgent work, which lowers this share quickly.
+        is_displaced: Whether the stress comes from more urgent work, which lowers this share quickly.
     """
     if stress == "broken":
         return TierHealth(share=0.0, stress=stress, stressed_at=now, stepped_at=now)
@@ -171,10 +171,10 @@ def _stepped_up(tier_health: TierHealth, share: float, stepped_at: float, now: f
 
 
 def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHealth]:
-    """Tell whether the next request is part of the share, and return the health after it.
+    """Return whether the next request is part of the share, and the health after it.
 
     Args:
-        position: The caller's position in the line, 0 to 1 (`caller_position`).
+        position: Position of the caller in the line, 0 to 1 (`caller_position`).
     """
     share, credit = tier_health.share, tier_health.credit
     if share >= 1.0 or share <= 0.0:
@@ -187,7 +187,7 @@ def offer_share(tier_health: TierHealth, position: float) -> tuple[bool, TierHea
 def caller_position(tenant: str, client: str, conversation: bytes) -> float:
     """Return a caller's position in the line, 0 to 1, the same at every gateway.
 
-    It is that of a device; where the request names no device, that of the conversation.
+    It is the device's position; if the request names no device, the conversation's.
     """
     caller = f"{tenant}/{client}".encode() if client else conversation
     digest = hashlib.blake2b(caller, digest_size=_POSITION_BYTES).digest()
@@ -195,7 +195,7 @@ def caller_position(tenant: str, client: str, conversation: bytes) -> float:
 
 
 class ArrivalRate:
-    """Requests a second: a count that decays exponentially."""
+    """Arrivals per second: a count that decays exponentially."""
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -215,10 +215,10 @@ def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -
     """Return the share of the arriving work that would find a permit besides what runs (Little's law).
 
     Args:
-        rate: Arrivals a second.
-        held_s: How long each request holds its permit; None: unknown.
-        running: Permits in use.
-        limit: Permits there are.
+        rate: Arrivals per second.
+        held_s: Time for which each request holds its permit; None: unknown.
+        running: Number of permits in use.
+        limit: Number of permits.
 
     Returns:
         0 and more, above 1 where there is room to spare; infinity where nothing is known.

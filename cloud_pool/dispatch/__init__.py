@@ -1,8 +1,8 @@
-"""From an inference request to the deltas of exactly one endpoint of its tier: load balancing, deadlines and retries.
+"""Dispatch of an inference request to exactly one endpoint of its tier: load balancing, deadlines and retries.
 
 Before the first delta everything may be retried, after it nothing: the caller may already have shown it. Every attempt
-carries what is left of the request's time, because each is made from the same monotonic deadline. Retries stay within
-the retry budget, so at most one request in five becomes two.
+has the rest of the request's time, because all use the same monotonic deadline. Retries stay within the retry budget,
+so at most one request in five becomes two.
 
 Reading order:
 

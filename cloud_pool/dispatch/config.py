@@ -64,7 +64,7 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 def ejection_s(times: int, settings: LoadBalancingConfig) -> float:
-    """Return how long an endpoint stays ejected that was ejected `times` before, without a long active time between."""
+    """Return the ejection time of an endpoint that was ejected `times` before, without a long active time between."""
     return min(settings.max_ejection_s, settings.base_ejection_s * 2.0 ** min(max(0, times), 30))
 
 

@@ -1,14 +1,14 @@
-"""An inference request and its tier's pool → the deltas of exactly one endpoint.
+"""Dispatcher of a tier: yields the deltas of exactly one endpoint for an inference request.
 
 1. No time is left, or no endpoint plausibly has a first token within it: DeadlineExceeded, nothing starts.
 2. An attempt on one endpoint.
-3. A first delta: that endpoint answers, and whatever happens from now on is final.
+3. A first delta: that endpoint answers, and everything after it is final.
 4. An error that another endpoint may not have, with attempts and budget left: a short pause, then (2) elsewhere.
 5. Otherwise the error of the last attempt is raised.
 
 Without a bound, retries make an outage worse: with every replica slow, each request becomes three. So `RetryState`
-tells what an error allows, `RetryBudget` how many extra attempts the tier may make, and `FirstTokenLatency` whether an
-attempt can still be in time; all three are pure.
+decides by the errors so far, `RetryBudget` bounds the tier's extra attempts, and `FirstTokenLatency` estimates whether
+an attempt can still be in time; all three are pure.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _AGAIN = (
     BreakerOpen,
     CloudUnreachable,
 )
-"""The endpoint's own state, which the next endpoint does not share. StubProcessDied is an EngineUnavailable."""
+"""Errors caused by the endpoint's own state, which another endpoint does not share. Includes StubProcessDied."""
 _ONCE = (EngineCrashed, StreamBroken, CloudFailed, CloudDisconnected)
-"""The endpoint broke while it worked on this very request, which may be the cause, and must not go round the pool."""
+"""Errors of an endpoint that broke on this very request: the request may be the cause, so it is retried only once."""
 _BUCKETS = 10
 _WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over
 _MIN_SAMPLES = 8
@@ -65,13 +65,13 @@ _CACHED_S = 0.25  # a quantile sorts its window
 _ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
 PAUSE_S = 0.02
 MAX_PAUSE_S = 0.2
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def retry_rule(error: CausewayError) -> RetryRule:
     """Return the rule of an error.
 
-    Others are never retried: above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
+    Other errors are never retried: above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
     EngineTimeout and CloudTimeout (no time is left), RateLimited and others about the caller.
     """
     if isinstance(error, _ONCE) or (isinstance(error, CloudUnreachable) and error.phase != "connect"):
@@ -80,7 +80,7 @@ def retry_rule(error: CausewayError) -> RetryRule:
 
 
 class RetryState:
-    """The attempts of one request so far. Decides whether another one may follow, and which endpoints to avoid."""
+    """Attempts of one request so far; decides whether another may follow, and which endpoints to avoid."""
 
     def __init__(self, max_attempts: int) -> None:
         self.attempts = 0
@@ -93,14 +93,14 @@ class RetryState:
         self.tried.add(endpoint)
 
     def may_retry(self, error: CausewayError) -> bool:
-        """Tell whether another attempt may follow one that ended with this error."""
+        """Return whether another attempt may follow one that ended with this error."""
         rule = retry_rule(error)
         self._suspicions += rule == "once"
         return rule != "never" and self._suspicions <= 1 and self.attempts < self._max_attempts
 
 
 class RetryBudget:
-    """Allow `share` of the requests of the last `window_s`, or `min_retries_per_s` where that is more.
+    """A budget of retries: `share` of the requests of the last `window_s`, or `min_retries_per_s` if that is more.
 
     As in Finagle's RetryBudget and Envoy's retry_budget; the minimum lets a quiet gateway retry at all. It is not added
     to the share, so it never lifts a busy tier above it. Time is monotonic, memory bounded.
@@ -118,14 +118,14 @@ class RetryBudget:
         self._requests[self._bucket(now)] += 1
 
     def try_spend(self, now: float) -> bool:
-        """Tell whether one more attempt may be made, and count it if so."""
+        """Spend one extra attempt if the budget allows it; return whether it did."""
         if self.left(now) < 1.0 - _ROUNDING:
             return False
         self._extras[self._bucket(now)] += 1
         return True
 
     def left(self, now: float) -> float:
-        """Return how many extra attempts may be made now; negative after the requests that paid for some expired."""
+        """Return the number of extra attempts allowed now; negative after the requests that paid for some expired."""
         self._bucket(now)
         return max(self._share * self._requests.total(), self._min_retries) - self._extras.total()
 
@@ -139,13 +139,13 @@ class RetryBudget:
 
 
 class InferenceBackend(Protocol):
-    """An upstream server: `upstreams.triton.client.TritonClient`."""
+    """Interface of an upstream server, such as `upstreams.triton.client.TritonClient`."""
 
     def generate(self, request: InferenceRequest, /) -> AsyncGenerator[Delta, None]: ...
 
 
 class EndpointLease(Protocol):
-    """One call on one endpoint, outstanding until it is closed. Closed without a report, it counts as abandoned."""
+    """A call on one endpoint, outstanding until it is closed. Closed without a report, it counts as abandoned."""
 
     @property
     def endpoint(self) -> str: ...
@@ -167,19 +167,19 @@ class EndpointSource(Protocol):
     def endpoints(self) -> Sized: ...
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
-        """Select an endpoint for a prompt of about so many tokens. Raises CausewayError when none can take it."""
+        """Select an endpoint for a prompt of about `tokens` tokens. Raises CausewayError if none can take it."""
         ...
 
 
 class FirstTokenLatency:
-    """Estimates, for each endpoint, the time below which it gives no first token."""
+    """Estimate, for each endpoint, of the time below which it gives no first token."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, _EndpointLatency] = {}
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The endpoints that are remembered."""
+        """Endpoints with recorded latencies."""
         return tuple(self._endpoints)
 
     def first_token(self, endpoint: str, seconds: float, now: float) -> None:
@@ -213,7 +213,7 @@ class _EndpointLatency:
 
 
 class EndpointAttempt:
-    """Owns a lease and a call. Read its deltas after `begin`, report how they end, and close it."""
+    """An attempt: owns a lease and a call. Read its deltas after `begin`, report how they end, and close it."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class EndpointAttempt:
         try:
             first = await anext(self.deltas, None)
             if first is None:
-                raise CloudFailed("the endpoint's answer ended before its first token", phase="first_token")
+                raise CloudFailed("The endpoint's answer ended before its first token.", phase="first_token")
         except CausewayError as error:
             self.failed(error)
             raise
@@ -252,13 +252,13 @@ class EndpointAttempt:
         return first
 
     def succeeded(self) -> None:
-        """Report that the whole answer came."""
+        """Report that the whole answer arrived."""
         self._lease.succeeded()
         if self._trace is not None:
             self._trace.end()
 
     async def close(self) -> None:
-        """Cancel the call if it still runs, and give the lease back."""
+        """Cancel the call if it is still running, and give the lease back."""
         try:
             await self.deltas.aclose()
         finally:
@@ -274,7 +274,7 @@ class EndpointAttempt:
 
 
 class Dispatcher(msgspec.Struct, frozen=True):
-    """Sends the requests of one tier to its endpoints."""
+    """The dispatcher of one tier's requests to its endpoints."""
 
     pool: EndpointSource
     max_attempts: int = 3  # endpoints that one request may be sent to; 1: no retry
@@ -297,7 +297,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
             key: Prefix key of the prompt, for the pool.
 
         Raises:
-            CausewayError: The last attempt's, or the reason why no attempt was possible.
+            CausewayError: The error of the last attempt, or the reason why no attempt was possible.
         """
         self.retry_budget.count_request(self.clock())
         attempt, first = await self._first_delta(request, key)
@@ -326,18 +326,18 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 next_lease = await self._retry_lease(error, request, key, retry_state)
                 if next_lease is None:
                     raise  # (5)
-                _log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
+                log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
                 self.retried(error.code)
                 lease = next_lease
 
     async def _retry_lease(
         self, error: CausewayError, request: InferenceRequest, key: bytes, retry_state: RetryState
     ) -> EndpointLease | None:
-        """(4) Wait, then lease the endpoint of the retry; None: there is to be none.
+        """Wait, then lease the endpoint of the retry (4); None: no retry.
 
         Raises:
-            DeadlineExceeded: Another endpoint could take the request, but not in the time that is left. That is no
-                fault of the tier, and must not look like one.
+            DeadlineExceeded: Another endpoint could take the request, but not in the time that is left. This does not
+                count as a fault of the tier.
         """
         if not retry_state.may_retry(error) or len(self.pool.endpoints) <= len(retry_state.tried):
             return None
@@ -359,7 +359,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         now = self.clock()
         left_s = request.deadline - now
         if left_s <= 0.0:
-            raise DeadlineExceeded("the request's deadline has passed")
+            raise DeadlineExceeded("The request's deadline has passed.")
         too_slow: set[str] = set()
         while True:
             try:
@@ -368,7 +368,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
                 )
             except CausewayError:
                 if too_slow:
-                    raise DeadlineExceeded(f"no endpoint gives a first token within the {left_s:.3f} s left") from None
+                    raise DeadlineExceeded(f"No endpoint gives a first token within the {left_s:.3f} s left.") from None
                 raise
             if left_s >= self.latency.fastest_s(lease.endpoint, now):
                 return lease

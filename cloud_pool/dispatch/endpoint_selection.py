@@ -1,4 +1,4 @@
-"""The state of one tier's endpoints, how slow each of them is, and which one gets the next request. Pure.
+"""State of one tier's endpoints, their slowness, and the selection of one for the next request. Pure.
 
 The state is frozen; time (monotonic seconds) and randomness are arguments. `choose` selects:
 
@@ -14,8 +14,8 @@ Load counts in requests of a typical endpoint of the pool:
     load = (outstanding + 1) × slowness²
 
 `slowness` is squared, because sharing work by speed alone would still give some callers a first token that takes ten
-times as long. An endpoint that is new or returns gets its share at once: if it is cold, its slowness shows it. It is
-found from times to first token (TTFT):
+times as long. An endpoint that is new or returns gets its share at once: if it is cold, its slowness shows it. Slowness
+derives from times to first token (TTFT):
 
 usual      the median of the endpoints' moving means
 late       a TTFT that no usual answer needs: the usual one and four mean deviations more, as in TCP's retransmission
@@ -24,7 +24,7 @@ slowness   the moving mean over 1.5 times the usual TTFT, at least 1. A call tha
            expected to wait as long again (Lindy's law), so the endpoint counts as slow from then on, before anything
            was measured; so does one where such a call was abandoned. A measurement that is not renewed fades.
 
-Beyond that an endpoint has a trust level, which does not fade:
+In addition an endpoint has a trust level, which does not fade:
 
     trust      event                                     next trust
     trusted    LATE_LIMIT late first tokens in a row     slow       probed; requests only if all others are busy
@@ -35,8 +35,8 @@ Beyond that an endpoint has a trust level, which does not fade:
 Conversations stay where their prefix is warm, by consistent hashing with bounded loads: a key's endpoint is the next
 one clockwise on a ring of hashes; an endpoint that has its full share of the load passes the key on to the next
 (Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). With c the load factor, m the
-load including the new request and n endpoints, no endpoint gets more than ⌈c·m/n⌉. An endpoint that is away moves only
-its own keys.
+load including the new request and n endpoints, no endpoint gets more than ⌈c·m/n⌉. An absent endpoint moves only its
+own keys.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slow(self) -> bool:
-        """Several times slower than its peers, as far as is known: it gets probes, then one trial request."""
+        """Whether it is known to be several times slower than its peers: it gets probes, then one trial request."""
         return self.trust != "trusted"
 
 
@@ -109,20 +109,22 @@ class PoolState(msgspec.Struct, frozen=True):
     endpoints: tuple[Endpoint, ...] = ()
 
     def get(self, address: str) -> Endpoint | None:
-        return next((one for one in self.endpoints if one.address == address), None)
+        return next((endpoint for endpoint in self.endpoints if endpoint.address == address), None)
 
     def replace(self, changed: Endpoint) -> PoolState:
         """Return the state with `changed` in place of the endpoint of that address, if it is still there."""
-        return PoolState(tuple(changed if one.address == changed.address else one for one in self.endpoints))
+        return PoolState(
+            tuple(changed if endpoint.address == changed.address else endpoint for endpoint in self.endpoints)
+        )
 
     @property
     def members(self) -> tuple[Endpoint, ...]:
-        """The listed endpoints, which excludes those that drain."""
-        return tuple(one for one in self.endpoints if one.phase != "draining")
+        """Listed endpoints, without those that drain."""
+        return tuple(endpoint for endpoint in self.endpoints if endpoint.phase != "draining")
 
     @property
     def healthy(self) -> int:
-        return sum(one.phase == "active" for one in self.endpoints)
+        return sum(endpoint.phase == "active" for endpoint in self.endpoints)
 
 
 def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
@@ -134,7 +136,7 @@ def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
 
 
 class PoolCapacity(msgspec.Struct, frozen=True):
-    """How much work a tier's endpoints take. `endpoints`: as many as are active and not slow, at least 1.
+    """Capacity of a tier's endpoints. `endpoints`: number of active endpoints that are not slow, at least 1.
 
     `away`: open calls of this process at the others, which hold no permit that another endpoint could use.
     """
@@ -146,25 +148,29 @@ class PoolCapacity(msgspec.Struct, frozen=True):
 def capacity_of(state: PoolState) -> PoolCapacity:
     """Return the capacity.
 
-    Without any endpoint it is that of one: requests must not wait for a tier that is down, but fail.
+    Without any endpoint it is that of one, so that requests fail instead of waiting for a tier that is down.
     """
-    others = [one for one in state.endpoints if one.phase != "active" or one.slow]
+    others = [endpoint for endpoint in state.endpoints if endpoint.phase != "active" or endpoint.slow]
     serving = len(state.endpoints) - len(others)
-    return PoolCapacity(serving, sum(one.outstanding for one in others)) if serving else PoolCapacity(1)
+    return PoolCapacity(serving, sum(endpoint.outstanding for endpoint in others)) if serving else PoolCapacity(1)
 
 
 def median_ttft_s(state: PoolState, now: float) -> float:
-    """Return the lower median of the active endpoints' TTFTs; 0 while nothing was measured."""
-    seen = sorted(_ttft_s(one, now) for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    """Return the lower median of the active endpoints' TTFTs; 0 without a measurement."""
+    seen = sorted(
+        _ttft_s(endpoint, now) for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0
+    )
     return max(_MIN_MEDIAN_S, seen[(len(seen) - 1) // 2]) if seen else 0.0
 
 
 def late_after_s(state: PoolState, now: float) -> float:
-    """Return the TTFT from which on a first token is late; infinity while nothing was measured."""
+    """Return the TTFT from which on a first token is late; infinity without a measurement."""
     median_s = median_ttft_s(state, now)
     if median_s <= 0.0:
         return math.inf
-    spreads = sorted(one.spread_s for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    spreads = sorted(
+        endpoint.spread_s for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.ttft_s > 0.0
+    )
     return max(_MIN_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
 
 
@@ -187,25 +193,25 @@ def slowness(endpoint: Endpoint, median_s: float, late_s: float, now: float, set
 
 
 def prefill_measured(state: PoolState, address: str, tokens: int, seconds: float) -> PoolState:
-    """Record the time to first token of a prompt of so many tokens. Short prompts say nothing about reading."""
-    one = state.get(address)
-    if one is None or tokens < _MIN_PREFILL_TOKENS:
+    """Record the time to first token of a prompt of `tokens` tokens. Short prompts do not show the prefill speed."""
+    endpoint = state.get(address)
+    if endpoint is None or tokens < _MIN_PREFILL_TOKENS:
         return state
     sample_s = seconds / tokens
-    weight = (_UP if sample_s > one.prefill_s else _DOWN) if one.prefill_s else 1.0
-    return state.replace(_replace(one, prefill_s=one.prefill_s + weight * (sample_s - one.prefill_s)))
+    weight = (_UP if sample_s > endpoint.prefill_s else _DOWN) if endpoint.prefill_s else 1.0
+    return state.replace(_replace(endpoint, prefill_s=endpoint.prefill_s + weight * (sample_s - endpoint.prefill_s)))
 
 
-def expected_prefill_s(state: PoolState, one: Endpoint, settings: LoadBalancingConfig) -> float:
-    """Return how long an endpoint may be silent because it reads the prompts that wait there for a first token.
+def expected_prefill_s(state: PoolState, endpoint: Endpoint, settings: LoadBalancingConfig) -> float:
+    """Return how long an endpoint may be silent because it prefills the prompts waiting there.
 
-    What is not measured counts as nothing where others can take the requests. The last active endpoint has the benefit
-    of the doubt: cached beginnings of prompts make the measured speed look higher than that of a new prompt.
+    Unmeasured speed counts as nothing if others can take the requests. The last active endpoint has the benefit of the
+    doubt: cached prefixes make the measured speed look higher than that of a new prompt.
     """
-    token_s = _PREFILL_MARGIN * one.prefill_s
-    if not any(other.phase == "active" and other.address != one.address for other in state.endpoints):
+    token_s = _PREFILL_MARGIN * endpoint.prefill_s
+    if not any(other.phase == "active" and other.address != endpoint.address for other in state.endpoints):
         token_s = max(token_s, 1.0 / settings.prefill_tokens_per_s)
-    return one.waiting_tokens * token_s
+    return endpoint.waiting_tokens * token_s
 
 
 def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> bool:
@@ -216,86 +222,92 @@ def first_token_measured(
     state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
 ) -> PoolState:
     """Record one more time to first token."""
-    one = state.get(address)
-    if one is None:
+    endpoint = state.get(address)
+    if endpoint is None:
         return state
     if seconds >= late_after_s(state, now):
-        return _with_late(state, _with_sample(one, seconds, now), one.late_count + 1, now, settings)
-    if one.trust == "on_trial":
-        return state.replace(_trusted_again(one, median_ttft_s(state, now), now))
-    one = _with_sample(one, seconds, now)
-    return state.replace(one if one.slow else _replace(one, late_count=0))
+        return _with_late(state, _with_sample(endpoint, seconds, now), endpoint.late_count + 1, now, settings)
+    if endpoint.trust == "on_trial":
+        return state.replace(_trusted_again(endpoint, median_ttft_s(state, now), now))
+    endpoint = _with_sample(endpoint, seconds, now)
+    return state.replace(endpoint if endpoint.slow else _replace(endpoint, late_count=0))
 
 
 def wait_abandoned(
     state: PoolState, address: str, waited_s: float, now: float, settings: LoadBalancingConfig
 ) -> PoolState:
-    """Record a call that ended after `waited_s` without a first token, which says nothing before it was late."""
-    one = state.get(address)
-    if one is None or waited_s < late_after_s(state, now):
+    """Record a call that ended after `waited_s` without a first token; it counts only if it was late."""
+    endpoint = state.get(address)
+    if endpoint is None or waited_s < late_after_s(state, now):
         return state
-    sampled = _with_sample(one, max(one.ttft_s, 2.0 * waited_s), now)
-    return _with_late(state, sampled, one.late_count + 1, now, settings)
+    sampled = _with_sample(endpoint, max(endpoint.ttft_s, 2.0 * waited_s), now)
+    return _with_late(state, sampled, endpoint.late_count + 1, now, settings)
 
 
 def slow_endpoints_due(state: PoolState, now: float, settings: LoadBalancingConfig) -> tuple[str, ...]:
-    """Find the endpoints to probe: slow ones whose pause is over, and those one late answer away from slow."""
-    untried = [one for one in state.endpoints if one.phase == "active" and one.trust != "on_trial"]
-    doubtful = [one for one in untried if (one.slow or one.late_count >= LATE_LIMIT - 1) and now >= one.not_before]
-    return tuple(one.address for one in doubtful if is_slow(state, one, now, settings))
+    """Return the endpoints to probe: slow ones whose pause is over, and those one late answer away from slow."""
+    untried = [endpoint for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.trust != "on_trial"]
+    doubtful = [
+        endpoint
+        for endpoint in untried
+        if (endpoint.slow or endpoint.late_count >= LATE_LIMIT - 1) and now >= endpoint.not_before
+    ]
+    return tuple(endpoint.address for endpoint in doubtful if is_slow(state, endpoint, now, settings))
 
 
 def probe_measured(
     state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
 ) -> PoolState:
     """Record that an active endpoint answered a probe after `seconds`; it changes only slow or doubtful ones."""
-    one = state.get(address)
+    endpoint = state.get(address)
     median_s = median_ttft_s(state, now)
-    if one is None or not median_s or one.trust == "on_trial" or not is_slow(state, one, now, settings):
+    if endpoint is None or not median_s or endpoint.trust == "on_trial" or not is_slow(state, endpoint, now, settings):
         return state
     if not is_as_fast_as_peers(state, seconds, now):
-        not_before = max(one.not_before, now + probe_pause_s(one.late_count + 1 - LATE_LIMIT, settings))
-        sampled = _with_sample(_replace(one, not_before=not_before), seconds, now)
-        return _with_late(state, sampled, one.late_count + 1, now, settings)
-    if now < one.not_before:
+        not_before = max(endpoint.not_before, now + probe_pause_s(endpoint.late_count + 1 - LATE_LIMIT, settings))
+        sampled = _with_sample(_replace(endpoint, not_before=not_before), seconds, now)
+        return _with_late(state, sampled, endpoint.late_count + 1, now, settings)
+    if now < endpoint.not_before:
         return state  # It was probed for another reason, and is to stay out for longer.
-    if not one.slow:
-        return state.replace(_replace(_with_sample(one, seconds, now), not_before=now + settings.base_ejection_s))
-    return state.replace(_replace(one, trust="on_trial", not_before=now))
+    if not endpoint.slow:
+        return state.replace(_replace(_with_sample(endpoint, seconds, now), not_before=now + settings.base_ejection_s))
+    return state.replace(_replace(endpoint, trust="on_trial", not_before=now))
 
 
 def is_as_fast_as_peers(state: PoolState, seconds: float, now: float) -> bool:
-    """Tell whether a probe of this duration was as fast as the other endpoints' answers are."""
+    """Return whether a probe of this duration was as fast as the other endpoints' answers."""
     median_s = median_ttft_s(state, now)
     return not median_s or seconds < _AS_PEERS * median_s
 
 
-def _with_sample(one: Endpoint, seconds: float, now: float) -> Endpoint:
-    if one.ttft_s <= 0.0:
-        return _replace(one, ttft_s=seconds, spread_s=seconds / 2.0, ttft_at=now)
-    off_s = seconds - one.ttft_s
+def _with_sample(endpoint: Endpoint, seconds: float, now: float) -> Endpoint:
+    if endpoint.ttft_s <= 0.0:
+        return _replace(endpoint, ttft_s=seconds, spread_s=seconds / 2.0, ttft_at=now)
+    off_s = seconds - endpoint.ttft_s
     return _replace(
-        one,
-        ttft_s=one.ttft_s + (_UP if off_s > 0.0 else _DOWN) * off_s,
-        spread_s=one.spread_s + _DEVIATION_WEIGHT * (abs(off_s) - one.spread_s),
+        endpoint,
+        ttft_s=endpoint.ttft_s + (_UP if off_s > 0.0 else _DOWN) * off_s,
+        spread_s=endpoint.spread_s + _DEVIATION_WEIGHT * (abs(off_s) - endpoint.spread_s),
         ttft_at=now,
     )
 
 
 def _with_late(
-    state: PoolState, one: Endpoint, late_count: int, now: float, settings: LoadBalancingConfig
+    state: PoolState, endpoint: Endpoint, late_count: int, now: float, settings: LoadBalancingConfig
 ) -> PoolState:
-    is_new = one.trust == "trusted" and one.phase == "active" and late_count >= LATE_LIMIT
-    one = _replace(one, late_count=late_count)
-    if one.trust == "on_trial" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
-        times = 0 if now - one.not_before >= settings.max_ejection_s else one.ejections
+    is_new = endpoint.trust == "trusted" and endpoint.phase == "active" and late_count >= LATE_LIMIT
+    endpoint = _replace(endpoint, late_count=late_count)
+    if endpoint.trust == "on_trial" or (is_new and endpoint.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
+        times = 0 if now - endpoint.not_before >= settings.max_ejection_s else endpoint.ejections
         not_before = now + ejection_s(times - 1, settings) if times else now
-        one = _replace(one, trust="slow", ejections=times + 1, not_before=max(one.not_before, not_before))
-    return state.replace(one)
+        endpoint = _replace(
+            endpoint, trust="slow", ejections=times + 1, not_before=max(endpoint.not_before, not_before)
+        )
+    return state.replace(endpoint)
 
 
-def _trusted_again(one: Endpoint, usual_s: float, now: float) -> Endpoint:
-    return _replace(one, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now)
+def _trusted_again(endpoint: Endpoint, usual_s: float, now: float) -> Endpoint:
+    return _replace(endpoint, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now)
 
 
 def _ttft_s(endpoint: Endpoint, now: float) -> float:
@@ -319,14 +331,14 @@ def prefix_key(request: Request) -> bytes:
 
 
 def load_bound(loads: Mapping[str, int], factor: float) -> int:
-    """Return the most requests that an endpoint may have once one more request comes."""
+    """Return the maximum number of requests of an endpoint once one more request comes."""
     return math.ceil(factor * (1 + sum(loads.values())) / len(loads))
 
 
 def preferred_endpoint(addresses: Iterable[str], loads: Mapping[str, int], key: bytes, factor: float) -> str | None:
     """Return the key's endpoint among `loads`, None if all are at their bound.
 
-    `addresses` are all endpoints of the pool, so that keys stay where they are when some are away.
+    `addresses` are all endpoints of the pool, so that keys stay in place when some are absent.
     """
     points, owners = _ring(tuple(sorted(addresses)))
     start = bisect(points, _point(key))
@@ -344,8 +356,8 @@ def preferred_endpoint(addresses: Iterable[str], loads: Mapping[str, int], key: 
 @lru_cache(maxsize=64)
 def _ring(addresses: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the points in order, and the owner of each."""
-    both = sorted((_point(f"{one}#{at}".encode()), one) for one in addresses for at in range(_POINTS))
-    return tuple(point for point, _ in both), tuple(one for _, one in both)
+    both = sorted((_point(f"{endpoint}#{at}".encode()), endpoint) for endpoint in addresses for at in range(_POINTS))
+    return tuple(point for point, _ in both), tuple(endpoint for _, endpoint in both)
 
 
 def _point(text: bytes) -> int:
@@ -369,29 +381,39 @@ def choose(
     """Select an endpoint by the numbered steps of this module.
 
     Args:
-        draw: A random number in [0, 1).
-        key: Prefix key of the request, b"" where prefixes do not count.
+        draw: Random number in [0, 1).
+        key: Prefix key of the request, b"" if prefixes do not count.
         excluding: Addresses that must not be selected.
-        zone: The gateway's zone, "" where it has none.
+        zone: Zone of the gateway, "" if it has none.
 
     Returns:
         The endpoint, or None when no active endpoint remains.
     """
-    candidates = [one for one in state.endpoints if one.phase == "active" and one.address not in excluding]
+    candidates = [
+        endpoint for endpoint in state.endpoints if endpoint.phase == "active" and endpoint.address not in excluding
+    ]
     if len(candidates) < 2:
         return candidates[0] if candidates else None  # (1)
     median_s, late_s = median_ttft_s(state, now), late_after_s(state, now)
-    slow = {one.address: slowness(one, median_s, late_s, now, settings) for one in candidates}
-    loads = {one.address: (one.outstanding + 1) * slow[one.address] ** 2 for one in candidates}
+    slow = {endpoint.address: slowness(endpoint, median_s, late_s, now, settings) for endpoint in candidates}
+    loads = {endpoint.address: (endpoint.outstanding + 1) * slow[endpoint.address] ** 2 for endpoint in candidates}
     if zone:
-        near = [one for one in candidates if one.zone == zone and loads[one.address] <= settings.zone_spill_requests]
+        near = [
+            endpoint
+            for endpoint in candidates
+            if endpoint.zone == zone and loads[endpoint.address] <= settings.zone_spill_requests
+        ]
         candidates = near or candidates  # (2)
-    on_trial = next((one for one in candidates if one.trust == "on_trial" and not one.waiting_since), None)
+    on_trial = next(
+        (endpoint for endpoint in candidates if endpoint.trust == "on_trial" and not endpoint.waiting_since), None
+    )
     if on_trial is not None and not excluding:
         return on_trial  # (3)
-    usual = [one for one in candidates if slow[one.address] < SLOW]
-    least = min((loads[one.address] for one in usual), default=math.inf)
-    candidates = [one for one in candidates if slow[one.address] < SLOW or loads[one.address] < least]  # (4)
+    usual = [endpoint for endpoint in candidates if slow[endpoint.address] < SLOW]
+    least = min((loads[endpoint.address] for endpoint in usual), default=math.inf)
+    candidates = [
+        endpoint for endpoint in candidates if slow[endpoint.address] < SLOW or loads[endpoint.address] < least
+    ]  # (4)
     if key:
         # A warm prefix saves less than an endpoint loses that is several times slower than the others.
         warm = _warm(state, usual or candidates, key, settings.load_factor)
@@ -411,6 +433,6 @@ def draw_two(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint
 
 
 def _warm(state: PoolState, among: Sequence[Endpoint], key: bytes, factor: float) -> Endpoint | None:
-    loads = {one.address: one.outstanding for one in among}
-    address = preferred_endpoint((one.address for one in state.members), loads, key, factor)
-    return next((one for one in among if one.address == address), None)
+    loads = {endpoint.address: endpoint.outstanding for endpoint in among}
+    address = preferred_endpoint((endpoint.address for endpoint in state.members), loads, key, factor)
+    return next((endpoint for endpoint in among if endpoint.address == address), None)

@@ -55,16 +55,20 @@ class DispatchMetrics:
                 (("tier", tier),),
             )
         for tier, pool in self._pools.items():
-            for one in pool.endpoints:
-                labels = (("tier", tier), ("endpoint", one.address), ("zone", one.zone))
-                for name, description, value in _readings(one):
+            for endpoint in pool.endpoints:
+                labels = (("tier", tier), ("endpoint", endpoint.address), ("zone", endpoint.zone))
+                for name, description, value in _readings(endpoint):
                     yield Gauge(name, description, value, labels)
 
 
-def _readings(one: Endpoint) -> Iterator[tuple[str, str, float]]:
+def _readings(endpoint: Endpoint) -> Iterator[tuple[str, str, float]]:
     """Yield the names, descriptions and values of an endpoint's gauges."""
-    yield "causeway_gateway_endpoint_outstanding", "Open requests of this process at the endpoint.", one.outstanding
-    is_ejected, is_draining = one.phase == "ejected", one.phase == "draining"
+    yield (
+        "causeway_gateway_endpoint_outstanding",
+        "Open requests of this process at the endpoint.",
+        endpoint.outstanding,
+    )
+    is_ejected, is_draining = endpoint.phase == "ejected", endpoint.phase == "draining"
     yield "causeway_gateway_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", is_ejected
     yield (
         "causeway_gateway_endpoint_draining",
@@ -74,7 +78,7 @@ def _readings(one: Endpoint) -> Iterator[tuple[str, str, float]]:
     yield (
         "causeway_gateway_endpoint_slow",
         "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
-        one.slow,
+        endpoint.slow,
     )
-    if one.ttft_s > 0.0:
-        yield "causeway_gateway_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s
+    if endpoint.ttft_s > 0.0:
+        yield "causeway_gateway_endpoint_ttft_seconds", "Recent mean time to first token.", endpoint.ttft_s

@@ -1,7 +1,7 @@
 """The pools of all tiers: each owns the state of its endpoints and the leases on them, and they share Triton clients.
 
-Decide, then act: `endpoint_selection` and `health` are pure functions of a PoolState. Each returns what is to be done
-(endpoints to probe), and `Pool`, the only owner of the state, does it.
+Decide, then act: `endpoint_selection` and `health` are pure functions of a PoolState. They return the endpoints to
+probe, and `Pool`, the only owner of the state, probes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RETRY_S = 1.0
 _MAX_RETRY_S = 5.0
 _TICK_S = 0.1
 _UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _PREPARE_S = 3.0
 
 
@@ -58,7 +58,7 @@ class Lease:
     """
 
     def __init__(self, pool: Pool, endpoint: str, triton: TritonClient, now: float, tokens: int = 0) -> None:
-        """`tokens`: of the prompt, estimated."""
+        """Create the lease. `tokens`: estimated tokens of the prompt."""
         self.endpoint = endpoint
         self.triton = triton
         self.began_at = now
@@ -75,7 +75,7 @@ class Lease:
             self._pool.on_first_token(self, seconds)
 
     def succeeded(self) -> None:
-        """Report that the whole answer came."""
+        """Report that the whole answer arrived."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
             self._pool.on_success(self)
@@ -93,7 +93,7 @@ class Lease:
 
 
 class Pool(msgspec.Struct):
-    """One tier's endpoints. Endpoints are probed and readmitted while `watch` runs."""
+    """A tier's endpoints, which are probed and readmitted while `watch` runs."""
 
     configured: TierEndpoints
     client: Callable[[str], TritonClient]  # of an address
@@ -107,7 +107,9 @@ class Pool(msgspec.Struct):
     wake: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
-        self.set_endpoints({one.address: one.zone for one in self.configured.addresses if not one.is_dns})
+        self.set_endpoints(
+            {endpoint.address: endpoint.zone for endpoint in self.configured.addresses if not endpoint.is_dns}
+        )
 
     @property
     def healthy(self) -> int:
@@ -133,9 +135,9 @@ class Pool(msgspec.Struct):
         """Select the endpoint of the next call, counted as outstanding until the lease is closed.
 
         Args:
-            key: Prefix key of the request (`prefix_affinity.prefix_key`).
+            key: Prefix key of the request (`endpoint_selection.prefix_key`).
             excluding: Addresses that must not be selected.
-            tokens: Of the prompt, estimated: the endpoint may be silent for as long as it reads them.
+            tokens: Estimated tokens of the prompt, which the endpoint may prefill in silence.
 
         Raises:
             CloudUnreachable, EngineUnavailable: No endpoint can take the call; `retry_after_s` says when to retry.
@@ -163,9 +165,9 @@ class Pool(msgspec.Struct):
         return Lease(self, chosen.address, self.client(chosen.address), now, tokens)
 
     def on_first_token(self, lease: Lease, seconds: float) -> None:
-        one = self.state.get(lease.endpoint)
-        if one is not None:
-            state = self.state.replace(_waits_no_more(one, lease))
+        endpoint = self.state.get(lease.endpoint)
+        if endpoint is not None:
+            state = self.state.replace(_waits_no_more(endpoint, lease))
             state = prefill_measured(state, lease.endpoint, lease.tokens, seconds)
             now = self.clock()
             self.state = first_token_measured(state, lease.endpoint, seconds, now, self.settings)
@@ -184,11 +186,11 @@ class Pool(msgspec.Struct):
             self._record_wait(lease)
             silent_s = self._silent_s(lease)
             self._apply(health.call_abandoned(self.state, lease.endpoint, self.settings, silent_s=silent_s))
-        one = self.state.get(lease.endpoint)
-        if one is not None:
-            one = one if lease.has_first_token else _waits_no_more(one, lease)
-            one = msgspec.structs.replace(one, open_since=without(one.open_since, lease.began_at))
-            self._set_state(health.without_drained(self.state.replace(one)))
+        endpoint = self.state.get(lease.endpoint)
+        if endpoint is not None:
+            endpoint = endpoint if lease.has_first_token else _waits_no_more(endpoint, lease)
+            endpoint = msgspec.structs.replace(endpoint, open_since=without(endpoint.open_since, lease.began_at))
+            self._set_state(health.without_drained(self.state.replace(endpoint)))
 
     def _record_wait(self, lease: Lease) -> None:
         """Record the time waited without a first token; otherwise a slow endpoint would look faster than it is."""
@@ -198,18 +200,22 @@ class Pool(msgspec.Struct):
             self.state = wait_abandoned(self.state, lease.endpoint, waited_s, now, self.settings)
 
     def _silent_s(self, lease: Lease) -> float:
-        """How long the lease's endpoint has sent nothing to any call; at most the lease's age."""
+        """Return how long the lease's endpoint has sent no data to any call; at most the lease's age."""
         return self.clock() - max(lease.began_at, lease.triton.last_received_at(self.configured.model))
 
     def _no_endpoint_error(self) -> CausewayError:
         # An endpoint whose last error is anything but silence was reached.
-        reached = any(one.last_error and one.last_error not in _UNREACHED for one in self.state.members)
+        reached = any(endpoint.last_error and endpoint.last_error not in _UNREACHED for endpoint in self.state.members)
         error_class = EngineUnavailable if reached else CloudUnreachable
         # The longer endpoints are away, the later they are expected; but once one is back, callers should not be far.
-        pauses = [ejection_s(one.failed_probes, self.settings) for one in self.state.members if one.phase == "ejected"]
+        pauses = [
+            ejection_s(endpoint.failed_probes, self.settings)
+            for endpoint in self.state.members
+            if endpoint.phase == "ejected"
+        ]
         retry_after_s = min(max(RETRY_S, min(pauses, default=RETRY_S)), _MAX_RETRY_S)
         return error_class(
-            f"no endpoint of {self.configured.tier} can take the request", phase="connect", retry_after_s=retry_after_s
+            f"No endpoint of {self.configured.tier} can take the request.", phase="connect", retry_after_s=retry_after_s
         )
 
     # --- health ------------------------------------------------------------------------------------------------------
@@ -225,7 +231,7 @@ class Pool(msgspec.Struct):
                     await self.wake.wait()
 
     async def check(self) -> Mapping[str, str]:
-        """Probe each listed endpoint, all at once.
+        """Probe every listed endpoint concurrently.
 
         Returns:
             The error code by address, "" where the endpoint answered, or works and has not been found to hang.
@@ -240,13 +246,13 @@ class Pool(msgspec.Struct):
                 codes[address] = "" if self._is_busy(address, error) else error.code
 
         async with anyio.create_task_group() as tasks:
-            for one in self.state.members:
-                tasks.start_soon(probe, one.address)
+            for endpoint in self.state.members:
+                tasks.start_soon(probe, endpoint.address)
         return {address: codes[address] for address in sorted(codes)}
 
     def _is_busy(self, address: str, error: CausewayError) -> bool:
-        one = self.state.get(address)
-        works = one is not None and one.phase == "active" and bool(one.open_since)
+        endpoint = self.state.get(address)
+        works = endpoint is not None and endpoint.phase == "active" and bool(endpoint.open_since)
         return works and health.fault_kind_of(error) == "timeout"
 
     def _start_probes(self, tasks: TaskGroup) -> None:
@@ -257,8 +263,8 @@ class Pool(msgspec.Struct):
 
     def _end_hanging_calls(self) -> None:
         now = self.clock()
-        unreachable = CloudUnreachable("the endpoint hangs", phase="first_token", retry_after_s=RETRY_S)
-        broken = StreamBroken("the endpoint hangs", phase="stream", retry_after_s=RETRY_S)
+        unreachable = CloudUnreachable("The endpoint hangs.", phase="first_token", retry_after_s=RETRY_S)
+        broken = StreamBroken("The endpoint hangs.", phase="stream", retry_after_s=RETRY_S)
         for error, begun in ((unreachable, False), (broken, True)):
             for address in health.hung(self.state, now, self.settings, self._last_received_at, begun=begun):
                 self.client(address).fail_calls(self.configured.model, error, begun=begun)
@@ -293,33 +299,39 @@ class Pool(msgspec.Struct):
 
     def _set_state(self, state: PoolState) -> None:
         """Set the state, log phase changes and count ejections."""
-        before = {one.address: one for one in self.state.endpoints}
+        before = {endpoint.address: endpoint for endpoint in self.state.endpoints}
         self.state = state
-        for one in state.endpoints:
-            old = before.pop(one.address, None)
-            if old is not None and old.phase == one.phase:
+        for endpoint in state.endpoints:
+            old = before.pop(endpoint.address, None)
+            if old is not None and old.phase == endpoint.phase:
                 continue
-            if one.phase == "ejected" and one.last_error:
-                self.ejected(self.configured.tier, one.last_error)
-                _log.warning("%s: Triton at %s is ejected: %s", self.configured.tier, one.address, one.last_error)
+            if endpoint.phase == "ejected" and endpoint.last_error:
+                self.ejected(self.configured.tier, endpoint.last_error)
+                log.warning(
+                    "%s: Triton at %s is ejected: %s", self.configured.tier, endpoint.address, endpoint.last_error
+                )
             elif old is not None:
-                _log.info(
-                    "%s: Triton at %s goes from %s to %s", self.configured.tier, one.address, old.phase, one.phase
+                log.info(
+                    "%s: Triton at %s goes from %s to %s",
+                    self.configured.tier,
+                    endpoint.address,
+                    old.phase,
+                    endpoint.phase,
                 )
         for address in before:
-            _log.info("%s: Triton at %s is removed", self.configured.tier, address)
+            log.info("%s: Triton at %s is removed.", self.configured.tier, address)
 
 
-def _waits_no_more(one: Endpoint, lease: Lease) -> Endpoint:
+def _waits_no_more(endpoint: Endpoint, lease: Lease) -> Endpoint:
     return msgspec.structs.replace(
-        one,
-        waiting_since=without(one.waiting_since, lease.began_at),
-        waiting_tokens=max(0, one.waiting_tokens - lease.tokens),
+        endpoint,
+        waiting_since=without(endpoint.waiting_since, lease.began_at),
+        waiting_tokens=max(0, endpoint.waiting_tokens - lease.tokens),
     )
 
 
 class TritonClients:
-    """Owns the clients: one for each address, for as long as a pool lists it or a call runs there."""
+    """The clients: one for each address, for as long as a pool lists it or a call runs there."""
 
     def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:
         self._tasks = tasks
@@ -348,7 +360,7 @@ class TritonClients:
 
 
 class Pools:
-    """Call `prepare`, then run `watch` for as long as the pools are used, then `close`."""
+    """The pools: call `prepare`, then run `watch` for as long as they are used, then `close`."""
 
     def __init__(
         self,
@@ -374,7 +386,7 @@ class Pools:
         return self._pools
 
     def configured(self, tier: str) -> tuple[EndpointAddress, ...]:
-        """Return the tier's addresses as they are configured now, with names unresolved."""
+        """Return the tier's configured addresses, with names unresolved."""
         return self._discoveries[tier].configured
 
     async def prepare(self) -> None:
@@ -395,7 +407,7 @@ class Pools:
                 await self._clients.retain(self._used_addresses())
 
     def update_endpoints(self, addresses: Mapping[str, tuple[EndpointAddress, ...]]) -> None:
-        """Take other addresses, by tier; `watch` applies them at its next turn."""
+        """Replace the addresses, by tier; `watch` applies them in its next iteration."""
         for tier, found in addresses.items():
             if tier in self._discoveries:
                 self._discoveries[tier].replace(found)
@@ -410,7 +422,7 @@ class Pools:
                 tasks.start_soon(_refresh, discovery, self._pools[tier])
 
     def _used_addresses(self) -> set[str]:
-        return {one.address for pool in self._pools.values() for one in pool.endpoints}
+        return {endpoint.address for pool in self._pools.values() for endpoint in pool.endpoints}
 
 
 async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:

@@ -1,9 +1,9 @@
-"""Chunks → OutputChunks, and their way to the client of one call.
+"""Conversion of Chunks to OutputChunks, and their delivery to the client of one call.
 
-While a client does not read, gRPC keeps one write waiting, and takes no status before it. So the writer outlives the
-answer: what produces that is told soon that the client is gone, and the call ends when the last write has.
+While a client does not read, gRPC holds one write back, and accepts no status before it. So the writer outlives the
+answer: the producer learns soon that the client is gone, and the call ends with its last write.
 
-A write costs as much as ten tokens of a stream over HTTP, so texts that come while one is under way leave together.
+A write costs as much as ten streamed tokens over HTTP, so texts that arrive during a write are sent together.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..core.request_context import AnswerHead, RequestContext
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 
 _PREFIX = "x-causeway-"
-_MOST_WAITING = 8
-_MOST_CHARACTERS = 1024  # of texts that leave together
+_MAX_WAITING = 8
+_MAX_CHARACTERS = 1024  # of texts that leave together
 _TEXT = {"index", "text"}
 
 
 class OutputEncoder:
-    """Encodes one answer of `choices` choices: `chunk` for each chunk, then `end`."""
+    """Encoder of one answer with `choices` choices: call `chunk` for each chunk, then `end`."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
@@ -41,11 +41,11 @@ class OutputEncoder:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its finish reason: only the usage may follow."""
+        """Whether every choice has its finish reason, so that only the usage may follow."""
         return len(self._ended) == self._choices
 
     def chunk(self, chunk: Chunk) -> Any:
-        """Return the OutputChunk of a chunk; None if it has nothing for the client."""
+        """Return the OutputChunk of a chunk; None if it holds nothing for the client."""
         self._tokens += chunk.tokens
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -72,8 +72,8 @@ class CallReply:
     """The reply to one call (`ClientReply`).
 
     Args:
-        call: gRPC's context of the call.
-        outbox: takes its messages.
+        call: Context of the call in gRPC.
+        outbox: Queue for its messages.
     """
 
     def __init__(self, call: Any, outbox: Outbox, context: RequestContext) -> None:
@@ -87,20 +87,20 @@ class CallReply:
         return self._encoder.finished
 
     async def commit(self, head: AnswerHead) -> None:
-        """Raises ClientGone."""
+        """Commit to the answer's head. Raises ClientGone."""
         try:
             await self._call.send_initial_metadata((("x-request-id", self._id), *head.headers))
         except aio.BaseError as error:
-            raise ClientGone("the client has left") from error
+            raise ClientGone("The client has left.") from error
         await self._outbox.put(OutputChunk(head=_head(self._id, head)))
 
     async def send(self, piece: Piece) -> None:
-        """Raises ClientGone."""
+        """Send a piece. Raises ClientGone."""
         if isinstance(piece, Chunk) and (output := self._encoder.chunk(piece)) is not None:
             await self._outbox.put(output)
 
     async def end(self) -> None:
-        """Raises StreamBroken if the answer stopped before its end, or ClientGone."""
+        """End the answer. Raises StreamBroken if it stopped before its end, or ClientGone."""
         await self._outbox.put(self._encoder.end())
         await self._outbox.flush()
 
@@ -136,12 +136,12 @@ def _delta(chunk: Chunk) -> Any:
 
 def _logprob(token: TokenLogprob | TokenAlternative) -> Any:
     raw = None if token.bytes is None else bytes(token.bytes)
-    top = [_logprob(one) for one in token.top] if isinstance(token, TokenLogprob) else ()
+    top = [_logprob(alternative) for alternative in token.top] if isinstance(token, TokenLogprob) else ()
     return TokenLogprobs(token=token.token, logprob=token.logprob, bytes=raw, top=top)
 
 
 class Outbox(msgspec.Struct):
-    """Owns the writes of one call."""
+    """The queue of messages for one call, and their writes."""
 
     call: Any  # gRPC's context of it
     stalled_s: float  # a client that takes no message for so long counts as gone
@@ -152,7 +152,7 @@ class Outbox(msgspec.Struct):
     broken: bool = False
 
     async def run(self) -> None:
-        """Write what is put; return after `close`, when all is written or the client has left."""
+        """Write the messages; return after `close`, when all are written or the client has left."""
         try:
             while True:
                 while self.waiting:
@@ -168,40 +168,40 @@ class Outbox(msgspec.Struct):
             self.taken.set()
 
     async def put(self, message: Any) -> None:
-        """Add a message; waits while the client is behind. Raises ClientGone."""
+        """Add a message, waiting while the client is behind. Raises ClientGone."""
         # The first one may be under way.
         if len(self.waiting) < 2 or not _joined(self.waiting[-1], message):
             self.waiting.append(message)
         self.added.set()
-        await self._until(lambda: len(self.waiting) < _MOST_WAITING)
+        await self._until(lambda: len(self.waiting) < _MAX_WAITING)
 
     async def flush(self) -> None:
         """Wait until gRPC has taken every message. Raises ClientGone."""
         await self._until(lambda: not self.waiting)
 
     def close(self) -> None:
-        """Let `run` end after what was put."""
+        """Let `run` end after the messages that were put so far."""
         self.closed = True
         self.added.set()
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds() or self.broken:
             if self.broken:
-                raise ClientGone("the client has left")
+                raise ClientGone("The client has left.")
             self.taken.clear()
             try:
                 async with asyncio.timeout(self.stalled_s):
                     await self.taken.wait()
             except TimeoutError:
-                raise ClientGone("the client reads nothing any more") from None
+                raise ClientGone("The client has stopped reading.") from None
 
 
 def _joined(before: Any, after: Any) -> bool:
-    """Append a Delta to the one before it, if both are texts of one choice."""
+    """Append a Delta to the previous one if both are texts of one choice; return whether it was appended."""
     first, second = before.delta, after.delta
     if not _fields(before) == {"delta"} == _fields(after) or first.index != second.index:
         return False
-    if _fields(first) - _TEXT or _fields(second) - _TEXT or len(first.text) > _MOST_CHARACTERS:
+    if _fields(first) - _TEXT or _fields(second) - _TEXT or len(first.text) > _MAX_CHARACTERS:
         return False
     first.text += second.text
     return True

@@ -1,6 +1,6 @@
-"""One call of `Generate` from its metadata to its status: a request like any other, with one outcome.
+"""A call of `Generate` from its metadata to its status: a request like any other, with one outcome.
 
-1. The token is verified before anything is read.
+1. The token is verified before the input is read.
 2. The input must end within `server.read_timeout_s`; its chunks count as a body in memory as they come.
 3. A call that is cancelled, or whose deadline passes, cancels its handler, and with it the work in Triton.
 4. A client that reads nothing for `STALLED_S` is gone: the work stops and its permit is free. gRPC cannot reset one
@@ -37,7 +37,7 @@ from .request_input import RequestInput
 
 _CHUNK_BYTES = 64  # that a chunk takes in memory beside its text
 _RETRY_S = 1.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _BY_HTTP_STATUS = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
@@ -82,14 +82,14 @@ class GenerateCalls(msgspec.Struct):
             await call.abort(status_code(failed), failed.message, trailing_metadata(failed, request_id))
 
     async def drain(self, timeout_s: float) -> None:
-        """Return when no call is in progress any more, or after `timeout_s`."""
+        """Wait until no call is in progress any more, at most for `timeout_s`."""
         with anyio.move_on_after(timeout_s):
             await self.idle.wait()
 
     async def _failure(
         self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
     ) -> CausewayError | None:
-        """Answer the call, or return what is wrong."""
+        """Answer the call; return the error if it fails."""
         self.active += 1
         self.idle.clear()
         try:
@@ -97,7 +97,7 @@ class GenerateCalls(msgspec.Struct):
         except CausewayError as error:
             return error
         except Exception as failure:
-            _log.error("a call failed unexpectedly: %s", redacted(failure))
+            log.error("A call failed unexpectedly: %s", redacted(failure))
             return CausewayError("The gateway failed.")
         finally:
             self.bodies.release(call)
@@ -133,7 +133,7 @@ class GenerateCalls(msgspec.Struct):
         return await self.admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 
     async def _collect(self, chunks: AsyncIterable[Any], principal: Principal, call: Any) -> RequestInput:
-        """(2) Raises InvalidRequest, BodyTooLarge, RequestTimeout, RateLimited or Shed."""
+        """Collect the input (2). Raises InvalidRequest, BodyTooLarge, RequestTimeout, RateLimited or Shed."""
         collected, size, most = RequestInput(), 0, self.admission.max_body_bytes(principal)
         try:
             async with asyncio.timeout(self.read_timeout_s):
@@ -157,13 +157,13 @@ class GenerateCalls(msgspec.Struct):
 
 
 def _lines(call: Any) -> list[tuple[str, str]]:
-    """The metadata as headers; binary values are nothing of ours."""
+    """Return the metadata as header lines; binary values are ignored."""
     metadata: Iterable[tuple[str, str | bytes]] = call.invocation_metadata()
     return [(name, value) for name, value in metadata if isinstance(value, str)]
 
 
 def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> RequestHeaders:
-    """The sooner one of gRPC's deadline and the header's."""
+    """Return the headers with the earlier of gRPC's deadline and the header's."""
     if remaining_s is None:
         return headers
     remaining_ms = int(remaining_s * 1000)
@@ -178,7 +178,7 @@ def status_code(error: CausewayError) -> StatusCode:
 
 
 def trailing_metadata(error: CausewayError, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
-    """Return what follows the status: the request's id, the error's code, HTTP's error body, and its headers."""
+    """Return the trailing metadata: the request's id, the error's code, HTTP's error body, and its headers."""
     headers = tuple((name.lower(), value) for name, value in error_headers(error).items())
     return (
         ("x-request-id", request_id),

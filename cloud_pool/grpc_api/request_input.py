@@ -1,6 +1,6 @@
-"""The InputChunks of a call → the body that an HTTP request would have → Request, with the same rules and messages.
+"""The input of a call: InputChunks → the body of an HTTP request → Request, with the same rules and messages.
 
-The first one has the request. Further ones add to its last message: text, audio and images, in their order.
+The first chunk has the request. Further ones add to its last message: text, audio and images, in their order.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _LARGEST_WHOLE = 2.0**53  # of a double: beyond it neighbours are more than one 
 _encode = msgspec.json.Encoder().encode
 _IMAGE = re.compile(r"image/[\w.+-]+", re.ASCII)
 _HEADS = {"audio": "format", "image": "media_type"}
-"""The field that only the first chunk of a part has, by kind."""
+"""The field that only the first chunk of a part has, by kind of part."""
 
 
 class RequestInput:
-    """Collects the chunks of one call. Text continues the text before it, and bytes the audio or image before."""
+    """The collected chunks of one call. Text continues the previous text, and bytes the previous audio or image."""
 
     def __init__(self) -> None:
         self._request: Any = None
         self._parts: list[_Part] = []
 
     def add(self, chunk: Any) -> None:
-        """Take an InputChunk. Raises InvalidRequest."""
+        """Add an InputChunk. Raises InvalidRequest."""
         kind = chunk.WhichOneof("input")
         if kind == "request" and self._request is None:
             self._request = chunk.request
@@ -53,7 +53,7 @@ class RequestInput:
             )
 
     def body(self) -> tuple[bytes, Parse]:
-        """Return the body of the HTTP request that says the same, and what parses it. Raises InvalidRequest."""
+        """Return the body of the equivalent HTTP request, and the parser for it. Raises InvalidRequest."""
         if self._request is None:
             raise MissingField("The input has no chunk. Send one with `request` first.", param="request")
         for name, reason in _NOT_A_PARAMETER.items():
@@ -67,7 +67,7 @@ class RequestInput:
         return _encode({**body, "stream": True}), partial(parse, resumes=True)
 
     def _add(self, kind: str, value: Any) -> None:
-        """Take the field `kind` of an InputChunk: text, audio or image. Raises InvalidRequest."""
+        """Add the field `kind` of an InputChunk: text, audio or image. Raises InvalidRequest."""
         continued = bool(self._parts) and self._parts[-1].kind == kind
         if kind == "text":
             head, data = "", value.encode()
@@ -106,16 +106,16 @@ class RequestInput:
 
 
 def _object(message: Any, struct: str, path: str) -> _JSON:
-    """Return a message as JSON: the members of its field `struct` stand beside its other fields."""
-    found = _members(getattr(message, struct).fields, f"{path}{struct}.")
+    """Return a message as JSON: the members of its field `struct` become siblings of its other fields."""
+    members = _members(getattr(message, struct).fields, f"{path}{struct}.")
     for field, value in message.ListFields():
         name = field.name
         if name == struct:
             continue
-        if name in found:
+        if name in members:
             raise InvalidRequest(f"`{path}{name}` is also in `{path}{struct}`. Set it once.", param=f"{path}{name}")
-        found[name] = _field(value, f"{path}{name}")
-    return found
+        members[name] = _field(value, f"{path}{name}")
+    return members
 
 
 def _field(value: Any, path: str) -> Any:
@@ -150,14 +150,14 @@ def _finite(value: float, path: str) -> float:
 
 
 class _Part(msgspec.Struct):
-    """Text in UTF-8, or the bytes of an audio clip or image. `head`: its format or media type."""
+    """A part: text in UTF-8, or the bytes of audio or an image. `head`: its format or media type."""
 
     kind: str
     head: str
     data: bytearray
 
     def as_json(self) -> _JSON:
-        """The part as a chat has it."""
+        """Return the part as in the JSON of a chat."""
         if self.kind == "text":
             return {"type": "text", "text": self.data.decode()}
         encoded = base64.b64encode(self.data).decode()
@@ -167,7 +167,7 @@ class _Part(msgspec.Struct):
 
 
 def _head(kind: str, value: Any, *, continued: bool) -> str:
-    """Return the format or media type; "" where a part continues. Raises InvalidRequest."""
+    """Return the format or media type; "" for the continuation of a part. Raises InvalidRequest."""
     field = _HEADS[kind]
     head: str = getattr(value, field)
     if not head and not continued:

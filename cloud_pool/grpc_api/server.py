@@ -1,14 +1,15 @@
 """The gRPC address: `Generate`, health and reflection, bounded in connections, streams, messages and time.
 
-The health of our service is what /readyz says, found out at each `Check` and told to those who `Watch`; the server's
-own, the empty name, is SERVING until it drains. Anyone may ask for it and for reflection, which tell no more.
+The health of our service is the state of /readyz, determined at each `Check` and reported to each `Watch`; the server's
+own health, under the empty name, is SERVING until it drains. Health and reflection need no token, and reveal no more
+than that.
 
 It speaks plain HTTP/2, as the HTTP address speaks plain HTTP: TLS ends in front of both.
 
-gRPC's library refuses a connection beyond its bound and offers no way to close one, so that idle connections would lock
-out new ones. So the public socket relays its bytes to gRPC's own Unix socket, and one connection too many lets the
-oldest one without a call make room, of the peers that have the most connections; if each has a call in progress, the
-new one is closed. The health watch is not a call: it makes room, too.
+gRPC's library refuses connections beyond its bound and cannot close one, so idle connections would lock out new ones.
+Therefore the public socket relays its bytes to gRPC's own Unix socket. When the bound is reached, the oldest connection
+without a call is closed, of the peers that have the most connections; if each has a call in progress, the new one is
+closed. A health watch does not count as a call, so its connection may be closed too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _CANCEL_S = 2.0  # for handlers that were cancelled
 
 
 class _Side(asyncio.Protocol):
-    """Relays the bytes of one end of a connection to the other end, and keeps them until that end is there."""
+    """An end of a relayed connection: passes its bytes to the other end, and buffers them until that end exists."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -56,7 +57,7 @@ class _Side(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def join(self, other: _Side) -> None:
-        """Relay from now on, beginning with what came before on either side: gRPC's server speaks first."""
+        """Start relaying, beginning with the bytes that either side sent before: gRPC's server speaks first."""
         self.other, other.other = other, self
         self._begin()
         other._begin()
@@ -115,10 +116,10 @@ class _Client(_Side):
 
 
 class GrpcFront:
-    """Owns the connections of clients.
+    """The public socket and the connections of its clients.
 
     Args:
-        max_connections: of all clients.
+        max_connections: Maximum number of connections of all clients.
     """
 
     def __init__(self, max_connections: int) -> None:
@@ -137,12 +138,12 @@ class GrpcFront:
     async def start(self, host: str, port: int, path: str) -> int:
         """Listen, relay to the Unix socket at `path`, and return the port.
 
-        Raises ConfigError: the address is not available.
+        Raises ConfigError if the address is not available.
         """
         self._path = path
         self._server = await bind_tcp(lambda: _Client(self), host.strip("[]"), port, "grpc.port")
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
+        bound_port: int = self._server.sockets[0].getsockname()[1]
+        return bound_port
 
     def close(self) -> None:
         """Accept no more connections."""
@@ -150,12 +151,12 @@ class GrpcFront:
             self._server.close()
 
     def end(self) -> None:
-        """Close the connections that are left."""
+        """Close the remaining connections."""
         for client in [*self._by_inner.values(), *self._idle]:
             client.close()
 
     def begin_call(self, inner: str) -> None:
-        """A call begins on the connection that gRPC knows as `inner`."""
+        """Record the start of a call on the connection that gRPC knows as `inner`."""
         self._calls[inner] = self._calls.get(inner, 0) + 1
         if (client := self._by_inner.get(inner)) is not None:
             self._idle.pop(client, None)
@@ -182,7 +183,7 @@ class GrpcFront:
         self._by_inner.pop(client.inner, None)
 
     def connect(self, client: _Client) -> None:
-        """Open the connection to gRPC that belongs to a client's."""
+        """Open the connection to gRPC for a client's connection."""
         task = asyncio.ensure_future(self._join(client))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -208,9 +209,9 @@ class GrpcFront:
 
     def _make_room(self, peer: str) -> bool:
         most = self._shares.held_by(peer)
-        victim = next((one for one in self._idle if self._shares.crowds(one.peer)), None)
+        victim = next((idle for idle in self._idle if self._shares.crowds(idle.peer)), None)
         if victim is None:
-            victim = next((one for one in self._idle if self._shares.held_by(one.peer) >= most), None)
+            victim = next((idle for idle in self._idle if self._shares.held_by(idle.peer) >= most), None)
         if victim is None:
             return False
         self.forget(victim)
@@ -219,14 +220,14 @@ class GrpcFront:
 
 
 class GrpcServer:
-    """Owns the socket, its connections and calls.
+    """The gRPC server: its socket, connections and calls.
 
     Args:
-        config: the address.
-        limits: the limits of the HTTP address.
-        calls: handles each call.
-        ready: whether this gateway can answer.
-        max_connections: beyond them one without a call makes room.
+        config: Address of the server.
+        limits: Limits, shared with the HTTP address.
+        calls: Handler of the calls.
+        ready: Function that tells whether this gateway can answer.
+        max_connections: Number of connections beyond which one without a call is closed.
     """
 
     def __init__(
@@ -249,16 +250,16 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """host:port"""
+        """Address of the server, as host:port."""
         return address_of(self._config.host, self.port)
 
     @property
     def connections(self) -> int:
-        """Open connections of clients."""
+        """Number of open connections of clients."""
         return self._front.connections
 
     async def start(self) -> None:
-        """Raises ConfigError if the address is not available."""
+        """Start the server. Raises ConfigError if the address is not available."""
         server = self._server = aio.server(options=_options(self._limits))
         generate = grpc.stream_stream_rpc_method_handler(
             self._generate,
@@ -281,11 +282,11 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def drain(self, timeout_s: float) -> None:
-        """Return when no call is in progress any more, or after `timeout_s`."""
+        """Wait until no call is in progress any more, at most for `timeout_s`."""
         await self._calls.drain(timeout_s)
 
     async def close(self) -> None:
-        """Let calls whose answer is written send their status, cancel the others, and return when they have ended."""
+        """Let finished calls send their status, cancel the others, and return when they have ended."""
         self._front.close()
         if self._server is not None:
             await self._server.stop(_STATUS_S)

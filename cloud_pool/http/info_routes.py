@@ -1,4 +1,4 @@
-"""The public routes that generate nothing (/v1/models, /healthz and a bare /readyz), and what readiness is."""
+"""The public routes that generate nothing (/v1/models, /healthz and a bare /readyz), and the readiness check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..tiers.tier import AllowedTiers, Tier, find_tier, usable
 
 
 class TierReadiness(msgspec.Struct, frozen=True):
-    """One tier: the error code of each endpoint, "" where it answered. One endpoint that answers is enough."""
+    """Readiness of a tier: the error code of each endpoint, "" if it answered. One answering endpoint is enough."""
 
     endpoints: Mapping[str, str]
 
@@ -30,15 +30,15 @@ class TierReadiness(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> str:
-        """The first endpoint's error code if none answers."""
+        """Error code of the first endpoint if none answers; "" otherwise."""
         return "" if self.ready else next(iter(self.endpoints.values()), EngineUnavailable.code)
 
 
 class Readiness(msgspec.Struct):
-    """Finds out by an inference on each endpoint of a tier whether it can answer.
+    """Readiness of the gateway, determined by an inference on each endpoint of a tier.
 
-    Nothing less is reliable: Triton reports a model as ready whose process has crashed. The last result is kept for
-    `cache_s`; concurrent checks share one.
+    A cheaper check is not reliable: Triton reports a model as ready although its process has crashed. The last result
+    is kept for `cache_s`; concurrent checks share one.
     """
 
     pools: Mapping[str, Pool]  # by the tier's name
@@ -74,7 +74,9 @@ MODELS = "/v1/models/"
 
 
 class InfoRoutes(msgspec.Struct):
-    """`draining`: /readyz reports 503, so that load balancers send no more requests."""
+    """The handlers of the informative routes. `draining`: /readyz reports 503, so that load balancers stop sending
+    requests.
+    """
 
     tiers: Mapping[str, Tier]  # by name and alias
     readiness: Readiness
@@ -88,7 +90,7 @@ class InfoRoutes(msgspec.Struct):
         return body_response(encode_models(listed))
 
     def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
-        """Raises ModelNotFound or ModelNotAllowed."""
+        """Describe one model. Raises ModelNotFound or ModelNotAllowed."""
         name = path.removeprefix(MODELS)
         tier = find_tier(self.tiers, name, allowed)
         if not tier.paths:
@@ -104,7 +106,7 @@ class InfoRoutes(msgspec.Struct):
     async def readyz(self, http: HttpExchange) -> web.StreamResponse:
         """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
 
-        Anyone may ask, so it names no tier and no endpoint; `operator` does.
+        The route needs no token, so it names no tier and no endpoint; `operator` does.
         """
         if not self.draining and await self.readiness.ready():
             return body_response(b'{"ready":true}')

@@ -1,4 +1,4 @@
-"""The operators' own address: metrics, readiness in detail, and calls that change this process.
+"""The operators' address: metrics, readiness in detail, and calls that change this process.
 
     GET  /metrics   Prometheus
     GET  /readyz    as the public one, with each tier's and endpoint's state, why jobs are refused, and problems
@@ -6,9 +6,9 @@
     POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
     /dlq            dead letters, where the process accepts jobs (`jobs.http.dead_letter_api`)
 
-Every request needs a token of `operator.token_file`, or a signed one with the scope `admin`. With neither configured
-the address is on loopback, GET of /metrics and /readyz is free for probes, and all else needs the token of the file
-that the process makes at start (`accounts.identity.operator_token`).
+Every request needs a token of `operator.token_file`, or a signed one with the scope `admin`. If neither is configured,
+the address is on loopback, GET of /metrics and /readyz is free for probes, and all other requests need the token of the
+file that the process creates at start (`accounts.identity.operator_token`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ..observability.metrics import Metrics
 from .info_routes import Readiness
 from .server import Server
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 64
 _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
 
 
 class OperatorRoutes(msgspec.Struct, frozen=True):
-    """The handlers. What is None does not exist at this process: 404."""
+    """The handlers of the operators' address. Routes whose field is None do not exist in this process: 404."""
 
     authenticator: Authenticator
     metrics: Metrics
@@ -66,28 +66,28 @@ class OperatorRoutes(msgspec.Struct, frozen=True):
         except CausewayError as error:
             return error_response(error)
         except Exception as error:
-            _log.error("an operator's request failed unexpectedly: %s", redacted(error))
+            log.error("An operator's request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The process failed."))
 
     def _handler(self, http: web.BaseRequest) -> _Handler:
-        """Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
+        """Return the handler. Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
         sent = served_method(http.method, http.headers)
         if handler is not None and self.free_probes and (sent, http.path) in _PROBES:
             return handler
         caller = self.authenticator.identify(http)
         caller.require("admin")
-        if handler is None and (found := self.more(http)) is not None:
+        if handler is None and (further := self.more(http)) is not None:
             if sent != hdrs.METH_GET:
-                _log.warning("%s %s by %s", http.method, http.path, caller.owner)
-            return partial(found, http)
+                log.warning("%s %s by %s", http.method, http.path, caller.owner)
+            return partial(further, http)
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}. Use {', '.join(self._routes)}.")
         if sent != method:
             allowed = allowed_methods(method)
             raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {allowed}.", allow=allowed)
         if method == hdrs.METH_POST:
-            _log.warning("%s by %s", http.path, caller.owner)
+            log.warning("%s by %s", http.path, caller.owner)
         return handler
 
     async def _get_metrics(self) -> web.Response:

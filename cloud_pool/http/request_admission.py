@@ -1,4 +1,4 @@
-"""A request's way in: authentication, headers parsed once, the bounded body, and the limits of its tenant."""
+"""Admission of a request: authentication, headers parsed once, the bounded body, and the limits of its tenant."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
     """Parse our headers and the trace context. A malformed `traceparent` is ignored, as its specification asks.
 
     Args:
-        lines: the headers; a name may come more than once.
-        request_id: the request's id, if it was read already.
+        lines: Headers; a name may occur more than once.
+        request_id: Id of the request, if it was read already.
 
     Raises:
-        InvalidRequest: a header of ours is malformed, misspelt, or has two values.
+        InvalidRequest: A header of ours is malformed, misspelt, or has two values.
     """
     headers = combined(lines)
     check_header_names(headers, _HEADERS)
@@ -85,19 +85,19 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
 async def read_body(
     http: HttpExchange, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
 ) -> bytes:
-    """Read the whole body, which its headers must say is plain JSON, or a multipart form.
+    """Read the whole body, which must be declared as plain JSON, or as a multipart form.
 
     Args:
-        memory: counts a large body, before it is read if its size is known; the caller releases it.
-        form: it is a form.
+        memory: Accounting of large bodies, before they are read if the size is known; the caller releases it.
+        form: Whether the body is a form.
 
     Raises:
-        UnsupportedMediaType: its headers say that it is something else, or compressed.
-        BodyTooLarge: it has more than `max_bytes`.
-        RequestTimeout: it did not arrive within `timeout_s`.
-        InvalidRequest: its transfer encoding is malformed.
-        RateLimited: the caller has its share of the memory.
-        Shed: all tenants have.
+        UnsupportedMediaType: The headers declare another type, or compression.
+        BodyTooLarge: The body has more than `max_bytes`.
+        RequestTimeout: The body did not arrive within `timeout_s`.
+        InvalidRequest: The transfer encoding is malformed.
+        RateLimited: The caller has used up its share of the memory.
+        Shed: All tenants together have used up the memory.
     """
     check = check_form if form else check_media_type
     check(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
@@ -115,18 +115,20 @@ async def read_body(
 
 
 def _cache_tags(cache_control: str) -> list[str]:
-    """A request that refuses a cached answer, or to be cached, bypasses the cache in both directions."""
+    """Return the tags of a Cache-Control header; refusing either reading or storing bypasses the cache in both
+    directions.
+    """
     directives = {word.lower() for word in members([cache_control])}
     return [NO_STORE] if directives & _CACHE_BYPASS else []
 
 
 Parse = Callable[[bytes, RoutingHints], Request]
 InlineFiles = Callable[[bytes, str, int, Callable[[int], None]], Awaitable[bytes]]
-"""As `jobs.named_files.NamedFileReader.inline`: body, owner, most bytes and what counts them in memory → body."""
+"""Type of `NamedFileReader.inline`: body, owner, size limit and memory reservation to the inlined body."""
 
 
 class RequestAdmission(msgspec.Struct):
-    """Turns HTTP requests into requests that may be served."""
+    """Admission of HTTP requests."""
 
     config: ServerConfig
     tiers: Mapping[str, Tier]  # by name and alias
@@ -139,13 +141,13 @@ class RequestAdmission(msgspec.Struct):
     draining: bool = False
 
     def principal(self, http: HttpExchange) -> Principal:
-        """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
+        """Authenticate the caller. Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
         principal = self.authenticator.identify(http)
         self.bodies.enter(http, principal.caller)
         return principal
 
     def check_model(self, model: str, principal: Principal) -> None:
-        """Raises ModelNotFound or ModelNotAllowed."""
+        """Check that the caller may use the model. Raises ModelNotFound or ModelNotAllowed."""
         find_tier(self.tiers, model, self.allowed(principal))
 
     def allowed(self, principal: Principal) -> AllowedTiers:
@@ -160,24 +162,24 @@ class RequestAdmission(msgspec.Struct):
         """Authenticate the caller of a request that generates.
 
         Args:
-            http: counts among the requests in progress; None: it is counted elsewhere.
+            http: Request to count among those in progress; None: it is counted elsewhere.
 
         Raises:
-            QueueFull: the caller has its share of the requests in progress.
-            AuthenticationFailed, IdentityUnavailable: the token is not valid, or cannot be verified now.
-            PermissionDenied: the token may not generate.
-            Draining: the gateway is shutting down.
+            QueueFull: The caller has used up its share of the requests in progress.
+            AuthenticationFailed, IdentityUnavailable: The token is not valid, or cannot be verified now.
+            PermissionDenied: The token may not generate.
+            Draining: The gateway is shutting down.
         """
         principal = entry.principal = self.authenticator.principal(authorization)
         principal.require("chat")
         if http is not None:
             self.bodies.enter(http, principal.caller)
         if self.draining:
-            raise Draining("this gateway is shutting down", retry_after_s=1.0)
+            raise Draining("This gateway is shutting down.", retry_after_s=1.0)
         return principal
 
     async def read(self, http: HttpExchange, principal: Principal, *, form: bool = False) -> bytes:
-        """Return the whole body: JSON, or a multipart form. Raises as `read_body`."""
+        """Return the whole body: JSON, or a multipart form. Raises like `read_body`."""
         max_bytes, timeout_s = self.max_body_bytes(principal), self.config.read_timeout_s
         return await read_body(http, max_bytes, timeout_s, self.bodies, principal.caller, form=form)
 
@@ -185,7 +187,7 @@ class RequestAdmission(msgspec.Struct):
         """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.
 
         Args:
-            request: that the memory of the body is counted for.
+            request: Request whose memory the body is counted for.
         """
         if self.inline_files is None or FILE_MARK not in body:
             return body
@@ -193,7 +195,9 @@ class RequestAdmission(msgspec.Struct):
         return await self.inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
 
     async def admit(self, http: HttpExchange, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
-        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
+        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic seconds). Raises
+        CausewayError.
+        """
         principal = self.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)
@@ -212,12 +216,12 @@ class RequestAdmission(msgspec.Struct):
         """Check a request against its tier and the limits of its tenant, and reserve its cost. Raises CausewayError.
 
         Args:
-            parsed: the request.
-            inbound: its headers.
-            size_bytes: of its body.
-            principal: its caller.
-            arrived_at: monotonic time in seconds.
-            entry: of the request.
+            parsed: Parsed request.
+            inbound: Headers of the request.
+            size_bytes: Size of the body.
+            principal: Caller of the request.
+            arrived_at: Arrival, monotonic time in seconds.
+            entry: Ledger entry of the request.
         """
         limits, allowed = self.ledger.limits(principal), self.allowed(principal)
         max_bytes = self.max_body_bytes(principal)
@@ -256,5 +260,5 @@ class RequestAdmission(msgspec.Struct):
 
 
 def _answer_tokens(request: Request, tier: Tier) -> int:
-    """The most tokens that the answer may have."""
+    """Return the maximum number of tokens of the answer."""
     return 0 if request.kind == "embedding" else request.max_tokens or tier.max_tokens

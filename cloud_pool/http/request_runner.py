@@ -1,4 +1,4 @@
-"""One request from its admission to its outcome, for an HTTP response or a live session."""
+"""Running a request from its admission to its outcome, for an HTTP response or a live session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..upstreams.token_meter import Consumption
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # A request that the model's server refused is free, whatever was read before it knew.
 _REFUSED = frozenset(
     kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)
@@ -43,7 +43,7 @@ _REFUSED = frozenset(
 
 
 class RequestRunner(msgspec.Struct):
-    """Runs requests on the service, with exactly one outcome for each."""
+    """Runner of requests on the service, with exactly one outcome for each."""
 
     service: Service  # makes embeddings
     caching_service: CachingService  # answers everything else
@@ -54,12 +54,12 @@ class RequestRunner(msgspec.Struct):
     cancelled_outcome: str = ClientGone.code  # of requests that are cancelled from now on
 
     def stop(self) -> None:
-        """Name the requests that are cancelled from now on as cut by the drain: their clients are still there."""
+        """Record requests cancelled from now on as cut off by the drain, because their clients are still connected."""
         self.cancelled_outcome = Draining.code
 
     @contextmanager
     def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
-        """One request's entry in the ledger, closed at the end, or with the shared generation that answers it.
+        """Open a request's entry in the ledger; close it at the end, or with the shared generation that answers it.
 
         An error before the request is answered counts as a rejection.
         """
@@ -83,7 +83,7 @@ class RequestRunner(msgspec.Struct):
     async def run(
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
     ) -> None:
-        """Answer an admitted request. Raises CausewayError: the client has no answer, or a part of it."""
+        """Answer an admitted request. Raises CausewayError if the client has no answer or only a part of it."""
         measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
         billing, answer = self.caching_service.reply(context, measured.first_token)
         with self._settled(entry, context, measured, billing, reply):
@@ -106,7 +106,7 @@ class RequestRunner(msgspec.Struct):
                 except Exception as fault:
                     if isinstance(fault, ClientGone) or not reply.finished:
                         raise
-                    _log.info("a fault after the answer's end: %s", redacted(fault))
+                    log.info("A fault occurred after the answer's end: %s", redacted(fault))
                 await reply.end()
 
     def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk) -> None:
@@ -132,9 +132,9 @@ class RequestRunner(msgspec.Struct):
     def responding(
         self, entry: LedgerEntry, context: RequestContext, arrived_at: float
     ) -> Iterator[Callable[[Chunk], None]]:
-        """Answer an admitted request in the block with what is never shared or cached. Raises CausewayError.
+        """Answer an admitted request in the block, for answers that are never shared or cached. Raises CausewayError.
 
-        Yields what gets each chunk before it is sent; an answer without tokens has none.
+        Yields the callback for each chunk before it is sent; an answer without tokens has none.
         """
         measured = RequestMetrics(self.metrics, context.request.kind, context.tier.name, arrived_at, self.clock)
         billing = Billing(measured.first_token, "")
@@ -150,10 +150,10 @@ class RequestRunner(msgspec.Struct):
         billing: Billing,
         reply: ClientReply[AnswerHead] | None = None,
     ) -> Iterator[None]:
-        """Find a request's one outcome from how the block ends, and settle it. Raises CausewayError.
+        """Determine a request's one outcome from how the block ends, and settle it. Raises CausewayError.
 
         Args:
-            reply: tells whether the client has the whole answer; None: it has none until the block's end.
+            reply: Reply that tells whether the client has the whole answer; None: not before the end of the block.
         """
         outcome, entry.admitted = ClientGone.code, True
         try:
@@ -168,11 +168,11 @@ class RequestRunner(msgspec.Struct):
         except CausewayError as error:
             outcome = error.code
             if error.status >= 500:
-                _log.warning("%s: %s: %s", context.id, measured.tier, error.code)
+                log.warning("%s: %s: %s", context.id, measured.tier, error.code)
             raise
         except Exception as fault:
             outcome = CausewayError.code
-            _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
+            log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
             raise CausewayError("The gateway failed.") from fault
         finally:
             self._settle(entry, billing, measured, outcome, context)
@@ -208,16 +208,16 @@ class RequestRunner(msgspec.Struct):
 
 
 def _more(received: Usage, counted: Consumption) -> Consumption:
-    """Return what was counted upstream, and at least what the client received."""
+    """Return the consumption counted upstream, but at least what the client received."""
     usage = counted.usage
     tokens = max(usage.completion_tokens, received.completion_tokens)
     return msgspec.structs.replace(counted, usage=Usage(usage.prompt_tokens, tokens, received.cached_tokens))
 
 
 class RequestMetrics:
-    """One request's measurements, recorded exactly once, whatever its outcome.
+    """Measurements of a request, recorded exactly once, whatever its outcome.
 
-    Call `on_chunk` for each chunk, `stop` when the client has its answer or none, then `record`.
+    Call `on_chunk` for each chunk, `stop` when the client has its answer or an error, then `record`.
     """
 
     def __init__(self, metrics: Metrics, kind: Kind, tier: str, arrived_at: float, clock: Callable[[], float]) -> None:
@@ -250,12 +250,12 @@ class RequestMetrics:
 
     @property
     def usage(self) -> Usage:
-        """The usage that the model reported; completion tokens are counted where it did not."""
+        """Usage reported by the model; if it reported none, the counted completion tokens."""
         completion_tokens = self._reported.completion_tokens or self._tokens
         return Usage(self._reported.prompt_tokens, completion_tokens, self._reported.cached_tokens)
 
     def record(self, outcome: str, billed: Usage) -> None:
-        """Record the outcome, exactly once. `billed`: the tier's usage that is billed to this request."""
+        """Record the outcome, exactly once. `billed`: usage of the tier that is billed to this request."""
         ended_at = self._clock() if self._stopped_at is None else self._stopped_at
         self._metrics.observe(
             self._kind,

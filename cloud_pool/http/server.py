@@ -1,4 +1,4 @@
-"""The gateway over HTTP: its addresses, from a path to its handler, and from each error to its response."""
+"""The gateway over HTTP: its addresses, the routing of paths to handlers, and error responses."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ from .info_routes import MODELS, InfoRoutes
 from .request_admission import Parse, RequestAdmission
 from .request_runner import RequestRunner
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class JobRoutes(Protocol):
-    """The routes of jobs: `jobs.http.job_api.JobApi`."""
+    """Interface of the jobs routes, `jobs.http.job_api.JobApi`."""
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The methods of each path, with `{id}` for what the path names."""
+        """Methods by path; `{id}` stands for an identifier in the path."""
         ...
 
     def handler(self, request: web.BaseRequest, /) -> Handler | None:
-        """Return the handler of a request; None: its path is none of a job. Raises MethodNotAllowed."""
+        """Return the handler of a request; None for a path outside the jobs API. Raises MethodNotAllowed."""
         ...
 
     async def respond_async(self, request: web.BaseRequest, /) -> web.StreamResponse | None:
-        """Take a plain request with `Prefer: respond-async` as a job; None: the preference is ignored."""
+        """Accept a plain request with `Prefer: respond-async` as a job; None: the preference is ignored."""
         ...
 
 
@@ -101,7 +101,7 @@ class Server(msgspec.Struct):
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The methods of each path, with `{id}` for what the path names."""
+        """Methods by path; `{id}` stands for an identifier in the path."""
         plain = {path: method for path, (method, _) in self.routes.items()}
         return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **({} if self.jobs is None else self.jobs.paths)}
 
@@ -129,7 +129,7 @@ class Server(msgspec.Struct):
         except CausewayError as error:
             return error_response(error, {"x-request-id": request_id})
         except Exception as error:
-            _log.error("a request failed unexpectedly: %s", redacted(error))
+            log.error("A request failed unexpectedly: %s", redacted(error))
             return error_response(CausewayError("The gateway failed."), {"x-request-id": request_id})
         finally:
             self.bodies.release(http)
@@ -141,7 +141,7 @@ class Server(msgspec.Struct):
         return self._handler(http)(http)
 
     def _handler(self, http: web.BaseRequest) -> Handler:
-        """Raises NotFound or MethodNotAllowed."""
+        """Return the handler. Raises NotFound or MethodNotAllowed."""
         method, handler = self.routes.get(http.path, ("", None))
         if handler is None and http.path.startswith(MODELS):
             method, handler = hdrs.METH_GET, self._model
@@ -155,11 +155,11 @@ class Server(msgspec.Struct):
         return handler
 
     def _advice(self, path: str) -> str:
-        """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
+        """Return advice for a client whose base URL lacks `/v1`, or has it twice."""
         if path in ("/", "/v1"):
             return f" The API is under /v1: see {OPENAPI_PATH}."
         paths = self.paths
-        near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in paths), "")
+        near = next((candidate for candidate in (f"/v1{path}", path.removeprefix("/v1")) if candidate in paths), "")
         return f" Did you mean {near}?" if near else ""
 
     async def _no_transcription(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -215,7 +215,7 @@ class GenerationRoutes(msgspec.Struct, frozen=True):
     async def _generate(
         self, http: HttpExchange, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
     ) -> web.StreamResponse:
-        """Answer a request. `echoes`: of one that is answered as a response, filled by `parse`."""
+        """Answer a request. `echoes`: for the Responses API, the fields to echo, filled by `parse`."""
         arrived_at = self.runner.clock()
         with self.runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
             context = await self.admission.admit(http, parse, arrived_at, entry)
@@ -257,10 +257,10 @@ def gateway_listener(
     """Return the listener of one address; the caller starts and closes it.
 
     Args:
-        handle: handles each request.
-        origins: which web pages may send requests.
-        key: the configuration key of the address, for errors.
-        plain: method and path of the requests of which `handle` takes a plain one.
+        handle: Handler of the requests.
+        origins: Web origins whose pages may send requests.
+        key: Configuration key of the address, for errors.
+        plain: Method and path of the requests of which `handle` takes a plain one.
     """
     connections = ConnectionTable("tcp", allowed_connections(config.max_connections), time.monotonic)
     address = Address(connections, origins, key, config.host, config.port)
@@ -268,13 +268,13 @@ def gateway_listener(
 
 
 def allowed_connections(most: int) -> int:
-    """Raise the process's file limit as far as needed and return how many connections, of `most`, may use it.
+    """Raise the process's file limit as needed; return how many connections, at most `most`, it allows.
 
     The other half of the files is for Triton, Redis and logs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2 * most:
-        _log.warning("this process may open only %d files: %d connections", hard, hard // 2)
+        log.warning("This process may open only %d files: %d connections.", hard, hard // 2)
     wanted = 2 * most if hard == resource.RLIM_INFINITY else min(2 * most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

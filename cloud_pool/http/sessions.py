@@ -1,7 +1,7 @@
-"""What one session asks of the gateway: its answers, and the words of its audio clips, each a request of its tenant.
+"""Live sessions at the gateway: their answers and transcripts, each a request of the tenant.
 
-The token is verified at each of them: one that has expired or was revoked gets no more answers. The session's audio
-clips count as bodies in memory, and so does the request of an answer.
+The token is verified for each request: an expired or revoked token gets no more answers. A session's audio counts as
+bodies in memory, and so does the request of an answer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 _PARAM = "audio"
 _PREFIX = "x-causeway-"
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class GatewayClient(SessionClient, frozen=True):
-    """The client of one connection. `headers`: of the connection, but for `policy`: `x-causeway-policy`."""
+    """The client of one connection. `headers`: headers of the connection; `policy`: `x-causeway-policy`."""
 
     authorization: str
     principal: Principal
@@ -58,16 +58,16 @@ class GatewayClient(SessionClient, frozen=True):
 
 
 class GatewaySessions(msgspec.Struct, frozen=True):
-    """The gateway as sessions use it.
+    """The gateway's side of live sessions.
 
     Args:
-        config: the bounds of a session.
-        authenticator: authenticates clients.
-        admission: admits requests.
-        runner: answers them.
-        bodies: bounds what of sessions and requests is in memory.
-        parts: reads audio, images and files; None: no tier is an encoder.
-        detect: detects speech; None: sessions detect no turns.
+        config: Bounds of a session.
+        authenticator: Authenticator of clients.
+        admission: Admission of requests.
+        runner: Runner of admitted requests.
+        bodies: Bound of the memory of sessions and requests.
+        parts: Reader of audio, images and files; None: no tier is an encoder.
+        detect: Speech detection; None: sessions detect no turns.
     """
 
     config: SessionConfig
@@ -79,7 +79,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     detect: Detect | None = None
 
     def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
-        """Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
+        """Authenticate. Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
         principal = self.authenticator.principal(authorization)
         principal.require("chat")
         self.bodies.enter(http, principal.caller)
@@ -91,7 +91,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     def open(
         self, session_id: str, model: str | None, client: GatewayClient
     ) -> tuple[RealtimeSession, SessionRequests[GatewayClient]]:
-        """Raises MissingField, ModelNotFound or PermissionDenied."""
+        """Open a session. Raises MissingField, ModelNotFound or PermissionDenied."""
         if not model:
             raise MissingField("`model` is missing in the query. Name a tier.", param="model")
         self.admission.check_model(model, client.principal)
@@ -111,10 +111,10 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         return session, requests
 
     def _no_audio(self, principal: Principal) -> str:
-        """Return why a caller's sessions take no audio, and what to do; "" if they take it."""
+        """Return why a caller's sessions accept no audio, and the fix; "" if they accept it."""
         granted = principal.grants.modalities
         if granted is not None and "audio" not in granted:
-            return f"this token may not send audio: it allows {', '.join(granted)}."
+            return f"This token may not send audio: it allows {', '.join(granted)}."
         return "" if self.parts is not None and "audio" in self.parts.kinds else NO_AUDIO
 
 
@@ -122,9 +122,9 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
     """The requests of one session.
 
     Args:
-        gateway: answers them.
-        model: the tier's name or alias.
-        client: the client of its connection.
+        gateway: Gateway that answers the requests.
+        model: Name or alias of the tier.
+        client: Client of the connection.
     """
 
     def __init__(self, gateway: GatewaySessions, model: str, client: GatewayClient) -> None:
@@ -136,7 +136,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         self._memory = None if gateway.parts is None else gateway.parts.session_memory()
 
     def hold_audio(self, size_bytes: int) -> None:
-        """Count the session's audio clips. Raises RateLimited or Shed: there is no room for so much."""
+        """Count the session's audio. Raises RateLimited or Shed if the memory is used up."""
         if self._open:
             self._hold(self, size_bytes)
 
@@ -150,7 +150,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         return None
 
     def close(self) -> None:
-        """The session has ended: its audio clips no longer count, and what still comes counts no more."""
+        """End the session: its audio, including audio still arriving, no longer counts."""
         self._open = False
         self._gateway.bodies.release(self)
 
@@ -168,9 +168,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
                 self._gateway.bodies.release(start)
 
     async def transcribe(self, live: LiveSession[GatewayClient], audio: TranscribeAudio) -> Transcript:
-        """Return the words of an audio clip, by the tier that reads the audio clips of messages. Raises
-        CausewayError."""
-        from ..parts.request_parts import audio_request  # imported where a tier understands audio clips
+        """Return the transcript of audio by the tier that reads the audio of messages. Raises CausewayError."""
+        from ..parts.request_parts import audio_request  # imported where a tier understands audio
 
         runner, parts, arrived_at = self._gateway.runner, self._gateway.parts, self._gateway.runner.clock()
         assert parts is not None
@@ -179,12 +178,12 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
             context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
             entry.tier = context.tier.name
             with runner.responding(entry, context, arrived_at):
-                asked = TranscriptionRequest(base64.b64decode(audio.wav), context.tier.name)
-                return await parts.transcribe(context, asked, param=_PARAM)
+                transcription = TranscriptionRequest(base64.b64decode(audio.wav), context.tier.name)
+                return await parts.transcribe(context, transcription, param=_PARAM)
 
     @contextmanager
     def _entry(self, route: str, request_id: str) -> Iterator[LedgerEntry]:
-        """One request's entry in the ledger. Raises CausewayError, whatever fails."""
+        """Open a request's entry in the ledger. Raises CausewayError for every fault."""
         REQUEST.set(request_id)
         headers = {"x-causeway-policy": self.client.policy}
         try:
@@ -193,11 +192,11 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         except CausewayError:
             raise
         except Exception as failure:
-            _log.error("a request of a session failed unexpectedly: %s", redacted(failure))
+            log.error("A request of a session failed unexpectedly: %s", redacted(failure))
             raise CausewayError("The gateway failed.") from failure
 
     async def _admit(self, entry: LedgerEntry, request: Request, size_bytes: int, arrived_at: float) -> RequestContext:
-        """Raises CausewayError."""
+        """Admit a request. Raises CausewayError."""
         principal = entry.principal = self._gateway.authenticator.principal(self.client.authorization)
         principal.require("chat")
         headers = msgspec.structs.replace(self.client.headers, id=entry.id)
@@ -207,7 +206,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
         return msgspec.structs.replace(admitted, memory=self._memory)
 
     def _hold(self, owner: object, size_bytes: int) -> None:
-        """Raises RateLimited or Shed."""
+        """Count memory for `owner`. Raises RateLimited or Shed."""
         if size_bytes > FREE_BYTES:
             self._gateway.bodies.hold(owner, self.client.principal.caller, size_bytes)
         else:

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions` in OpenAI's form: an audio clip's words, by a tier that is an encoder of audio clips."""
+"""OpenAI's `/v1/audio/transcriptions`: transcripts of audio, by an encoder tier."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
     async def _admit(
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
-        """Raises CausewayError."""
+        """Admit the request. Raises CausewayError."""
         principal = self.admission.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.admission.read(http, principal, form=True)
@@ -79,7 +79,7 @@ class TranscriptionRoutes(msgspec.Struct, frozen=True):
         return context, request
 
     async def _stream(self, context: RequestContext, request: TranscriptionRequest, stream: EventStream) -> None:
-        """Send the words of each segment as soon as it is understood. Raises CausewayError."""
+        """Send the text of each segment as soon as it is understood. Raises CausewayError."""
         segments: asyncio.Queue[Segment | None] = asyncio.Queue()
         transcription = asyncio.ensure_future(self.parts.transcribe(context, request, segments.put_nowait))
         transcription.add_done_callback(lambda _: segments.put_nowait(None))

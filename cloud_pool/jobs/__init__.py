@@ -7,9 +7,9 @@
 `storage` has their records, `batches` OpenAI's batches of them.
 
 `router.jobs.job` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
-Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old
+Every claim increments the job's `fence`. A worker that was presumed dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 
-README.md says what `accepted` promises on disk and with replicas, and how a caller repeats a request whose outcome it
-cannot know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
+README.md describes what acceptance promises on disk and with replicas, and how a caller repeats a request whose outcome
+it cannot know. `storage.durability` refuses jobs on a Redis whose settings break that promise.
 """

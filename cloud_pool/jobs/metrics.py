@@ -69,7 +69,7 @@ class JobMetrics:
             self._file_bytes.labels(store).set(size)
 
     def set_depths(self, depths: QueueDepths, now_ms: int) -> None:
-        """Set all gauges. `now_ms` is unix time."""
+        """Set all gauges. `now_ms`: Unix time."""
         for queue in depths.queues:
             self._queued.labels(queue.tier, queue.priority).set(queue.queued)
             self._running.labels(queue.tier, queue.priority).set(queue.running)

@@ -1,7 +1,7 @@
-"""What of all that was acknowledged to callers, by the audit files, Redis has lost.
+"""Reconciliation: jobs and batches acknowledged to callers, by the audit files, that Redis has lost.
 
-A failover to a replica that lagged, or a restored backup, loses what was written last, and with it the fact that it was
-ever accepted. The gateways' audit files still have it: each job and batch is in one before its caller gets an answer.
+A failover to a replica that lagged, or a restored backup, loses the latest writes, including the acceptance of jobs.
+The gateways' audit files still have them: each job and batch is in one before its caller gets an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 500  # keys that Redis is asked for at a time
 
 
 class LostAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or batch that was acknowledged and that Redis does not know."""
+    """A job or batch that was acknowledged and that Redis does not have."""
 
     id: str
     kind: AcceptedKind
@@ -42,14 +42,14 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reconcile(database: RedisClient, config: JobsConfig, files: Iterable[Path]) -> Reconciliation:
-    """Find what the audit files of gateways and workers say was accepted, and Redis does not have.
+    """Find the acceptances in the audit files of gateways and workers that Redis does not have.
 
-    A record lives for `result_ttl_s` after its job's end (`file_ttl_s` for a batch), so an acceptance that is older
-    proves nothing. A dead letter that was purged counts as lost.
+    A record lives for `result_ttl_s` after its job's end (`file_ttl_s` for a batch), so an older acceptance proves
+    nothing. A purged dead letter counts as lost.
 
     Raises:
-        OSError: a file cannot be read
-        JobStoreUnavailable: Redis does not answer
+        OSError: A file cannot be read.
+        JobStoreUnavailable: Redis does not answer.
     """
     accepted, last_runs, unreadable_lines = _read(files)
     now = await database.now_ms() / 1000.0
@@ -81,9 +81,9 @@ def _lost(record: AuditRecord, last_runs: dict[str, str]) -> LostAcceptance:
 
 
 def _read(files: Iterable[Path]) -> tuple[dict[str, AuditRecord], dict[str, str], int]:
-    """Return the acceptances and the outcomes of last runs in audit files, by id, and how many lines are unreadable.
+    """Return the acceptances and the outcomes of last runs in audit files, by id, and the number of unreadable lines.
 
-    Repeated acceptances count once. A file may be one that a log rotation has compressed. Raises OSError.
+    Repeated acceptances count once. Files may be compressed by a log rotation. Raises OSError.
     """
     accepted, last_runs, unreadable_lines = dict[str, AuditRecord](), dict[str, str](), 0
     for path in files:

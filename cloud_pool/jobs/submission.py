@@ -1,7 +1,7 @@
-"""A caller's body -> a new job: an OpenAI request with fields of ours beside it (`priority`, `deadline_ms` and others).
+"""Parsing of a submitted body into a new job: an OpenAI request with our fields (`priority`, `deadline_ms`, …).
 
-These fields are removed before the request is stored, so that a plain OpenAI request is left. Uploaded files that a
-request names are read first: their bytes take the place of their ids before anything else reads the body.
+Our fields are removed before the request is stored, so that a plain OpenAI request is left. The uploaded files named in
+a request are read first: their bytes replace their ids before the body is parsed any further.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
 
 CheckCost = Callable[[str, str, Request, int, int], int]
-"""Tenant, tier, request, bytes of its body and the tier's maximum of tokens -> the most that it may cost, micro-USD.
+"""Function that returns the maximum cost of a request in micro-USD, from tenant, tier, request, body bytes and the
+tier's token limit.
 
-Raises InvalidRequest if that is more than the tenant's budget of a day.
+Raises InvalidRequest if it exceeds the tenant's daily budget.
 """
 
 
 class NamedFileReader:
-    """Reads the files that bodies name."""
+    """Reader of the files named in bodies."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
@@ -53,19 +54,19 @@ class NamedFileReader:
     async def inline(
         self, body: bytes, owner: str, max_bytes: int, hold: Callable[[int], None] = lambda _: None
     ) -> bytes:
-        """Return a body with its files in it; one that names none as it is. Afterwards no file is needed any more.
+        """Return a body with its files inlined; a body that names none is returned unchanged.
 
         Args:
-            owner: of the files.
-            max_bytes: of the body with its files in base64.
-            hold: counts so many bytes of memory for the body.
+            owner: Owner of the files.
+            max_bytes: Maximum size of the body with its files in base64.
+            hold: Function that counts memory for the body, in bytes.
 
         Raises:
-            NotFound: `owner` has no such file; names the part.
-            BodyTooLarge: the files are too large for one request.
-            InvalidRequest: the body is malformed, a file is the input of a batch, or is no image.
-            JobStoreUnavailable: the files cannot be read.
-            CausewayError: what `hold` raises.
+            NotFound: `owner` has no such file; the error names the part.
+            BodyTooLarge: The files are too large for one request.
+            InvalidRequest: The body is malformed, or a file is the input of a batch or not an image.
+            JobStoreUnavailable: The files cannot be read.
+            CausewayError: `hold` refuses the memory.
         """
         named = named_files(body)
         if named is None:
@@ -96,15 +97,15 @@ class NamedFileReader:
         try:
             return b"".join([piece async for piece in self._files.read(file)])
         except FileContentLost:
-            found = await self._files.lookup(file.id)
-            if found is not None and found.state == "ready":
+            stored = await self._files.lookup(file.id)
+            if stored is not None and stored.state == "ready":
                 raise
             message = f"`{reference.path}`: {file.id} was deleted in the meantime."
             raise NotFound(message, param=reference.path) from None
 
 
 def refuse_named_files(body: bytes) -> None:
-    """Raises UnsupportedFeature for a body that names files, where none are read."""
+    """Raise UnsupportedFeature for a body that names files, at endpoints that read none."""
     named = named_files(body)
     if named is not None:
         reference = named.references[0]
@@ -116,7 +117,7 @@ def refuse_named_files(body: bytes) -> None:
 
 
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """A body with what its headers say."""
+    """A body with the values of its headers."""
 
     principal: Principal
     body: bytes
@@ -129,16 +130,16 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CloudJobFields(JobFields, frozen=True):
-    """The fields of ours in a job's body, at the gateway."""
+    """Our fields in a job's body, at the gateway."""
 
     window: Literal["off_peak"] | None = None
 
 
 class SubmissionParser:
-    """Checks submissions. `tiers` are by name and alias."""
+    """Parser and checker of submissions. `tiers`: tiers by name and alias."""
 
     def __init__(self, config: JobsConfig, tiers: Mapping[str, Tier], check_cost: CheckCost = lambda *_: 0) -> None:
-        """Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
+        """Create the parser. Raises ConfigError for an invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
         self._check_cost = check_cost
         self._tiers = tiers
@@ -146,15 +147,15 @@ class SubmissionParser:
         self._allowed = allowed_networks(config.webhooks.allowed_networks)
 
     def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
-        """Return the job. `now_ms` is unix time.
+        """Return the job. `now_ms`: Unix time.
 
         Raises:
-            InvalidRequest: the body, a field of ours or a limit of the tenant
-            ModelNotFound: no such tier
-            ModelNotAllowed: the caller may not use it
-            PermissionDenied: the caller may not send such content
-            UnsupportedFeature: the tier cannot do what the request asks
-            WebhookRefused: webhooks may not be sent to this URL
+            InvalidRequest: The body or one of our fields is invalid, or exceeds a limit of the tenant.
+            ModelNotFound: There is no such tier.
+            ModelNotAllowed: The caller may not use the tier.
+            PermissionDenied: The caller may not send such content.
+            UnsupportedFeature: The tier lacks a requested feature.
+            WebhookRefused: Webhooks may not be sent to this URL.
         """
         principal, sent = submission.principal, submission.sent or submission.body
         refuse_named_files(submission.body)
@@ -164,7 +165,7 @@ class SubmissionParser:
         allowed = allowed_tiers(self._tiers, limits.models, principal.grants.models)
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
         if submission.endpoint is not None and request.stream:
-            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
+            message = "A job's answer cannot be streamed: remove `stream` or `Prefer: respond-async`."
             raise InvalidRequest(message, param="stream")
         principal.grants.require_modalities(request)
         self.check_parts(request)
@@ -174,7 +175,7 @@ class SubmissionParser:
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
-            raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")
+            raise InvalidRequest("`deadline_ms` is the time left, more than 0.", param="deadline_ms")
         window = self.window(extensions.window or "", limits)
         not_before_ms = extensions.not_before_ms
         time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)
@@ -203,7 +204,7 @@ class SubmissionParser:
         )
 
     def check_parts(self, request: Request) -> None:
-        """Raise UnsupportedFeature for an audio clip, an image or a file that no tier reads."""
+        """Raise UnsupportedFeature for audio, an image or a file that no tier reads."""
         check_parts(request, encoders_of(self._tiers.values()))
 
     def validate(
@@ -214,7 +215,7 @@ class SubmissionParser:
         tags: tuple[str, ...] = (),
         allowed: AllowedTiers = None,
     ) -> Request:
-        """Parse a body and check all that would only fail when it runs.
+        """Parse a body and check everything that would otherwise fail only during the run.
 
         Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
         """
@@ -230,21 +231,21 @@ class SubmissionParser:
         return self._tiers[request.model].name
 
     def tokens(self, request: Request, body: bytes) -> float:
-        """Return how many tokens a request may use, estimated before it is tokenised."""
+        """Return the estimated number of tokens of a request before it is tokenised."""
         prompt_tokens = text_bytes(request, len(body)) / BYTES_PER_TOKEN
         if request.kind == "embedding":
             return prompt_tokens
         max_tokens = request.max_tokens or self._tiers[request.model].max_tokens
         return prompt_tokens + request.sequences * max_tokens
 
-    def window(self, asked: Window, limits: TenantLimits) -> Window:
-        """Return when a job may start. Raises InvalidRequest for off-peak hours that do not exist here."""
-        if asked and not self._off_peak:
+    def window(self, wanted: Window, limits: TenantLimits) -> Window:
+        """Return the window in which a job may start. Raises InvalidRequest if no off-peak hours are configured."""
+        if wanted and not self._off_peak:
             raise no_off_peak_hours()
-        return "off_peak" if asked or (limits.off_peak and self._off_peak) else ""
+        return "off_peak" if wanted or (limits.off_peak and self._off_peak) else ""
 
     def _time_ms(self, deadline_ms: int | None, not_before_ms: int, window: Window, now_ms: int) -> int:
-        """Return how long the job has, the time included in which it may not start. Raises InvalidRequest."""
+        """Return the job's total time, including the time before it may start. Raises InvalidRequest."""
         longest_ms = int(self._config.max_deadline_s * 1000)
         bound_ms = longest_ms if deadline_ms is None else min(deadline_ms, longest_ms)
         if not_before_ms >= bound_ms:

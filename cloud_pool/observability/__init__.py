@@ -1,4 +1,5 @@
-"""What the gateway and the workers show of themselves.
+"""Observability of the gateway and the workers.
 
-`metrics` (the Prometheus registry, and the time that the process lost) and `tracing` (OpenTelemetry, loaded on demand).
+`metrics` (the Prometheus registry, and the time lost by the event loop) and `tracing` (OpenTelemetry, loaded on
+demand).
 """

@@ -1,4 +1,4 @@
-"""The gateway's Prometheus metrics, one registry for all rooms, and the time that its event loop lost.
+"""The gateway's Prometheus metrics, one registry for all rooms, and the time lost by its event loop.
 
 No label holds a value that a caller can choose.
 """
@@ -86,11 +86,11 @@ class Metrics:
 
 @dataclass(eq=False, repr=False)
 class EventLoopLag:
-    """The time that this process lost because the machine or itself was busy, which stays 0 unless `watch` runs.
+    """Time that this process lost because it or the machine was busy; 0 unless `watch` runs.
 
-    A first token that arrives during a lag may have been there long before the gateway read it, so it says nothing
-    about the tier. If the concurrency limit were cut for it, a gateway on a busy machine would refuse what its tiers
-    can do.
+    A first token that arrives during a lag may have been there long before the gateway read it, so it does not describe
+    the tier. If the concurrency limit were cut for it, a gateway on a busy machine would refuse work that its tiers can
+    do.
     """
 
     _: KW_ONLY

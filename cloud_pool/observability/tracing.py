@@ -5,7 +5,7 @@ the shared cache. A request's span is a child of the client's, so one trace lead
 
 A job's `send` (accepted by a gateway), `receive` (claimed), `process` (each of its runs) and the delivery of its
 webhook are in the trace of the client that sent it. The last three are children of `send` and linked to it, as the
-messaging conventions ask; other processes may create them days later. Only a process with a collector imports this:
+messaging conventions require; other processes may create them days later. Only a process with a collector imports this:
 OpenTelemetry costs a tenth of a second and some megabytes.
 """
 
@@ -53,7 +53,7 @@ class Tracing(SpanExport):
 
 
 class JobTrace:
-    """The life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise."""
+    """Spans in the life of jobs. `traceparent` is that of the job's `send` span unless stated otherwise."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
@@ -91,7 +91,7 @@ class JobTrace:
     def _follow(
         self, name: str, traceparent: str, kind: SpanKind, attributes: Attributes, start_ns: int | None = None
     ) -> trace.Span:
-        """Start a child of the span that sent the job, linked to it; without a link if that was not traced."""
+        """Start a child of the span that sent the job, linked to it if that span was traced."""
         sent = context_of(traceparent)
         sender = trace.get_current_span(sent).get_span_context()
         links = (Link(sender),) if sender.is_valid else ()
@@ -127,7 +127,7 @@ class Trace:
         self._span.add_link(other._span.get_span_context())
 
     def admitted(self) -> None:
-        """Record that the request has its permit: until now it waited."""
+        """Record that the request has its permit, after waiting for it."""
         self._span.add_event("admitted")
 
     def end(self, *, tier: str, outcome: str, usage: Usage, headers: Mapping[str, str]) -> None:
@@ -162,8 +162,8 @@ class Span:
         """End the span once; later calls are ignored.
 
         Args:
-            error: a code of `router.errors`.
-            outcome: of a span that can end well in more than one way.
+            error: Code of `router.errors`.
+            outcome: Outcome of a span that can end successfully in more than one way.
         """
         if not self._span.is_recording():
             return

@@ -1,2 +1,3 @@
-"""Audio, images and files in requests: tiers that are encoders (`encoders`) read them side by side, and what they
-found goes into the prompt as text (`request_parts`)."""
+"""Audio, images and files in requests: encoder tiers (`encoders`) read them concurrently, and the results go into the
+prompt as text (`request_parts`).
+"""

@@ -32,7 +32,7 @@ from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
 from causeway_server.router.parts.reading import fuse
 from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
-from ..core.late import LateReading
+from ..core.late import DeferredParts
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext
 from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
@@ -43,11 +43,11 @@ from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest
 
 HEADER = "x-causeway-modalities"
 FORGETS = PartMemory(0)
-"""Keeps nothing: for private requests."""
+"""Memory that stores nothing, for private requests."""
 
 
 class TierBranch:
-    """Reads one kind of part by a tier, for one request: `models.parts.graph.branch.Branch`.
+    """Branch that reads one kind of part by a tier, for one request (`models.parts.graph.branch.Branch`).
 
     Its WorkerFailed is caused by the tier's CausewayError, if the tier has failed.
     """
@@ -67,7 +67,7 @@ class TierBranch:
         self._attempt = attempt
 
     async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
-        """As `Branch.run`."""
+        """Read the part, like `Branch.run`."""
         language, wants_segments = terms.language or self._language, tell is not None
         encode = EncodeJob(self._kind, language, terms.prompt, terms.temperature, wants_segments, terms.words)
         context = msgspec.structs.replace(self._context, deadline=deadline)
@@ -98,20 +98,20 @@ class TierBranch:
             async for delta in attempt.stream:
                 found = found or _taken(_reply(delta), tell)
         if found is None:
-            raise CloudFailed("the encoder ended without an answer", phase="stream")
+            raise CloudFailed("The encoder ended without an answer.", phase="stream")
         return found
 
 
 def _reply(delta: Delta) -> PartReply | None:
-    """None: the end of the call. Raises CloudFailed."""
+    """Return the reply in a delta; None at the end of the call. Raises CloudFailed."""
     try:
         return read_reply(delta.text) if delta.text else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudFailed(f"the tier's model is no encoder of ours: {error}", phase="first_token") from None
+        raise CloudFailed(f"The tier's model is not an encoder of ours: {error}", phase="first_token") from None
 
 
 def _taken(reply: PartReply | None, tell: Tell | None) -> ReadPart | None:
-    """Return what was read; None: the reply is of another kind. Raises Refusal, WorkerTimeout or WorkerFailed."""
+    """Return the part as read; None for a reply of another kind. Raises Refusal, WorkerTimeout or WorkerFailed."""
     if isinstance(reply, SegmentFound) and tell is not None:
         tell(reply.segment)
     if isinstance(reply, Refused):
@@ -134,13 +134,13 @@ class ReadParts(msgspec.Struct, frozen=True):
     written: Request  # with its parts as text
 
     def for_model(self, transcripts: Transcripts) -> Request:
-        """Return the request with its parts as text, in the form that a model reads transcripts."""
+        """Return the request with its parts as text, in the form in which a model reads transcripts."""
         if transcripts == "written":
             return self.written
         return fuse(self.request, self.found.facts, self.found.kinds, transcripts)
 
     def mark(self, head: AnswerHead) -> AnswerHead:
-        """Write the status of each part into an answer's head; without one of them the answer is degraded."""
+        """Write the status of each part into an answer's head; if a part is missing, the answer is degraded."""
         complete = all(record.status == "ok" for record in self.found.records)
         headers = (*head.headers, (HEADER, summary(self.found.records)))
         if not complete and DEGRADED not in headers:
@@ -149,12 +149,12 @@ class ReadParts(msgspec.Struct, frozen=True):
 
 
 class RequestParts:
-    """Reads the parts of requests.
+    """Reader of the parts of requests.
 
     Args:
-        runtimes: all tiers by name.
-        fallback: records what became of each attempt at a tier.
-        private: whether nothing of a request may be remembered.
+        runtimes: All tiers by name.
+        fallback: Recorder of the outcome of each attempt at a tier.
+        private: Function that tells whether no data of a request may be stored.
     """
 
     def __init__(
@@ -174,47 +174,47 @@ class RequestParts:
 
     @property
     def max_parts(self) -> int:
-        """How many parts a request may have."""
+        """Maximum number of parts of a request."""
         return self._config.max_parts
 
     def session_memory(self) -> PartMemory:
-        """Return what a live session may remember: it ends with the session."""
+        """Return the memory of a live session, which ends with the session."""
         return PartMemory(self._config.max_parts)
 
     def at_speech_tier(self, context: RequestContext) -> RequestContext:
-        """Return the context at the tier that reads the audio clips of messages."""
+        """Return the context at the tier that reads the audio of messages."""
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
     async def read(self, context: RequestContext) -> ReadParts:
-        """Run a branch for each part, side by side, each with its own deadline. Cancelling cancels them.
+        """Run a branch for each part, concurrently, each with its own deadline. Cancelling cancels all branches.
 
         Raises:
-            InvalidRequest: a part is invalid; the message names it.
-            EncoderFailed: nothing is left of the request's last message.
+            InvalidRequest: A part is invalid; the message names it.
+            EncoderFailed: No content is left of the request's last message.
         """
         if context.late is None:
             graph = self._graph(self._branches(context), self._known_to(context))
-            found = await graph.facts(context.request, context.deadline)
+            facts = await graph.facts(context.request, context.deadline)
         else:
-            found = await context.late.facts(context.deadline)
-        return ReadParts(context.request, found, fuse(context.request, found.facts, found.kinds))
+            facts = await context.late.facts(context.deadline)
+        return ReadParts(context.request, facts, fuse(context.request, facts.facts, facts.kinds))
 
-    def read_late(self, context: RequestContext, by: float) -> LateReading:
-        """Return what reads the parts of a job, those that are late until `by` (monotonic s)."""
+    def read_late(self, context: RequestContext, by: float) -> DeferredParts:
+        """Return the reader of a job's parts, which continues with late parts until `by` (monotonic seconds)."""
         memory = JobMemory(self._known_to(context), self._config.max_parts)
-        return LateReading(self._graph(self._branches(context), memory), context.request, by)
+        return DeferredParts(self._graph(self._branches(context), memory), context.request, by)
 
     async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
     ) -> Transcript:
-        """Return the words of an audio clip by the context's tier; none without speech.
+        """Return the transcript of audio by the context's tier; empty if there is no speech.
 
         Args:
-            tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
-            param: the audio's name in errors.
+            tell: Callback for each segment as soon as it is understood, unless all of it was known; must not raise.
+            param: Name of the audio in errors.
 
         Raises:
-            CausewayError: the error for the client.
+            CausewayError: The error for the client.
         """
         tier = context.tier
         # Another tier runs another model: its facts are kept apart.
@@ -228,11 +228,11 @@ class RequestParts:
         except WorkerFailed as failure:
             if isinstance(failure.__cause__, CausewayError):
                 raise failure.__cause__ from None
-            raise EncoderFailed(f"the audio could not be read: {failure}. Send it again.") from None
+            raise EncoderFailed(f"The audio could not be read: {failure}. Send it again.") from None
         return transcript_of(found, seconds, words=request.words)
 
     def _known_to(self, context: RequestContext, tier: str = "") -> Memory:
-        """`tier`: if it is not the one that reads such parts in messages."""
+        """Return the memory for the caller's parts. `tier`: set if another tier than the default one reads them."""
         if context.memory is not None:
             return context.memory
         return FORGETS if self._private(context.request) else TenantMemory(self._memory, context.tenant, tier)
@@ -262,7 +262,7 @@ class RequestParts:
 
 
 def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> Request:
-    """Return an audio clip that is to be understood as the request that is admitted for it."""
+    """Return the request under which audio is admitted for transcription."""
     return Request(
         kind="chat",
         model=model,
@@ -274,7 +274,7 @@ def audio_request(model: str, hints: RoutingHints, *, stream: bool = False) -> R
 
 
 class JobMemory:
-    """What a job finds in its own parts, for its revisions, beside what its tenant may know."""
+    """A job's memory of its own parts for revisions, beside its tenant's memory."""
 
     def __init__(self, shared: Memory, max_parts: int) -> None:
         self._shared = shared
@@ -289,13 +289,13 @@ class JobMemory:
 
 
 class TenantMemory:
-    """What one tenant may know: facts only about parts that it has sent itself.
+    """A tenant's memory: facts only about parts that it has sent itself.
 
-    They are in this gateway's memory alone, by hash, and for some minutes.
+    They are stored by hash in this gateway's memory only, for some minutes.
 
     Args:
-        shared: of all tenants.
-        tier: what it found; "": what the tiers that read the parts of messages found.
+        shared: Memory of all tenants.
+        tier: Tier that found the facts; "": the tiers that read the parts of messages.
     """
 
     def __init__(self, shared: PartMemory, tenant: str, tier: str = "") -> None:

@@ -1,6 +1,6 @@
-"""What everything in Redis has in common.
+"""Access to Redis, shared by all users of it.
 
 config   addresses: one server, Sentinels or a cluster; TLS and users
-connect  clients of these, and what is wrong with one, also that it forgets keys by itself
+connect  clients of these, and the diagnosis of faults, such as eviction of keys
 keys     every key with its owner and its bound, the version of their layout, and Lua scripts
 """

@@ -1,4 +1,4 @@
-"""How a Redis deployment is configured: one server, one behind Sentinels, or a cluster; TLS and an ACL user."""
+"""Configuration of a Redis deployment: one server, one behind Sentinels, or a cluster; TLS and an ACL user."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SCHEMES: dict[str, tuple[Topology, bool]] = {
 }
 _PORTS: dict[Topology, int] = {"server": 6379, "sentinel": 26379, "cluster": 6379}
 _FORMS = (
-    "write redis://host:port/0, rediss:// for TLS, unix:///path, redis+sentinel://host:port,host:port/MASTER/0 or "
-    "redis+cluster://host:port,host:port"
+    "Write redis://host:port/0, rediss:// for TLS, unix:///path, redis+sentinel://host:port,host:port/MASTER/0 or "
+    "redis+cluster://host:port,host:port."
 )
 
 
@@ -68,12 +68,12 @@ class RedisTarget(msgspec.Struct, frozen=True):
 
 
 def is_cluster(address: RedisAddress) -> bool:
-    """Whether an address is that of a cluster."""
+    """Return whether the address is that of a cluster."""
     return bool(address) and _scheme(address).endswith("+cluster")
 
 
 def is_sentinel(address: RedisAddress) -> bool:
-    """Whether an address is one of Sentinels."""
+    """Return whether the address is that of Sentinels."""
     return bool(address) and _scheme(address).endswith("+sentinel")
 
 
@@ -83,7 +83,7 @@ def with_url(address: RedisAddress, url: str) -> RedisAddress:
 
 
 def shown_address(address: RedisAddress) -> str:
-    """Return the URL for messages: without a password."""
+    """Return the URL for messages, without a password."""
     url = address if isinstance(address, str) else address.url
     netloc, path = _netloc_and_path(url)
     return f"{_scheme(url)}://{netloc.rpartition('@')[2]}{path}"
@@ -93,10 +93,10 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
     """Check an address.
 
     Args:
-        where: the configuration key of the address.
+        where: Configuration key of the address.
 
     Raises:
-        ConfigError: names what is wrong and what to write.
+        ConfigError: The address is invalid; the message says what to write.
     """
     config = RedisConfig(url=address) if isinstance(address, str) else address
     scheme = _scheme(config)
@@ -108,15 +108,15 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
         return RedisTarget(config, topology, tls)
     netloc, path = _netloc_and_path(config.url)
     if "@" in netloc:
-        raise ConfigError("write user and password as `username` and `password_file`, not in this URL", where=where)
+        raise ConfigError("Write user and password as `username` and `password_file`, not in this URL.", where=where)
     hosts = tuple(_host(text, topology, where) for text in netloc.split(","))
     master, _, database = path.strip("/").partition("/")
     if topology == "cluster":
         if master:
-            raise ConfigError("a cluster has no databases: end the URL after the hosts", where=where)
+            raise ConfigError("A cluster has no databases: end the URL after the hosts.", where=where)
         return RedisTarget(config, topology, tls, hosts)
     if not master or not (database or "0").isdigit():
-        raise ConfigError("name the master behind the hosts: redis+sentinel://host:port/MASTER/0", where=where)
+        raise ConfigError("Name the master behind the hosts: redis+sentinel://host:port/MASTER/0.", where=where)
     return RedisTarget(config, topology, tls, hosts, unquote(master), int(database or "0"))
 
 
@@ -125,7 +125,7 @@ def _scheme(address: RedisAddress) -> str:
 
 
 def _netloc_and_path(url: str) -> tuple[str, str]:
-    """Return what follows the scheme: up to the first slash, and from there up to a query or a fragment.
+    """Return the part after the scheme: up to the first slash, and from there up to a query or a fragment.
 
     Not `urlsplit`: newer versions of Python refuse a list of hosts with an IPv6 address in it.
     """
@@ -138,19 +138,21 @@ def _host(text: str, topology: Topology, where: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     host, port = (host, port) if colon else (text, str(_PORTS[topology]))
     if not host or not port.isdigit():
-        raise ConfigError(f"{text!r} is no host:port. {_FORMS}", where=where)
+        raise ConfigError(f"{text!r} is not a host:port. {_FORMS}", where=where)
     return host.strip("[]"), int(port)
 
 
 def _check_files(config: RedisConfig, topology: Topology, tls: bool, where: str) -> None:
     if config.username and not config.password_file:
-        raise ConfigError("a user needs a password_file", where=f"{where}.username")
+        raise ConfigError("Set `password_file` together with `username`.", where=f"{where}.username")
     if config.sentinel_username and not config.sentinel_password_file:
-        raise ConfigError("a user needs a sentinel_password_file", where=f"{where}.sentinel_username")
+        raise ConfigError(
+            "Set `sentinel_password_file` together with `sentinel_username`.", where=f"{where}.sentinel_username"
+        )
     if config.sentinel_password_file and topology != "sentinel":
-        raise ConfigError("this URL names no Sentinels", where=f"{where}.sentinel_password_file")
+        raise ConfigError("The URL is not one of Sentinels: remove this key.", where=f"{where}.sentinel_password_file")
     for name in ("ca_file", "cert_file", "key_file"):
         if getattr(config, name) and not tls:
-            raise ConfigError("certificates need TLS: begin the URL with rediss", where=f"{where}.{name}")
+            raise ConfigError("Certificates need TLS: begin the URL with `rediss`.", where=f"{where}.{name}")
     if bool(config.cert_file) != bool(config.key_file):
-        raise ConfigError("`cert_file` and `key_file` go together", where=f"{where}.cert_file")
+        raise ConfigError("Set `cert_file` and `key_file` together.", where=f"{where}.cert_file")

@@ -1,7 +1,7 @@
-"""Open clients of a Redis deployment: one server, the master behind Sentinels, or a cluster; and what is wrong with it.
+"""Clients of a Redis deployment: one server, the master behind Sentinels, or a cluster; and the diagnosis of faults.
 
-Operators are told the service, its address without a password, and what to do. A Redis that forgets keys by itself is
-found before it matters: it would lose budgets, usage and revocations without an error.
+Messages for operators name the service, its address without a password, and the fix. A Redis that evicts keys is
+detected before it loses budgets, usage and revocations without an error.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from .config import RedisAddress, RedisTarget, parse_redis, shown_address
 _TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
 _WRONG_DATA = ("WRONGTYPE", "is not an integer", "is not a valid float", "would overflow", "arithmetic on", "with nil")
 _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
-"""The addresses of clients, without a password, which messages about their faults name."""
+"""Addresses of clients, without a password, for messages about their faults."""
 _CHECK_AGAIN_S: Final = 30.0  # the setting can be changed while Redis runs, and another Redis may take its place
 _ANSWER_S: Final = 5.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
-    """Describe what a call of `client` raised, as `redis_fault`."""
+    """Describe an error raised by a call of `client`, like `redis_fault`."""
     return redis_fault(error, "" if client is None else _addresses.get(client, ""))
 
 
 def redis_fault(error: Exception, address: str) -> str:
-    """Describe what a call of Redis raised.
+    """Describe an error raised by a Redis call.
 
     Args:
-        error: a RedisError, an OSError or a TimeoutError; Redis's own words may be in the text.
-        address: without a password; "" if it is not known.
+        error: RedisError, OSError or TimeoutError; the text may contain Redis's own words.
+        address: Address without a password; "" if unknown.
     """
     name = f"Redis at {address}" if address else "Redis"
     if isinstance(error, BusyLoadingError):
@@ -75,22 +75,22 @@ def redis_fault(error: Exception, address: str) -> str:
 
 
 def is_wrong_data(error: BaseException | None) -> bool:
-    """Whether a command failed for what is stored in its keys, so that it fails again, and only there."""
+    """Return whether a command failed because of the data in its keys, so that it fails again, and only there."""
     return isinstance(error, ResponseError) and any(text in str(error) for text in _WRONG_DATA)
 
 
 def is_unreachable(error: BaseException | None) -> bool:
-    """Whether Redis did not answer at all; False if it answered with an error."""
+    """Return whether Redis did not answer at all; False if it answered with an error."""
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's words, instead of redis-py's, which name a number and the host once more."""
-    for one in _causes(error):
-        if isinstance(one, socket.gaierror):
+    """Return the operating system's words instead of redis-py's, which repeat the error number and the host."""
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
             return "its host name is not known"
-        if isinstance(one, OSError) and one.errno and not isinstance(one, RedisError):
-            return os.strerror(one.errno).lower() if one.errno > 0 else str(one)
+        if isinstance(cause, OSError) and cause.errno and not isinstance(cause, RedisError):
+            return os.strerror(cause.errno).lower() if cause.errno > 0 else str(cause)
     return (str(error) or type(error).__name__).rstrip(".")
 
 
@@ -101,12 +101,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 async def eviction_fault(client: redis.asyncio.Redis) -> str:
-    """Return why a Redis may forget keys, and what to do; "" if it does not. Of a cluster all primaries are asked.
+    """Return why a Redis may evict keys, and the fix; "" if it does not. In a cluster all primaries are asked.
 
-    INFO says it, which managed services allow where they refuse CONFIG.
+    INFO is used because managed services allow it where they refuse CONFIG.
 
     Raises:
-        RedisError: Redis does not answer
+        RedisError: Redis does not answer.
     """
     name = f"Redis at {_addresses[client]}" if client in _addresses else "Redis"
     try:
@@ -124,7 +124,7 @@ async def eviction_fault(client: redis.asyncio.Redis) -> str:
 
 @dataclass(eq=False, repr=False)
 class EvictionCheck:
-    """Asks a Redis at the start and every 30 s."""
+    """A check for eviction, at the start and every 30 s."""
 
     client: redis.asyncio.Redis | None  # None: no Redis, no fault
     fault: str = ""  # as `eviction_fault` found it last
@@ -145,9 +145,9 @@ class EvictionCheck:
         except (RedisError, OSError, TimeoutError):
             return  # Others report that.
         if fault and fault != self.fault:
-            _log.error(fault)
+            log.error(fault)
         elif self.fault and not fault:
-            _log.info("Redis evicts no keys any more")
+            log.info("Redis no longer evicts keys.")
         self.fault = fault
 
 
@@ -168,7 +168,7 @@ _CLUSTER_CONNECTIONS = 1024  # to each node; a cluster's client does not wait fo
 
 
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client connects. Times are in s."""
+    """Connection options of a client. Times are in seconds."""
 
     connections: int = 64  # at most; beyond that calls wait for one
     connect_timeout_s: float = 2.0
@@ -181,7 +181,7 @@ _SHARED = ConnectionOptions()
 
 
 class PasswordFile(CredentialProvider):
-    """A user's password, read at each connection: it may change while the process runs."""
+    """A user's password, read for each connection, because it may change while the process runs."""
 
     def __init__(self, username: str, path: Path) -> None:
         self._username = username
@@ -196,12 +196,12 @@ class PasswordFile(CredentialProvider):
         return (self._username, password) if self._username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """As `get_credentials`; reading a line of a file delays nothing."""
+        """Return the same as `get_credentials`; reading a line of a file does not block noticeably."""
         return self.get_credentials()
 
 
 class _MasterPool(SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
-    """Connections to the master that the Sentinels name; beyond the pool's size calls wait for one."""
+    """Connections to the master named by the Sentinels; beyond the pool's size calls wait for one."""
 
     async def aclose(self) -> None:
         """Close the connections to the master and to the Sentinels."""
@@ -226,7 +226,7 @@ class _Cluster(redis.asyncio.RedisCluster):
 
 
 async def _require_master(connection: Any) -> None:
-    """Raises RedisConnectionError. A Sentinel that lags names a server that has become a replica.
+    """Raise RedisConnectionError if the server is a replica, as named by a Sentinel that lags behind a failover.
 
     Such a server refuses writes, but reads would miss what the new master has accepted.
     """
@@ -234,7 +234,7 @@ async def _require_master(connection: Any) -> None:
     await connection.send_command("ROLE")
     role, *_ = await connection.read_response()
     if role not in (b"master", "master"):
-        raise RedisConnectionError("the Sentinel named a server that is no master")
+        raise RedisConnectionError("The Sentinel named a server that is not a master.")
 
 
 def open_redis(
@@ -242,16 +242,16 @@ def open_redis(
 ) -> redis.asyncio.Redis:
     """Create a client that connects on first use.
 
-    Without `options` it never retries, because each caller has a timeout of its own.
+    Without `options` it never retries, because each caller has its own timeout.
 
     Args:
-        where: the configuration key of the address.
+        where: Configuration key of the address.
 
     Returns:
         The client; of a cluster a RedisCluster, which has the same methods.
 
     Raises:
-        ConfigError: the address, or a file that it names, is unusable.
+        ConfigError: The address, or a file that it names, is unusable.
     """
     target = parse_redis(address, where)
     try:
@@ -262,7 +262,7 @@ def open_redis(
         else:
             client = _open_server(target, where, options)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"not a Redis URL: {error}", where=where) from error
+        raise ConfigError(f"Not a Redis URL: {error}", where=where) from error
     _addresses[client] = shown_address(address)
     if options.raw and target.topology == "cluster":
         client.set_response_callback("XREAD", _raw)  # the client itself needs the other callbacks

@@ -1,4 +1,4 @@
-"""Every key in Redis: its owner, its type and what bounds it; the version of the layout of all; scripts that use them.
+"""All keys in Redis: owner, type and bound of each; the version of their layout; scripts that use them.
 
 A test finds keys that are missing here, or grow. `<jobs>` and `<cache>` stand for `jobs.key_prefix` and
 `cache.key_prefix`; an owner of jobs is `tenant/device`.
@@ -11,7 +11,7 @@ Old and new processes share keys and records during a rolling upgrade. A key bes
 number. A process writes its own number into a Redis that has none, and works with no other number: reading or
 maintaining what another layout means would lose work silently. Raise a number when a process of the version before
 would misread, or fail to maintain, what the new one writes. Adding a field that old versions ignore, or a key that only
-new ones need, is no new layout.
+new ones need, does not make a new layout.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`,
 _OPEN = "unfinished jobs"
 _QUOTA = "trimmed by age and by a quota; as long as a record may live"
 JOBS_LAYOUT: Final = 3
-"""Jobs, batches, files and webhooks: `<jobs.key_prefix>:layout`. All scripts of jobs check it too."""
+"""Version of jobs, batches, files and webhooks: `<jobs.key_prefix>:layout`. All scripts of jobs check it too."""
 ACCOUNTS_LAYOUT: Final = 1
-"""Revocations, usage, rates and the gateways' shared limits: `causeway:layout`."""
+"""Version of revocations, usage, rates and the gateways' shared limits: `causeway:layout`."""
 ACCOUNTS_LAYOUT_KEY: Final = "causeway:layout"
 
 
@@ -50,7 +50,7 @@ class RedisKey(msgspec.Struct, frozen=True):
     meaning: str
 
     def matches(self, key: str, *, jobs: str, cache: str) -> bool:
-        """Whether `key` is one of these. `jobs` and `cache` are the configured prefixes."""
+        """Return whether `key` matches the pattern. `jobs` and `cache` are the configured prefixes."""
         known = _TEXTS | {"jobs": re.escape(jobs), "cache": re.escape(cache)}
         parts = _PLACEHOLDER.split(self.pattern)
         texts = (re.escape(text) if at % 2 == 0 else known.get(text, "[^:]+") for at, text in enumerate(parts))
@@ -175,33 +175,33 @@ REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENT
 
 
 def declared(key: str) -> tuple[RedisKey, ...]:
-    """Return the declarations that a key with the default prefixes matches: exactly one for each key that we write."""
+    """Return the patterns that a key with the default prefixes matches: exactly one for each key that we write."""
     return tuple(each for each in REDIS_KEYS if each.matches(key, jobs="causeway:jobs", cache="causeway:cache"))
 
 
-def layout_fault(found: str, layout: int, what: str) -> str:
-    """Return why a process with `layout` refuses keys with the layout `found`, and what to do; "" if it does not."""
-    if found in ("", str(layout)):
+def layout_fault(stored: str, layout: int, what: str) -> str:
+    """Return why a process with `layout` refuses keys with the layout `found`, and the fix; "" if it accepts them."""
+    if stored in ("", str(layout)):
         return ""
-    fault = f"{what} in this Redis have layout {found}, and this version of Causeway works with layout {layout}"
-    if found.isdigit() and int(found) > layout:
+    fault = f"{what} in this Redis have layout {stored}, and this version of Causeway works with layout {layout}"
+    if stored.isdigit() and int(stored) > layout:
         return f"{fault}: a newer version wrote them. Upgrade this process."
     return f"{fault}: an older version wrote them. Let that version finish its work, then give this one an empty Redis."
 
 
 async def ensure_accounts_layout(client: redis.asyncio.Redis) -> None:
-    """Mark a Redis without accounts with this version's layout.
+    """Mark an empty Redis with this version's layout of accounts.
 
     Raises:
-        ConfigError: another layout
-        RedisError: Redis does not answer
+        ConfigError: Redis has another layout.
+        RedisError: Redis does not answer.
     """
-    found = await client.get(ACCOUNTS_LAYOUT_KEY)
-    if found is None:  # only then a write, which a full Redis refuses
+    stored = await client.get(ACCOUNTS_LAYOUT_KEY)
+    if stored is None:  # only then a write, which a full Redis refuses
         await client.set(ACCOUNTS_LAYOUT_KEY, ACCOUNTS_LAYOUT, nx=True)
-        found = await client.get(ACCOUNTS_LAYOUT_KEY)
-    text = found.decode() if isinstance(found, bytes) else str(found or "")
-    if fault := layout_fault(text[:16], ACCOUNTS_LAYOUT, "the accounts"):
+        stored = await client.get(ACCOUNTS_LAYOUT_KEY)
+    text = stored.decode() if isinstance(stored, bytes) else str(stored or "")
+    if fault := layout_fault(text[:16], ACCOUNTS_LAYOUT, "The accounts"):
         raise ConfigError(fault, where="redis")
 
 

@@ -1,1 +1,1 @@
-"""One request through the gateway after parsing: tiers in order, a permit, Triton, chunks or vectors."""
+"""Answering a request after parsing: tiers in order, a permit, Triton, chunks or vectors."""

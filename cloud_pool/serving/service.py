@@ -1,4 +1,4 @@
-"""One request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
+"""The way of a request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
 
 parts       audio, images and files → text in the prompt     parts.request_parts.RequestParts.read
 fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
 
 FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
-"""Request and tenant → a stale answer to the same question. Never raises."""
+"""Function from request and tenant to a stale answer to the same request. Never raises."""
 
 
 async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
@@ -64,7 +64,7 @@ async def nothing_stale(request: Request, tenant: str) -> CachedAnswer | None:
 
 
 class Service(msgspec.Struct, frozen=True):
-    """Answers requests from the tiers."""
+    """The service, which answers requests from the tiers."""
 
     runtimes: Mapping[str, TierRuntime]  # by the tier's name
     fallback: TierFallback  # decides which tiers are tried
@@ -77,8 +77,8 @@ class Service(msgspec.Struct, frozen=True):
     async def embed(self, context: RequestContext) -> tuple[AnswerHead, Embeddings]:
         """Return the answer's head and the vectors of an embedding request, in order. Raises CausewayError.
 
-        Each input is a sequence, with a permit and a call of its own. No other tier ever answers, because vectors of
-        two models cannot be compared. A long list enters the tier's queue in parts of `max_sequences`.
+        Each input is a sequence, with its own permit and call. No other tier ever answers, because vectors of two
+        models cannot be compared. A long list enters the tier's queue in parts of `max_sequences`.
         """
         tier, inputs = context.tier, context.request.prompts
         tier.check_ability("embedding")
@@ -98,7 +98,7 @@ class Service(msgspec.Struct, frozen=True):
         """Yield the AnswerHead, then the chunks. Closing the generator stops the work in Triton and frees the permit.
 
         Raises:
-            CausewayError: no tier answered, or the answer broke.
+            CausewayError: No tier answered, or the answer broke.
         """
         check_supported(context.request)
         parts = await self._read_parts(context)
@@ -157,11 +157,13 @@ class Service(msgspec.Struct, frozen=True):
         return None if self.parts is None else await self.parts.read(context)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
-        """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
+        """Read the continue token, which holds the part of the answer that the client already has. Raises
+        CausewayError.
+        """
         if not context.request.resume:
             return None
         if self.continue_tokens is None:
-            raise InvalidRequest(f"this gateway continues no answers: leave `{PARAM}` away", param=PARAM)
+            raise InvalidRequest(f"This gateway does not continue answers: remove `{PARAM}`.", param=PARAM)
         return self.continue_tokens.read(context.tenant, _question(context))
 
     def _fallback_request(
@@ -179,7 +181,7 @@ class Service(msgspec.Struct, frozen=True):
     def _truncator(
         self, context: RequestContext, step: FallbackStep, tier: Tier, partial_answer: PartialAnswer | None
     ) -> Truncator | None:
-        """None: the answer may have its full length."""
+        """Return the truncator of the answer; None: it may have its full length."""
         limit = self.fallback.config.truncate_to_tokens
         tokens = self.continue_tokens
         if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
@@ -196,7 +198,7 @@ class Service(msgspec.Struct, frozen=True):
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
-        """Render the request for `tier`: for each prompt n sequences. Raises InvalidRequest."""
+        """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest."""
         chat_format = tier.chat_format
         request = context.request if parts is None else parts.for_model(chat_format.transcripts)
         parameters = from_request(
@@ -266,7 +268,9 @@ class Service(msgspec.Struct, frozen=True):
 
 
 async def _held(request: Request, tier: Tier) -> HeldRequest:
-    """Check the schemas, for a tier of our own engine; other engines hold what they can. Raises InvalidGrammar."""
+    """Check the schemas, for a tier of our own engine; other engines enforce the schemas they support. Raises
+    InvalidGrammar.
+    """
     if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
         return HeldRequest(request)
     return await hold(request, calls_only=tier.chat_format.answers == "calls")
@@ -285,7 +289,7 @@ def check_supported(request: Request) -> None:
 
 
 def check_parts(request: Request, kinds: Collection[Modality]) -> None:
-    """Raise UnsupportedFeature for a part that no tier reads. `kinds`: those that are read."""
+    """Raise UnsupportedFeature for a part that no tier reads. `kinds`: the kinds that are read."""
     path, kind = first_part(request, kinds)
     if path:
         raise UnsupportedFeature(
@@ -296,7 +300,7 @@ def check_parts(request: Request, kinds: Collection[Modality]) -> None:
 
 
 def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
-    """Return one error for several tiers: a saturated tier's if there is one, with the soonest of their Retry-After."""
+    """Return one error for several tiers: a saturated tier's if there is one, with the shortest Retry-After."""
     able = [failure for failure in failures if failure.stress != "unable"] or failures
     error = next((failure for failure in able if failure.stress == "saturated"), able[0]).error
     waits_s = [failure.error.retry_after_s for failure in failures if failure.error.retry_after_s is not None]
@@ -305,17 +309,17 @@ def combined_error(failures: Sequence[TierFailed]) -> CausewayError:
 
 
 def _question(context: RequestContext) -> Request:
-    """The request under the tier's own name: clients that share an answer may have used different aliases."""
+    """Return the request under the tier's own name; clients that share an answer may have used different aliases."""
     return msgspec.structs.replace(context.request, model=context.tier.name)
 
 
 def _remaining_tokens(request: Request, tier: Tier, partial_answer: PartialAnswer | None) -> int:
-    """How many tokens the rest of the answer may have."""
+    """Return the maximum number of tokens of the rest of the answer."""
     return max(1, (request.max_tokens or tier.max_tokens) - (partial_answer.tokens if partial_answer else 0))
 
 
 def _with_seed(parameters: SamplingParameters, offset: int) -> SamplingParameters:
-    """Give each sequence of a request a seed of its own."""
+    """Give each sequence of a request a different seed."""
     if parameters.seed is None or not offset:
         return parameters
     return msgspec.structs.replace(parameters, seed=parameters.seed + offset)
@@ -325,9 +329,9 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class AnswerBuilder:
-    """Turns deltas into the chunks of one answer: a choice for each sequence, n for each of the request's prompts.
+    """Builder of an answer's chunks from deltas: a choice for each sequence, n for each of the request's prompts.
 
-    `thinking`: how the model thinks before its answers. `answer_id`: of the request, for the ids of its calls.
+    `thinking`: how the model thinks before its answers. `answer_id`: id of the answer, from which call ids derive.
     """
 
     def __init__(self, request: Request, thinking: Thinking = "", answer_id: str = "") -> None:
@@ -365,7 +369,7 @@ class AnswerBuilder:
 
     @contextmanager
     def unless_ended(self) -> Iterator[None]:
-        """Suppress an error once every choice has its finish reason: the answer is whole, and has no other end."""
+        """Suppress an error once every choice has its finish reason, because the answer is complete then."""
         try:
             yield
         except CausewayError:
@@ -379,13 +383,13 @@ class AnswerBuilder:
     def end(self) -> Chunk:
         """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
         if not self._ended:
-            raise StreamBroken("the model ended without a finish reason", phase="stream")
+            raise StreamBroken("The model ended without a finish reason.", phase="stream")
         thoughts = sum(choice.reasoning_tokens for choice in self._choices)
         return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, reasoning_tokens=thoughts))
 
 
 class _ChoiceBuilder:
-    """Choice `index` of the answer: its text becomes text and tool calls."""
+    """A choice of the answer: converts its text to text and tool calls."""
 
     def __init__(self, request: Request, index: int, thinking: Thinking, answer_id: str) -> None:
         self._index = index
@@ -440,7 +444,7 @@ class _ChoiceBuilder:
 def _finish_reason(name: str) -> FinishReason:
     reason = _FINISH_REASONS.get(name)
     if reason is None:
-        raise CloudFailed(f"the model ended the answer with {name!r}", phase="stream")
+        raise CloudFailed(f"The model ended the answer with {name!r}.", phase="stream")
     return reason
 
 
@@ -449,7 +453,7 @@ _read_vector = msgspec.json.Decoder(Vector).decode
 
 
 async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> list[Delta]:
-    """Return each input's first delta, which has its vector. Raises CausewayError. `first`: of all inputs."""
+    """Return each input's first delta, which has its vector. Raises CausewayError. `first`: the first of all."""
     requests = [
         InferenceRequest(
             model=context.tier.model,
@@ -470,25 +474,27 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
             index, delta = await attempt.begin(resources, context, lambda: requests, b"")
         except TierFailed as failure:
             raise failure.error from None
-        found = {index: delta}
+        deltas = {index: delta}
         if attempt.stream is not None:
             async for _ in attempt.stream:
                 pass
             attempt.report_tokens(delta.input_tokens)
         else:
             async for index, delta in attempt.merged:
-                found.setdefault(index, delta)
-    return [found[index] for index in range(len(requests))]
+                deltas.setdefault(index, delta)
+    return [deltas[index] for index in range(len(requests))]
 
 
 def _vector(delta: Delta, request: Request) -> Vector:
-    """Raises CloudFailed, or UnsupportedFeature if the request names another number of dimensions."""
+    """Return the delta's vector. Raises CloudFailed, or UnsupportedFeature if another number of dimensions is
+    requested.
+    """
     try:
         vector = _read_vector(delta.text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CloudFailed(f"the tier's model made no vector: {error}", phase="first_token") from None
+        raise CloudFailed(f"The tier's model returned no vector: {error}", phase="first_token") from None
     if not vector:
-        raise CloudFailed("the tier's model made an empty vector", phase="first_token")
+        raise CloudFailed("The tier's model returned an empty vector.", phase="first_token")
     if request.dimensions not in (None, len(vector)):
         raise UnsupportedFeature(f"This model's embeddings have {len(vector)} dimensions.", param="dimensions")
     return vector

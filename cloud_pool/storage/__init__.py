@@ -1,4 +1,4 @@
-"""The records of jobs, batches, uploaded files and webhooks in Redis, and the stores of file contents.
+"""Records of jobs, batches, uploaded files and webhooks in Redis, and the stores of file contents.
 
 config          the section `jobs`, and off-peak hours
 stores          all stores over one connection pool, and the scripts of `lua/`

@@ -62,12 +62,12 @@ def source_states(state: BatchState) -> tuple[BatchState, ...]:
 
 
 def is_final(state: BatchState) -> bool:
-    """Whether no transition leaves `state`."""
+    """Return whether `state` is final."""
     return not BATCH_TRANSITIONS[state]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch. Times are unix, ms."""
+    """A batch. Times are Unix time in milliseconds."""
 
     id: str
     owner: str
@@ -104,7 +104,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineOutcome(msgspec.Struct, frozen=True):
-    """Outcome of a line; `state` is None if it never became a job."""
+    """Outcome of a line; `state` is None if the line never became a job."""
 
     custom_id: str
     state: JobState | None
@@ -136,19 +136,19 @@ class BatchStore:
         traceparent: str = "",
         window: Window = "",
     ) -> Batch:
-        """Create a batch, or return the one with this name.
+        """Create a batch, or return the existing one with this name.
 
         Args:
-            metadata: JSON
-            digest: of the request, compared with that of a batch with this name
-            grants: what its lines may use
-            token_id, token_issued: of the signed token that creates it
-            window: when its lines may start
+            metadata: Metadata as JSON.
+            digest: Digest of the request, compared with that of an existing batch of this name.
+            grants: Grants of the batch's lines.
+            token_id, token_issued: Id and issue time of the signed token that creates the batch.
+            window: Window in which the lines may start.
 
         Raises:
-            NotFound: `file` is no input file of the owner
-            IdempotencyConflict: the name belongs to a batch with another digest
-            QuotaExceeded: the tenant has too many batches, or too many files for the output of another one
+            NotFound: `file` is not an input file of the owner.
+            IdempotencyConflict: The name belongs to a batch with another digest.
+            QuotaExceeded: The tenant has too many batches, or too many files for the output of another one.
         """
         config = self.config
         window_ms, ttl = int(config.completion_window_s * 1000), int(config.file_ttl_s * 1000)
@@ -195,7 +195,8 @@ class BatchStore:
         return _parse(name, await self.db.command(*self._record(name)))
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
-        """Return batches of `owner`, newest first, from behind the batch `after`; an unknown one begins at the newest.
+        """Return batches of `owner`, newest first, starting after the batch `after`; an unknown `after` starts at the
+        newest.
 
         Unreadable records are left out.
         """
@@ -207,7 +208,7 @@ class BatchStore:
         return "HGETALL", self.db.key("batch", name)
 
     async def cancel(self, batch: Batch) -> None:
-        """Begin to cancel a batch. Raises JobAlreadyEnded."""
+        """Start cancelling a batch. Raises JobAlreadyEnded."""
         if not await self.transition(batch.id, "cancelling"):
             raise JobAlreadyEnded(f"The batch {batch.id} is {batch.state}: there is nothing to cancel.")
 
@@ -225,7 +226,7 @@ class BatchStore:
     async def transition(self, name: str, to: BatchState, *fields: Argument) -> bool:
         """Move a batch to a state and set `fields` (name, value, ...).
 
-        Returns True also if it is there already, and False if the table has no such transition.
+        Returns True also if the batch is in that state already, and False if the table has no such transition.
         """
         sources = source_states(to)
         ttl = int(self.config.file_ttl_s * 1000)
@@ -233,21 +234,22 @@ class BatchStore:
         return as_int(await self.db.run("batch_transition", *arguments)) > 0
 
     async def refuse_line(self, batch: Batch, line: int, offset: int, custom_id: str, error: bytes) -> bool:
-        """Record a line as failed that never becomes a job. Returns False if the batch has moved on.
+        """Record the failure of a line that never becomes a job. Returns False if the batch has moved on.
 
         Args:
-            line: the one after the last submitted line
-            offset: of the next line in the input file, bytes
-            error: JSON
+            line: Number of the line after the last submitted one.
+            offset: Position of the next line in the input file, in bytes.
+            error: Error as JSON.
         """
         job, ttl = batch_job_id(batch.id, line), int(self.config.file_ttl_s * 1000)
         reply = await self.db.run("batch_refuse_line", self.db.time, batch.id, line, offset, job, custom_id, error, ttl)
         return as_int(reply) > 0
 
     async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
-        """Return the outcomes of these lines, which count from 1, up to the first that has not ended.
+        """Return the outcomes of these lines, numbered from 1, up to the first line that has not ended.
 
-        Fewer lines come back when their results have `enough_bytes`. A line whose result was changed has failed.
+        Fewer lines are returned once their results reach `enough_bytes`. A line whose stored result was modified has
+        failed.
 
         Raises ContentKeyMissing.
         """
@@ -276,10 +278,10 @@ class BatchStore:
         """Add parts to the output files and delete the jobs. Returns False if another worker has done that.
 
         Args:
-            last: the parts have the outcomes of the lines up to this one, from 1
-            store: the content store of the parts
-            expired: one of the lines has expired
-            never_ran_until: they never became jobs: offset of the next line in the input file, bytes
+            last: Last line whose outcome the parts contain, counted from 1.
+            store: Content store of the parts.
+            expired: Whether one of the lines has expired.
+            never_ran_until: Position of the next line in the input file, in bytes, after lines that never became jobs.
         """
         lines = (batch.collected, last, int(never_ran_until is not None), never_ran_until or 0, int(expired))
         lease = int((self.config.completion_window_s + self.config.file_ttl_s) * 1000)
@@ -289,12 +291,12 @@ class BatchStore:
 
 
 def output_file_id(batch: str, part: ResultPart) -> str:
-    """Return the id of a batch's output or error file. The Lua scripts make the same one."""
+    """Return the id of a batch's output or error file. The Lua scripts derive the same id."""
     return f"file-{batch.removeprefix('batch_')}-{part}"
 
 
 def batch_job_id(batch: str, line: int) -> str:
-    """Return the id of a line's job: always the same, so that a line can be submitted repeatedly. Lines from 1."""
+    """Return the id of a line's job, which is always the same, so that submitting it can be repeated. Lines from 1."""
     return f"job_{batch.removeprefix('batch_')}-{line}"
 
 

@@ -1,4 +1,4 @@
-"""Configuration of jobs, webhooks and batches. Everything is bounded; what exceeds a bound gets 4xx, never dropped."""
+"""Configuration of jobs, webhooks and batches. Whatever exceeds a bound is refused with 4xx, never dropped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from causeway_server.router.jobs.webhooks import WebhookFormat
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
 NO_CLUSTER: Final = (
-    "jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once: use one "
-    "server, or one behind Sentinels (redis+sentinel://)"
+    "Jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once: use one "
+    "server, or one behind Sentinels (redis+sentinel://)."
 )
 _DAY_S = 86_400.0
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -52,7 +52,7 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}
 
     def format_of(self, owner: str) -> WebhookFormat:
-        """Return the format of an owner's deliveries. `owner`: tenant/device."""
+        """Return the format of the deliveries of `owner` (tenant/device)."""
         return self.tenant_formats.get(owner.partition("/")[0], self.format)
 
 
@@ -193,27 +193,27 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def replicas_to_wait_for(self) -> int:
-        """Replicas that must at least confirm what is accepted; 0: none."""
+        """Minimum number of replicas that must confirm what is accepted; 0: none."""
         return int(is_sentinel(self.redis)) if self.replicas is None else self.replicas
 
     @property
     def max_record_age_ms(self) -> int:
-        """No record of a job, batch or file lives longer after its acceptance."""
+        """Maximum age of a record of a job, batch or file after its acceptance."""
         longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
         return int(longest_s * 1000)
 
     def retry_delay_s(self, error: CausewayError, attempts: int, chance: float) -> float:
-        """Return the time until a run that failed is repeated. `attempts`: at least 1; `chance`: uniform in [0, 1)."""
+        """Return the delay before a failed run is repeated. `attempts`: at least 1; `chance`: uniform in [0, 1)."""
         if isinstance(error, RateLimited) and error.retry_after_s is not None:
             return min(error.retry_after_s, self.limit_retry_s)
         return job_retry_delay_s(attempts, chance, base_s=self.backoff_s, max_s=self.backoff_max_s)
 
     def price_share(self, window: str) -> float:
-        """Return the share of the tier's price that a job of this window costs."""
+        """Return the share of the tier's price that is billed to a job of this window."""
         return self.off_peak.price_share if window else 1.0
 
     def check(self) -> None:
-        """Raises ConfigError for a Redis where jobs cannot be."""
+        """Check that jobs can be stored in the configured Redis. Raises ConfigError."""
         if self.redis:
             parse_redis(self.redis, "jobs.redis")
         if is_cluster(self.redis):
@@ -221,26 +221,26 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def with_shared_redis(config: JobsConfig, shared: RedisAddress) -> JobsConfig:
-    """Return the configuration with the shared Redis, unless jobs have a Redis of their own or it is a cluster."""
+    """Return the configuration with the shared Redis, unless jobs have their own or the shared one is a cluster."""
     return config if config.redis or is_cluster(shared) else msgspec.structs.replace(config, redis=shared)
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """One night. Unix ms; `end` is not part of it."""
+class OffPeakWindow(msgspec.Struct, frozen=True):
+    """An off-peak window, half-open, in Unix milliseconds."""
 
     start: int
     end: int
 
 
 class OffPeakHours:
-    """The off-peak hours of a configuration: when jobs with `window: off_peak` may start. The time comes from Redis.
+    """Off-peak hours of a configuration, in which jobs with `window: off_peak` may start. The time comes from Redis.
 
-    Hours are those of a wall clock in a time zone, so a night in which it is changed is an hour shorter or longer. An
-    hour that such a night skips begins with the next one that exists; of one that it repeats the first counts.
+    The hours follow the wall clock of a time zone, so a night with a clock change is an hour shorter or longer. A start
+    time skipped by the change moves to the next existing time; of a repeated one, the first counts.
     """
 
     def __init__(self, config: OffPeakConfig) -> None:
-        """Raises ConfigError."""
+        """Parse the hours. Raises ConfigError."""
         self._hours: tuple[time, time] | None = None
         try:
             self._zone = ZoneInfo(config.timezone)
@@ -251,45 +251,45 @@ class OffPeakHours:
             return
         match = _HOURS.fullmatch(config.hours)
         if match is None or match[1] + match[2] == match[3] + match[4]:
-            raise ConfigError(f"write them as 22:00-06:00, not {config.hours!r}", where="jobs.off_peak.hours")
+            raise ConfigError(f"Write them as 22:00-06:00, not {config.hours!r}.", where="jobs.off_peak.hours")
         self._hours = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether off-peak hours are configured."""
         return self._hours is not None
 
-    def openings(self, now_ms: int) -> list[Opening]:
-        """Return the nights that are not over, in order, for a week."""
+    def windows(self, now_ms: int) -> list[OffPeakWindow]:
+        """Return the windows of the next week that are not over, in order."""
         if self._hours is None:
             return []
         today = datetime.fromtimestamp(now_ms / 1000.0, self._zone).date()
-        nights = (self._opening(today + timedelta(days=days), *self._hours) for days in range(-1, _DAYS))
+        nights = (self._window(today + timedelta(days=days), *self._hours) for days in range(-1, _DAYS))
         return [night for night in nights if night.end > now_ms]
 
     def wait_ms(self, now_ms: int) -> int:
-        """Return how long until they begin; 0 within them, or without any."""
-        openings = self.openings(now_ms)
-        return max(openings[0].start - now_ms, 0) if openings else 0
+        """Return the time in milliseconds until the next window begins; 0 inside a window or without any."""
+        windows = self.windows(now_ms)
+        return max(windows[0].start - now_ms, 0) if windows else 0
 
-    def _opening(self, day: date, start: time, end: time) -> Opening:
+    def _window(self, day: date, start: time, end: time) -> OffPeakWindow:
         last = day if end > start else day + timedelta(days=1)
-        return Opening(self._unix_ms(day, start), self._unix_ms(last, end))
+        return OffPeakWindow(self._unix_ms(day, start), self._unix_ms(last, end))
 
     def _unix_ms(self, day: date, at: time) -> int:
         return int(datetime.combine(day, at, self._zone).astimezone(UTC).timestamp() * 1000)
 
 
 def no_off_peak_hours() -> InvalidRequest:
-    """Return the error for a job that asks for hours that do not exist."""
-    return InvalidRequest("there are no off-peak hours here (jobs.off_peak.hours)", param="window")
+    """Return the error for a job that asks for off-peak hours although none are configured."""
+    return InvalidRequest("This gateway has no off-peak hours (jobs.off_peak.hours).", param="window")
 
 
 def job_retry_delay_s(attempts: int, chance: float, *, base_s: float, max_s: float) -> float:
     """Return an exponential delay with full jitter: uniform in (0, min(max_s, base_s · 2^(attempts-1))].
 
     Args:
-        attempts: attempts so far, at least 1
-        chance: uniform in [0, 1)
+        attempts: Number of attempts so far, at least 1.
+        chance: Random number, uniform in [0, 1).
     """
     ceiling = min(max_s, base_s * 2.0 ** min(attempts - 1, 32))
     return ceiling * (1.0 - chance)

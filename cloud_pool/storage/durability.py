@@ -1,7 +1,7 @@
-"""Check whether Redis keeps what it acknowledged when it is killed, and whether its jobs are of this version's layout.
+"""Check that Redis keeps acknowledged data when it is killed, and that its jobs have this version's layout.
 
-A gateway starts without its Redis, since it answers interactive requests without it; it accepts no job before the check
-has passed. A worker waits for its Redis.
+A gateway starts without its Redis, because it answers interactive requests without it; it accepts no job before the
+check has passed. A worker waits for its Redis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing
 from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_fields, as_list, as_text
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 _CHECK_AGAIN_S = 30.0  # another Redis may have taken its place
 _FIRST_DELAY_S = 1.0
@@ -30,11 +30,11 @@ _MAX_DELAY_S = 15.0
 
 
 class JobStoreNotDurable(JobStoreUnavailable, code="job_store_not_durable", retryable=False):
-    """Redis may lose what it acknowledged, by its settings: no job is accepted."""
+    """Redis may lose acknowledged data because of its settings, so no job is accepted."""
 
 
 class JobStoreIsCluster(JobStoreUnavailable, code="job_store_is_cluster", retryable=False):
-    """Redis is a node of a cluster, where jobs do not run."""
+    """Redis is a node of a cluster, which jobs do not support."""
 
 
 def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(eq=False, repr=False)
 class DurabilityCheck:
-    """Checks Redis's settings and the layout of its keys, unless it did so in the last 30 s."""
+    """A check of Redis's settings and the layout of its keys, repeated after 30 s at the earliest."""
 
     database: RedisClient
     mode: Literal["require", "warn"]  # `require` refuses jobs, `warn` logs the problems and accepts jobs
@@ -62,14 +62,14 @@ class DurabilityCheck:
     _warned: str = ""
 
     async def ensure(self, *, again: bool = False) -> None:
-        """Raise unless jobs may be accepted. `again`: whatever the last check found, and however recent it is.
+        """Raise an error unless jobs may be accepted. `again`: check even if the last check was recent.
 
         Raises:
-            ContentKeyMissing: jobs are encrypted with a key that this process lacks
-            JobStoreIsCluster: a node of a Redis Cluster
-            JobStoreLayoutMismatch: another version's layout
-            JobStoreNotDurable: Redis could lose a job
-            JobStoreUnavailable: Redis does not answer
+            ContentKeyMissing: Jobs are encrypted with a key that this process lacks.
+            JobStoreIsCluster: Redis is a node of a cluster.
+            JobStoreLayoutMismatch: The keys have the layout of another version.
+            JobStoreNotDurable: Redis could lose a job.
+            JobStoreUnavailable: Redis does not answer.
         """
         if time.monotonic() < self._valid_until and not again:
             return
@@ -78,7 +78,7 @@ class DurabilityCheck:
             with anyio.fail_after(self.timeout_s):
                 await self._check()
         except TimeoutError:
-            message = f"the job store does not answer in {self.timeout_s:g} s"
+            message = f"The job store does not answer in {self.timeout_s:g} s."
             raise JobStoreUnavailable(message, retry_after_s=2.0) from None
         self._valid_until = time.monotonic() + _CHECK_AGAIN_S
 
@@ -88,18 +88,18 @@ class DurabilityCheck:
         await self._ensure_keys()
         problems = await self._problems()
         if problems:
-            message = f"this Redis could lose an accepted job: {'; '.join(problems)}"
+            message = f"This Redis could lose an accepted job: {'; '.join(problems)}"
             if self.mode == "require":
                 raise JobStoreNotDurable(f"{message}. To accept that, set jobs.durability: warn.", retry_after_s=30.0)
             if message != self._warned:
-                _log.warning(message)
+                log.warning(message)
             self._warned = message
 
     async def wait(self) -> None:
         """Wait until Redis answers, with growing delays, each logged.
 
         Raises:
-            ConfigError: it is not durable, is a cluster, or its jobs have another layout or unknown keys
+            ConfigError: Redis is not durable, is a cluster, or its jobs have another layout or unknown keys.
         """
         failures = 0
         while True:
@@ -111,13 +111,13 @@ class DurabilityCheck:
             except JobStoreUnavailable as error:
                 failures += 1
                 delay_s = job_retry_delay_s(failures, self.rng() / 2.0, base_s=_FIRST_DELAY_S, max_s=_MAX_DELAY_S)
-                _log.warning("waiting for Redis: %s Next attempt in %.1f s.", self.database.explain(error), delay_s)
+                log.warning("Waiting for Redis: %s Next attempt in %.1f s.", self.database.explain(error), delay_s)
             await self.sleep(delay_s)
         if failures:
-            _log.info("Redis answers")
+            log.info("Redis answers.")
 
     async def _refuse_cluster(self) -> None:
-        """Raises JobStoreIsCluster. The URL of one node does not say that it belongs to a cluster."""
+        """Raise JobStoreIsCluster for a node of a cluster, which the URL alone does not reveal."""
         try:
             info = as_text(await self.database.command("INFO", "cluster"))
         except JobStoreRefused:
@@ -126,7 +126,7 @@ class DurabilityCheck:
             raise JobStoreIsCluster(NO_CLUSTER, retry_after_s=30.0)
 
     async def _ensure_keys(self) -> None:
-        """Announce the key that seals here. Raises ContentKeyMissing if others seal with one that is unknown here."""
+        """Announce the sealing key. Raises ContentKeyMissing if another process seals with a key unknown here."""
         announced, now = self.database.key("content_keys"), await self.database.now_ms()
         if key := self.cipher.sealing_key:
             with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same
@@ -137,7 +137,7 @@ class DurabilityCheck:
             raise key_missing(*missing)
 
     async def _problems(self) -> tuple[str, ...]:
-        """Return the problems. A Redis that hides its settings counts as not durable."""
+        """Return the problems found. A Redis that hides its settings counts as not durable."""
         try:
             settings = as_fields(await self.database.command("CONFIG", "GET", *_REQUIRED, "maxmemory"))
         except JobStoreRefused as error:

@@ -1,11 +1,11 @@
-"""Requests, results and files of jobs are encrypted at rest with AES-256-GCM (NIST SP 800-38D), if there is a key file.
+"""Encryption of the requests, results and files of jobs at rest, with AES-256-GCM (NIST SP 800-38D), by a key file.
 
 A sealed value is MAGIC, the length of the key's id, that id, a random nonce of 12 bytes, and the ciphertext with its
-tag. The tag covers also the kind of value, its tenant and its id, so that a value in another place does not open. JSON
-and text never begin with MAGIC: what was written before encryption was turned on is read as it is.
+tag. The tag also covers the kind of value, its tenant and its id, so that a value moved to another place cannot be
+opened. JSON and text never begin with MAGIC: values written before encryption was turned on are returned unchanged.
 
-A line of the key file is a key: its id, the time from which on it seals, and 32 bytes in base64. The newest key whose
-time has come seals; every key opens. The file is read again when it changes, and at once for a key that is not known.
+Each line of the key file is a key: its id, the time from which it seals, and 32 bytes in base64. The newest key whose
+time has come seals; every key opens. The file is read again when it changes, and at once for an unknown key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NONCE_BYTES = 12
 _KEY_BYTES = 32
 _LOOK_EVERY_S = 1.0  # at the file
 _ID = re.compile(r"[a-z0-9]{1,32}")
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class ContentKeyMissing(JobStoreUnavailable, code="content_key_missing"):
@@ -45,7 +45,7 @@ class ContentKeyMissing(JobStoreUnavailable, code="content_key_missing"):
 
 
 class ContentKey(msgspec.Struct, frozen=True):
-    """A key. It seals from `seals_from` on (unix, s)."""
+    """A key that seals values from `seals_from` (Unix time in seconds) on."""
 
     id: str
     seals_from: float
@@ -53,21 +53,21 @@ class ContentKey(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """As in the file."""
+        """Line of the key file for this key."""
         seals_from = datetime.fromtimestamp(self.seals_from, UTC).isoformat(timespec="seconds")
         return f"{self.id} {seals_from} {base64.b64encode(self.secret).decode()}\n"
 
 
 class ContentCipher:
-    """Seals and opens values. Without a file it seals nothing, and opens what is not sealed.
+    """Cipher of stored values. Without a key file it seals nothing, and opens only values that are not sealed.
 
     Args:
-        path: the key file; "": none
-        clock: unix time, s
+        path: Key file; "": none.
+        clock: Wall clock, Unix time in seconds.
     """
 
     def __init__(self, path: str = "", clock: Callable[[], float] = time.time) -> None:
-        """Raises ConfigError."""
+        """Read the keys. Raises ConfigError."""
         self._path = Path(path) if path else None
         self._clock = clock
         self._looked_at = clock()
@@ -77,7 +77,7 @@ class ContentCipher:
 
     @property
     def sealing_key(self) -> str:
-        """The id of the key that seals now; "" if values are not sealed."""
+        """Id of the key that seals now; "" if values are not sealed."""
         self._look(_LOOK_EVERY_S)
         if not self._keys:
             return ""
@@ -86,17 +86,17 @@ class ContentCipher:
         return next((key.id for key in reversed(self._keys) if key.seals_from <= now), self._keys[0].id)
 
     def knows(self, key_id: str) -> bool:
-        """Whether the key is in the file."""
+        """Return whether the key is in the file."""
         if key_id not in self._ciphers:
             self._look(0.0)
         return key_id in self._ciphers
 
     def seal(self, data: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Return what is stored.
+        """Seal a value and return the bytes to store.
 
         Args:
-            owner: its tenant is part of the value's place
-            name: of the job or file, and of the part
+            owner: Owner, whose tenant is part of the value's place.
+            name: Name of the job or file, and of the part.
         """
         key_id = self.sealing_key
         if not key_id:
@@ -105,11 +105,11 @@ class ContentCipher:
         return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, kind, owner, *name))
 
     def open(self, stored: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-        """Return what was sealed in the same place.
+        """Open a value that was sealed for the same place.
 
         Raises:
-            ContentKeyMissing: its key is not in the file
-            RecordUnreadable: it was changed, or is another place's
+            ContentKeyMissing: The key is not in the file.
+            RecordUnreadable: The value was modified, or belongs to another place.
         """
         if not stored.startswith(MAGIC):
             return stored
@@ -122,10 +122,10 @@ class ContentCipher:
         try:
             return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], kind, owner, *name))
         except (InvalidTag, ValueError):
-            raise RecordUnreadable("sealed content was changed, or belongs to another record") from None
+            raise RecordUnreadable("Sealed content was modified, or belongs to another record.") from None
 
     def _look(self, after_s: float) -> None:
-        """Read the file again if it has changed. Keep the keys if it is faulty."""
+        """Read the file again if it has changed. A faulty file leaves the keys as they are."""
         now = self._clock()
         if self._path is None or 0.0 <= now - self._looked_at < after_s:
             return
@@ -137,15 +137,15 @@ class ContentCipher:
         try:
             self._keys = read_keys(self._path)
         except ConfigError as error:
-            _log.error("the keys stay as they were: %s", error)
+            log.error("The keys stay as they were: %s", error)
             return
         self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
 
 
 def key_missing(*key_ids: str) -> ContentKeyMissing:
-    """Return the error for keys that are not in the file."""
+    """Return the error for keys that are missing from the file."""
     named = ", ".join(key_id[:32] for key_id in key_ids)
-    message = f"jobs are encrypted with a key that this process lacks ({named}): give it the others' file as {WHERE}"
+    message = f"Jobs are encrypted with a key that this process lacks ({named}): give it the others' file as {WHERE}."
     return ContentKeyMissing(message, retry_after_s=30.0)
 
 
@@ -154,19 +154,21 @@ def read_keys(path: Path) -> tuple[ContentKey, ...]:
     try:
         lines = path.read_text("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'it is not ASCII'}", where=WHERE) from error
+        raise ConfigError(
+            f"{path}: {getattr(error, 'strerror', None) or 'The file is not ASCII'}.", where=WHERE
+        ) from error
     keys = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if len({key.id for key in keys}) < len(keys):
-        raise ConfigError(f"{path}: two keys have the same id", where=WHERE)
+        raise ConfigError(f"{path}: two keys have the same id.", where=WHERE)
     if not keys:
-        raise ConfigError(f"{path} has no key: make one with `causeway-cloud keys rotate {path}`", where=WHERE)
+        raise ConfigError(f"{path} has no key: make one with `causeway-cloud keys rotate {path}`.", where=WHERE)
     return tuple(sorted(keys, key=lambda key: key.seals_from))
 
 
 def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
-    """Add a new key to a file (mode 0600), which seals after `after_s`; the first one of a file seals at once.
+    """Add a new key to a file (mode 0600), which seals after `after_s`; the first key of a file seals at once.
 
-    The file is replaced by rename: a reader has the old or the new one. Raises ConfigError.
+    The file is replaced atomically by rename. Raises ConfigError.
     """
     known = read_keys(path) if path.exists() else ()
     key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(_KEY_BYTES))
@@ -178,14 +180,14 @@ def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
 
 
 def _parse(line: str, where: str) -> ContentKey:
-    """Raises ConfigError, which never quotes the line."""
+    """Parse a line. Raises ConfigError, which never quotes the line."""
     try:
         key_id, seals_from, text = line.split()
         secret = base64.b64decode(text, validate=True)
         at = datetime.fromisoformat(seals_from)
     except (ValueError, binascii.Error):
         raise ConfigError(
-            f"{where}: a line is `ID TIME KEY`, as `causeway-cloud keys rotate` writes it", where=WHERE
+            f"{where}: a line is `ID TIME KEY`, as `causeway-cloud keys rotate` writes it.", where=WHERE
         ) from None
     if not _ID.fullmatch(key_id) or len(secret) != _KEY_BYTES or at.tzinfo is None:
         reason = f"{where}: an id is of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
@@ -194,7 +196,7 @@ def _parse(line: str, where: str) -> ContentKey:
 
 
 def _bound(head: bytes, kind: ContentKind, owner: str, *name: str) -> bytes:
-    """Return what the tag covers beside the value: a value in another place does not open."""
+    """Return the additional data that the tag covers, so that a value moved to another place cannot be opened."""
     return head + b"\0".join(part.encode() for part in (kind, tenant_of(owner), *name))
 
 

@@ -1,7 +1,7 @@
-"""Content of files behind one small port: a file is an ordered list of parts of a few MiB, each written whole or not.
+"""Contents of files behind one small interface: a file is an ordered list of parts of a few MiB.
 
-It is in Redis, for small content, in a folder that gateways and workers share, or in a bucket behind the S3 API.
-`file_store` lists a part only after it was written, so a writer that dies leaves nothing that a reader could see.
+Small contents are stored in Redis, others in a folder that gateways and workers share, or in a bucket behind the S3
+API. `file_store` lists a part only after it was written completely, so a killed writer leaves no visible part.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 StoreName = Literal["redis", "path", "s3"]
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 30.0
 _MARKER = ".causeway-files"
-"""Without it the folder is not the one that it was at the start: it is not mounted, which loses nothing."""
+"""Marker file; if it is missing, the folder is not the one of the start, for example because it is not mounted."""
 T = TypeVar("T")
 _CONNECT_S = 3.0
 _REQUEST_S = 20.0
@@ -43,32 +43,34 @@ class FileStoreUnavailable(JobStoreUnavailable, code="file_store_unavailable"):
 
 
 class FileContentLost(CausewayError, code="file_content_lost"):
-    """A file's record exists and its content does not: something other than Causeway deleted it."""
+    """A file's record exists but its content does not: software other than Causeway deleted it."""
 
 
 class FileTooLarge(BodyTooLarge, code="file_too_large"):
-    """The file is larger than one file, or all files of the tenant, may be."""
+    """The file exceeds the limit of a single file or of all files of the tenant."""
 
 
 class ContentStore(Protocol):
-    """Stores parts of files. Names of files and parts consist of letters, digits, `.`, `_` and `-`.
+    """A store of file parts. Names of files and parts consist of letters, digits, `.`, `_` and `-`.
 
-    Every method can be repeated. While the store does not answer or cannot write it raises JobStoreUnavailable, which
-    outside Redis is a FileStoreUnavailable.
+    Every method can be repeated. A store that does not answer or cannot write raises JobStoreUnavailable; outside Redis
+    this is a FileStoreUnavailable.
     """
 
     @property
     def name(self) -> StoreName:
-        """What the records of files call this store."""
+        """Name of this store in the records of files."""
 
     async def put(self, file: str, part: str, data: bytes) -> None:
-        """Write a part. It is there whole and durably when this returns; if this raises, it is there whole or not."""
+        """Write a part. It is stored completely and durably when this returns; after an error, completely or not at
+        all.
+        """
 
     async def get(self, file: str, part: str) -> bytes:
         """Return a part. Raises FileContentLost if it does not exist."""
 
     async def delete(self, file: str) -> None:
-        """Delete all parts of a file, also those of writers that died. Deleting nothing succeeds."""
+        """Delete all parts of a file, including those of killed writers. Succeeds if there are none."""
 
 
 class RedisContent:
@@ -98,19 +100,19 @@ class RedisContent:
 class PathContent:
     """A ContentStore in a folder that all gateways and workers share, such as an NFS mount: one folder per file.
 
-    A part is written beside its place, flushed to the disk and renamed, so that no reader sees half of one.
+    A part is written to a temporary file, flushed to disk and renamed, so that no reader sees an incomplete part.
     """
 
     name: Final[StoreName] = "path"
 
     def __init__(self, folder: str) -> None:
-        """Raises ConfigError if `folder` is no folder in which this process may write."""
+        """Open the folder. Raises ConfigError if it is not a folder in which this process may write."""
         self._root = Path(folder)
         try:
             (self._root / _MARKER).touch(mode=0o600)
-            found = self._root.stat()
-            if found.st_uid == os.geteuid():  # Prompts and answers of all tenants: not for other accounts.
-                self._root.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IRWXO)
+            status = self._root.stat()
+            if status.st_uid == os.geteuid():  # Prompts and answers of all tenants: not for other accounts.
+                self._root.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IRWXO)
         except OSError as error:
             reason = f"{folder} must be a folder that this process may write: {error.strerror}"
             raise ConfigError(reason, where="jobs.files.path") from error
@@ -150,11 +152,11 @@ class PathContent:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Raises FileStoreUnavailable."""
+    """Run `work` in a thread. Raises FileStoreUnavailable."""
     try:
         return await to_thread.run_sync(work)
     except OSError as error:
-        _log.warning("jobs.files.path: %s", error)
+        log.warning("jobs.files.path: %s", error)
         reason = error.strerror or type(error).__name__
         raise FileStoreUnavailable(
             f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
@@ -171,7 +173,7 @@ class S3Content:
     name: Final[StoreName] = "s3"
 
     def __init__(self, config: S3Config) -> None:
-        """Raises ConfigError for settings that cannot be used."""
+        """Open the bucket. Raises ConfigError for settings that cannot be used."""
         self._store = _open(config)
 
     async def put(self, file: str, part: str, data: bytes) -> None:
@@ -201,7 +203,7 @@ def _open(config: S3Config) -> S3Store:
     from obstore.store import S3Store
 
     if config.endpoint and not config.endpoint.startswith(("http://", "https://")):
-        raise ConfigError("must be a URL as https://s3.example.com", where="jobs.files.s3.endpoint")
+        raise ConfigError("The value must be a URL such as https://s3.example.com.", where="jobs.files.s3.endpoint")
     try:
         return S3Store(
             config.bucket,
@@ -220,7 +222,7 @@ def _open(config: S3Config) -> S3Store:
 
 
 async def _call(request: Coroutine[Any, Any, T], lost: FileContentLost | None = None) -> T:
-    """Return what `request` does. Raises FileStoreUnavailable, or `lost` for an object that is not in the bucket."""
+    """Return the result of `request`. Raises FileStoreUnavailable, or `lost` for an object missing in the bucket."""
     from obstore.exceptions import BaseError
 
     try:
@@ -229,7 +231,7 @@ async def _call(request: Coroutine[Any, Any, T], lost: FileContentLost | None = 
         if lost is not None and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
             raise lost from None
         # The reason names bucket and endpoint: for the operator's log, not for clients.
-        _log.warning("jobs.files.s3: %s", str(error).strip()[:500])
+        log.warning("jobs.files.s3: %s", str(error).strip()[:500])
         raise FileStoreUnavailable(
             f"The store of files does not answer or refuses ({type(error).__name__}). Try again later.",
             retry_after_s=_RETRY_AFTER_S,
@@ -237,12 +239,12 @@ async def _call(request: Coroutine[Any, Any, T], lost: FileContentLost | None = 
 
 
 class ContentStores:
-    """The store that new files go to (`current`), and Redis, where older files may be."""
+    """The store for new files (`current`), and Redis, where older files may be."""
 
     def __init__(self, config: FilesConfig, database: RedisClient) -> None:
-        """Raises ConfigError for settings that cannot be used."""
+        """Open the stores. Raises ConfigError for settings that cannot be used."""
         if config.path and config.s3.bucket:
-            raise ConfigError("set either path or s3.bucket", where="jobs.files")
+            raise ConfigError("Set either path or s3.bucket.", where="jobs.files")
         self.current: ContentStore = RedisContent(database)
         self._by_name: dict[str, ContentStore] = {"redis": self.current}
         if config.path:
@@ -252,7 +254,7 @@ class ContentStores:
         self._by_name[self.current.name] = self.current
 
     def named(self, name: str) -> ContentStore:
-        """Return the store of a file. Raises FileStoreUnavailable if the configuration does not name it any more."""
+        """Return the store with this name. Raises FileStoreUnavailable if it is no longer configured."""
         store = self._by_name.get(name)
         if store is None:
             raise FileStoreUnavailable(f"This file is in a store ({name}) that jobs.files does not name any more.")

@@ -27,7 +27,7 @@ from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _WRITER_LEASE_MS = 600_000  # a writer that wrote nothing for so long is taken for dead
 _DELETE_LEASE_MS = 60_000
 _DELETE_S = 10.0
@@ -36,11 +36,13 @@ _RETRY_AFTER_S = 60.0
 
 
 class QuotaExceeded(RateLimited, code="quota_exceeded"):
-    """The tenant has as many files, bytes or batches as it may have."""
+    """The tenant has reached its limit of files, bytes or batches."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's record. Times are unix, ms. `tags`: of its upload, separated by commas; what uses the file has them."""
+    """A file's record. Times are Unix milliseconds. `tags`: tags of the upload, separated by commas; users of the file
+    inherit them.
+    """
 
     id: str
     owner: str
@@ -62,7 +64,7 @@ class FilePart(msgspec.Struct, frozen=True):
 
 
 class FileUsage(msgspec.Struct, frozen=True):
-    """What a tenant's files, and all files in the current content store, hold."""
+    """Size of a tenant's files, and of all files in the current content store."""
 
     files: int
     bytes: int
@@ -80,7 +82,7 @@ class FileStore:
 
     @property
     def store_name(self) -> StoreName:
-        """The content store of new files."""
+        """Content store of new files."""
         return self.contents.current.name
 
     @property
@@ -90,7 +92,7 @@ class FileStore:
 
     @property
     def max_file_bytes(self) -> int:
-        """The size of the largest file that can be uploaded."""
+        """Size of the largest file that can be uploaded, in bytes."""
         config = self.config
         bounds = (config.max_redis_file_bytes, config.max_redis_bytes) if self.in_redis else (config.max_bytes,)
         return min(config.max_file_bytes, *bounds)
@@ -99,15 +101,15 @@ class FileStore:
 
     @asynccontextmanager
     async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
-        """Write a new file. Unless its writer finishes it, nothing remains of it.
+        """Write a new file. Unless the writer finishes it, no part of it remains.
 
         Args:
-            expected_bytes: if known, else 0: a file that does not fit is refused before it is read
+            expected_bytes: Expected size, or 0 if unknown: a file that does not fit is refused before it is read.
 
         Raises:
-            FileTooLarge: no file may be so large
-            QuotaExceeded: the tenant has too many files or bytes
-            FileStoreUnavailable: the content store is full
+            FileTooLarge: The file exceeds the limit of a single file.
+            QuotaExceeded: The tenant has too many files or bytes.
+            FileStoreUnavailable: The content store is full.
         """
         writer = FileWriter(self, f"file-{secrets.token_hex(12)}", owner)
         await self.reserve(writer.id, owner, expected_bytes, begin=True)
@@ -127,7 +129,7 @@ class FileStore:
         return file
 
     async def _is_over(self, file: StoredFile) -> bool:
-        """Whether a file that its upload gave a time has expired, which `delete_due` may see later."""
+        """Return whether a file with an explicit expiry time has expired; `delete_due` may notice this later."""
         return file.purpose in PART_PURPOSES and file.expires <= await self.db.now_ms()
 
     async def lookup(self, name: str) -> StoredFile | None:
@@ -136,19 +138,22 @@ class FileStore:
         return _stored_file(fields) if fields else None
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
-        """Return files of `owner`, newest first, from behind the file `after`; an unknown one begins at the newest.
+        """Return files of `owner`, newest first, starting after the file `after`; an unknown `after` starts at the
+        newest.
 
-        One command, whose cost is that of the files it returns, and of those of another `purpose` before them.
+        This is one command, whose cost grows with the files returned and those of another `purpose` before them.
         """
         rows = as_list(await self.db.run("file_page", self.db.time, owner, after, limit, purpose))
         return [_stored_file(as_fields(row)) for row in rows]
 
     async def delete(self, file: StoredFile) -> None:
-        """Delete a file. Batches that read it go on."""
+        """Delete a file. Batches that read it continue."""
         await self._retire(file.id, file.store)
 
     async def erase(self, name: str) -> bool:
-        """Delete a file of any owner and in any state with its content, now. Returns False if it was gone."""
+        """Delete a file of any owner and in any state, with its content, at once. Returns False if it no longer
+        existed.
+        """
         file = await self.lookup(name)
         if file is None:
             return False
@@ -170,7 +175,7 @@ class FileStore:
         try:
             return self.cipher.open(stored, "file", file.owner, file.id, part.name)
         except RecordUnreadable as error:
-            raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}.") from error
+            raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}") from error
 
     async def read(self, file: StoredFile) -> AsyncIterator[bytes]:
         """Yield the bytes of a file. Raises FileContentLost."""
@@ -184,7 +189,7 @@ class FileStore:
     # --- records ---------------------------------------------------------------------------------------------------
 
     async def reserve(self, name: str, owner: str, size: int, *, begin: bool) -> None:
-        """Charge the tenant with `size` bytes for a file that is being written. Raises as `write` does."""
+        """Charge the tenant with `size` bytes for a file that is being written. Raises like `write`."""
         config = self.config
         if size > self.max_file_bytes:
             raise self._too_large()
@@ -224,31 +229,31 @@ class FileStore:
         ttl_s: float | None = None,
         tags: tuple[str, ...] = (),
     ) -> bool:
-        """Make a written file visible, for `file_ttl_s` or less. Returns False if its writer was taken for dead."""
+        """Make a written file visible, for at most `file_ttl_s`. Returns False if its writer was presumed dead."""
         ttl, size = int((ttl_s or self.config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
         fields = (filename, purpose, size, ",".join(tags))
         return as_int(await self.db.run("file_ready", self.db.time, name, ttl, *fields, *rows)) > 0
 
     async def usage(self, owner: str) -> FileUsage:
-        """Return what the tenant of `owner` and the content store hold."""
+        """Return the usage of the tenant of `owner` and of the content store."""
         reply = await self.db.run("file_usage", owner, self.store_name)
         return FileUsage(*(as_int(number) for number in as_list(reply)))
 
     async def stored_bytes(self) -> dict[str, int]:
-        """Return the bytes that tenants are charged with, by content store."""
+        """Return the bytes charged to tenants, by content store."""
         fields = as_fields(await self.db.command("HGETALL", self.db.key("content_bytes")))
         return {store: int(count) for store, count in fields.items()}
 
     async def delete_due(self) -> int:
-        """Delete the content of some files that are due, and return how many these were."""
+        """Delete the content of some due files, and return how many there were."""
         rows = as_list(await self.db.run("files_due", self.db.time, _DELETE_LEASE_MS, _DUE_LIMIT))
         for row in rows:
             name, store = (as_text(value) for value in as_list(row))
             try:
                 await self._delete_content(name, store)
             except JobStoreUnavailable as error:  # it is due again after the lease
-                _log.warning("the content of %s is not deleted yet: %s", name, error.message)
+                log.warning("The content of %s is not deleted yet: %s", name, error.message)
         return len(rows)
 
     async def _retire(self, name: str, store: str) -> None:
@@ -261,7 +266,7 @@ class FileStore:
         await self.db.run("file_forget", name)
 
     def _too_large(self) -> FileTooLarge:
-        """Name the bound that is the lowest, and what to do about it."""
+        """Return the error that names the lowest bound, and how to raise it."""
         bound = self.max_file_bytes
         if self.in_redis and bound < self.config.max_file_bytes:
             return FileTooLarge(
@@ -273,7 +278,7 @@ class FileStore:
 
 
 class FileWriter:
-    """Writes one file in parts of PART_BYTES. Holds one part in memory."""
+    """Writer of one file in parts of PART_BYTES, with one part in memory."""
 
     def __init__(self, files: FileStore, name: str, owner: str) -> None:
         self.id = name
@@ -285,7 +290,7 @@ class FileWriter:
         self._written = 0
 
     async def write(self, data: bytes) -> None:
-        """Append `data`. Raises as FileStore.write does."""
+        """Append `data`. Raises like FileStore.write."""
         self._buffer += data
         while len(self._buffer) >= PART_BYTES:
             await self._write_part(bytes(self._buffer[:PART_BYTES]))
@@ -297,8 +302,8 @@ class FileWriter:
         """Make the file visible and return it.
 
         Args:
-            ttl_s: how long it is kept, if that is less than usual.
-            tags: of its upload.
+            ttl_s: Time for which the file is kept, if shorter than usual.
+            tags: Tags of the upload.
         """
         if self._buffer:
             await self._write_part(bytes(self._buffer))

@@ -1,4 +1,4 @@
-"""Jobs in Redis: the scripts of `lua/`, with types. Times are unix ms from Redis's clock."""
+"""Jobs in Redis: the scripts of `lua/`, with types. Times are Unix milliseconds from Redis's clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from .config import JobsConfig, OffPeakHours
 from .encryption import NO_CIPHER, ContentCipher
-from .live_answers import LateAnswers, LiveTexts
+from .live_answers import AnswerRevisions, LiveTexts
 from .record import (
     LISTED_FIELDS,
     AcceptedJob,
@@ -48,37 +48,37 @@ from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _NO_LIMITS = TenantLimits()
 _OPTIONAL = (
     *("webhook", "batch", "line", "offset", "custom_id", "traceparent", "user", "not_before", "window"),
     *("token_id", "token_issued"),
 )
-"""Fields of a NewJob that its record has only where they say something."""
+"""Fields of a NewJob that are stored only if they differ from their default."""
 _MAX_WAIT_S = 2.0  # below the client's timeout
-_OPENINGS_S = 3600.0  # they are known for a week
-_CANCELLED = encode_job_error(JobCancelled("the job was cancelled before the part was read"))
+_WINDOWS_S = 3600.0  # they are known for a week
+_CANCELLED = encode_job_error(JobCancelled("The job was cancelled before the part was read."))
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
-    """Return what the job costs in the fair queue of its tier: tokens over its tenant's weight."""
+    """Return the job's cost in the fair queue of its tier: tokens over its tenant's weight."""
     return min(max(1.0, job.tokens) / limits.weight, _MAX_COST)
 
 
 def unfinished_jobs(config: JobsConfig, limits: TenantLimits) -> int:
-    """Return how many unfinished jobs the tenant may have."""
+    """Return the tenant's limit of unfinished jobs."""
     return limits.max_jobs or config.max_unfinished
 
 
 def same_key_conflict(other: str) -> IdempotencyConflict:
-    """Return the error for another request under the key of the job `other`."""
+    """Return the error for a different request under the key of the job `other`."""
     return IdempotencyConflict(
         f"The Idempotency-Key was used with another body, for {other}. Send that body again, or a new key."
     )
 
 
 def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: TenantLimits) -> CausewayError | None:
-    """Return why the job is not accepted, None if it is. `other` is the job that has its idempotency key."""
+    """Return the reason why the job is not accepted; None if it is. `other`: the job that has its idempotency key."""
     if verdict == "conflict":
         return same_key_conflict(other)
     if verdict == "batch_over":
@@ -115,12 +115,12 @@ class JobStore:
         self._config = config
         self._cipher = cipher
         self.texts = LiveTexts(database, cipher)
-        self.late = LateAnswers(database, config)
+        self.late = AnswerRevisions(database, config)
         self._off_peak = OffPeakHours(config.off_peak)
         self._result_ttl_ms = int(config.result_ttl_s * 1000)
         self._lease_ms = int(config.lease_s * 1000)
         self._dead_letters_kept = (int(config.dead_letter_ttl_s * 1000), config.max_dead_letters)  # ms, number
-        self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
+        self._known_windows: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
 
     # --- callers ---------------------------------------------------------------------------------------------------
 
@@ -128,13 +128,13 @@ class JobStore:
         """Accept a job. It is on Redis's disk when this returns.
 
         Args:
-            limits: of the job's tenant
+            limits: Limits of the job's tenant.
 
         Raises:
-            IdempotencyConflict: the key was used with another body
-            JobAlreadyEnded: the job's batch has ended
-            QueueFull: the queue of its tier and priority is full, and its tenant has its share of it
-            RateLimited: its tenant has too many unfinished jobs
+            IdempotencyConflict: The key was used with another body.
+            JobAlreadyEnded: The job's batch has ended.
+            QueueFull: The queue of the tier and priority is full, and the tenant has its share of it.
+            RateLimited: The tenant has too many unfinished jobs.
         """
         sealed = self._cipher.seal(job.body, "request", job.owner, job.id)
         config = self._config
@@ -158,13 +158,13 @@ class JobStore:
         """Return the id of the job that `owner` submitted under this digest of a key; "" if there is none.
 
         Raises:
-            IdempotencyConflict: it was submitted with another body.
+            IdempotencyConflict: The job was submitted with another body.
         """
         if not key:
             return ""
         values = as_list(await self._db.command("HMGET", self._db.key("idempotency", owner, key), "id", "digest"))
-        job, found = (as_text(value) if isinstance(value, bytes) else "" for value in values)
-        if job and not is_same_request(found, digest):
+        job, known_digest = (as_text(value) if isinstance(value, bytes) else "" for value in values)
+        if job and not is_same_request(known_digest, digest):
             raise same_key_conflict(job)
         return job
 
@@ -179,8 +179,8 @@ class JobStore:
         """Return a job of `owner`, without its body.
 
         Raises:
-            NotFound: also for a job of another owner
-            RecordUnreadable: the record is damaged or of another version
+            NotFound: The job does not exist or belongs to another owner.
+            RecordUnreadable: The record is damaged or of another version.
         """
         record = await self.lookup(job)
         if record is None or record.owner != owner:
@@ -211,11 +211,11 @@ class JobStore:
                 return record, result
 
     async def may_be_revised(self, job: str) -> bool:
-        """Whether parts are still being read that may revise the answer of a job."""
+        """Return whether parts are still being read that may revise the answer of a job."""
         return as_int(await self._db.command("HEXISTS", self._db.key("job", job), "late")) > 0
 
     async def revision(self, job: str) -> int:
-        """Return which revision the answer of a job is; 0: the answer itself, or none."""
+        """Return the revision of a job's answer; 0: the original answer, or none."""
         return as_int(await self._db.command("HGET", self._db.key("job", job), "revision"))
 
     def read_request(self, record: JobRecord) -> JobRecord:
@@ -224,9 +224,9 @@ class JobStore:
         return msgspec.structs.replace(record, body=body)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
-        """Return jobs of `owner`, newest first, from behind the job `after`. Raises NotFound for an unknown `after`.
+        """Return jobs of `owner`, newest first, starting after the job `after`. Raises NotFound for an unknown `after`.
 
-        Ids whose record has expired are removed from the owner's list on the way. Unreadable records are left out.
+        Ids whose record has expired are removed from the owner's list. Unreadable records are left out.
         """
         key = self._db.key("jobs", owner)
         start = 0
@@ -241,7 +241,7 @@ class JobStore:
         return "HMGET", self._db.key("job", job), *LISTED_FIELDS
 
     async def cancel(self, job: str, owner: str) -> None:
-        """Cancel a job, or what may still revise its answer; later reports of its worker have no effect.
+        """Cancel a job, or a pending revision of its answer; later reports of its worker have no effect.
 
         Raises NotFound or JobAlreadyEnded.
         """
@@ -259,8 +259,11 @@ class JobStore:
 
         A job whose record cannot be read becomes a dead letter.
         """
-        bounds, openings = (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept), await self._openings()
-        reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, openings, *priorities)
+        bounds, windows = (
+            (self._lease_ms, self._result_ttl_ms, *self._dead_letters_kept),
+            await self._off_peak_windows(),
+        )
+        reply = await self._db.run("claim", self._db.time, consumer, tier, *bounds, windows, *priorities)
         rows, ids, expired, more = as_list(reply)
         records, unreadable = [], [as_text(job) for job in as_list(ids)]
         for row in as_list(rows):
@@ -268,17 +271,17 @@ class JobStore:
             try:
                 records.append(parse_record(fields))
             except RecordUnreadable as error:
-                _log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
+                log.error("%s is a dead letter: %s", as_text(fields["id"]), error.message)
                 await self._db.run("quarantine", self._db.time, as_text(fields["id"]), *self._dead_letters_kept)
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
 
-    async def _openings(self) -> str:
-        """Return the off-peak hours of the next days for scripts, which compare them with Redis's time."""
-        computed_at, text = self._known_openings
-        if self._off_peak and time.monotonic() - computed_at >= _OPENINGS_S:
-            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.openings(await self._db.now_ms()))
-            self._known_openings = time.monotonic(), text
+    async def _off_peak_windows(self) -> str:
+        """Return the off-peak hours of the next days as scripts expect them; they compare them with Redis's time."""
+        computed_at, text = self._known_windows
+        if self._off_peak and time.monotonic() - computed_at >= _WINDOWS_S:
+            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.windows(await self._db.now_ms()))
+            self._known_windows = time.monotonic(), text
         return text
 
     async def wait(self, tier: str) -> None:
@@ -295,7 +298,7 @@ class JobStore:
         return LeaseStates(*(frozenset(as_text(job) for job in as_list(jobs)) for jobs in (lost, followed)))
 
     def seal_result(self, record: JobRecord, result: bytes) -> bytes:
-        """Return an answer as it is stored."""
+        """Return an answer in its stored form."""
         return self._cipher.seal(result, "result", record.owner, record.id)
 
     async def succeed(
@@ -309,12 +312,12 @@ class JobStore:
         late: Iterable[Modality] = (),
         late_error: CausewayError | None = None,
     ) -> bool:
-        """Report an answer, as `seal_result` returns it.
+        """Report an answer, as returned by `seal_result`.
 
         Args:
-            cache: the outcome of the shared cache
-            late: kinds of part that may revise it: the job is this worker's on, under the next fence
-            late_error: why it is not revised
+            cache: Outcome of the shared cache.
+            late: Kinds of part that may revise the answer; this worker then keeps the job, under the next fence.
+            late_error: Reason why the answer is not revised.
         """
         dropped = b"" if late_error is None else encode_job_error(late_error)
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
@@ -330,7 +333,7 @@ class JobStore:
         *,
         bill: RunBill | None = None,
     ) -> bool:
-        """Report an error that another attempt would not mend; `event` decides the job's final state."""
+        """Report an error that another attempt would not fix; `event` decides the job's final state."""
         arguments = (job, fence, self._result_ttl_ms, encode_job_error(error), error.code, event, encode_bill(bill))
         return as_int(await self._db.run("fail", self._db.time, *arguments)) > 0
 
@@ -348,8 +351,9 @@ class JobStore:
         """Schedule the next attempt in `delay_s`; without attempts left the job becomes a dead letter.
 
         Args:
-            counts: whether this run counts as an attempt
-            park: the job returns to its queue, and no job of its tenant starts for `delay_s`: it is over a limit
+            counts: Whether this run counts as an attempt.
+            park: Whether the tenant is over a limit: the job returns to its queue, and no job of the tenant starts for
+                `delay_s`.
         """
         fault = (encode_job_error(error), error.code, *self._dead_letters_kept)
         arguments = (job, fence, int(delay_s * 1000), int(counts), *fault, int(park), encode_bill(bill))
@@ -364,13 +368,13 @@ class JobStore:
         await self._db.run("publish_progress", job, fence, progress)
 
     async def promote_and_expire(self) -> DueJobs:
-        """Do what is due: queue waiting jobs, return those of lost workers to their queues, expire late ones."""
+        """Process what is due: queue waiting jobs, return jobs of lost workers to their queues, expire late ones."""
         bounds = (self._result_ttl_ms, *self._dead_letters_kept)
         changed, expired = as_list(await self._db.run("promote_and_expire", self._db.time, *bounds))
         return DueJobs(as_int(changed), _expired_jobs(expired))
 
     async def unblock_all(self) -> int:
-        """Let all parked jobs try again, since limits may have changed. Returns the number of tenants."""
+        """Let all parked jobs try again, because limits may have changed. Returns the number of tenants."""
         return as_int(await self._db.run("unblock_all", self._db.time))
 
     # --- operators -------------------------------------------------------------------------------------------------
@@ -388,13 +392,13 @@ class JobStore:
     async def retry(self, job: str) -> bool:
         """Queue a dead letter again, with all attempts and a new deadline.
 
-        Returns False if it is no dead letter, or a line of a batch, which has counted it.
+        Returns False if it is not a dead letter, or is a line of a batch, which has already counted it.
         """
         left_ms = int(self._config.default_deadline_s * 1000)
         return as_int(await self._db.run("revive", self._db.time, job, left_ms)) > 0
 
     async def purge(self, job: str) -> bool:
-        """Delete a dead letter. Returns False if it is none."""
+        """Delete a dead letter. Returns False if the job is not a dead letter."""
         return as_int(await self._db.run("purge", job)) > 0
 
     async def depths(self) -> QueueDepths:

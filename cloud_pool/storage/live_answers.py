@@ -1,4 +1,4 @@
-"""Answers in Redis that still change: the text of running jobs, and answers that late parts may revise."""
+"""Unfinished answers in Redis: the text of running jobs, and answers that late parts may revise."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from causeway_server.router.types import Modality
 
 from .config import JobsConfig
 from .encryption import ContentCipher
-from .record import ClaimedRevisions, LateAnswer, LiveText, RunBill, encode_bill, parse_record
+from .record import ClaimedRevisions, LiveText, RevisableAnswer, RunBill, encode_bill, parse_record
 from .redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
 
 _FOLLOWED_MS = 10_000
 _TEXT_TTL_MS = 120_000
-_TOO_LATE = encode_job_error(DeadlineExceeded("the worker was lost, and the part was not read in time"))
-_LOST = encode_job_error(RevisionDropped("each worker that read the part was lost"))
+_TOO_LATE = encode_job_error(DeadlineExceeded("The worker was lost, and the part was not read in time."))
+_LOST = encode_job_error(RevisionDropped("Every worker that read the part was lost."))
 
 
 class LiveTexts:
-    """Every method raises JobStoreUnavailable while Redis does not answer."""
+    """Texts of running jobs. Every method raises JobStoreUnavailable while Redis does not answer."""
 
     def __init__(self, database: RedisClient, cipher: ContentCipher) -> None:
         self._db = database
         self._cipher = cipher
 
     async def follow(self, job: str) -> None:
-        """Have the worker of a job store the text of its runs, for 10 s."""
+        """Have the job's worker store the text of its runs for 10 s."""
         await self._db.command("SET", self._db.key("followed", job), "", "PX", _FOLLOWED_MS)
 
     async def append(self, texts: Sequence[LiveText]) -> list[int]:
-        """Append texts of running jobs. Returns how many characters of each run Redis has; -1: the job is another's."""
+        """Append texts of running jobs. Returns the number of characters stored per run; -1: another worker has the
+        job.
+        """
         flat: list[Argument] = []
         for each in texts:
             sealed = self._cipher.seal(each.text.encode(), "text", each.owner, each.job, f"{each.fence}-{each.start}")
@@ -47,11 +49,11 @@ class LiveTexts:
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
 
 
-class LateAnswers:
-    """Reports of revisions, under the fence of the worker that has the answer. `JobStore.succeed` comes before.
+class AnswerRevisions:
+    """Reports of revisions, under the fence of the worker that has the answer; `JobStore.succeed` comes first.
 
-    Every method raises JobStoreUnavailable while Redis does not answer. A report returns False if the answer is another
-    worker's by now, or no revision is wanted any more; then nothing has changed, and the run is not billed.
+    Every method raises JobStoreUnavailable while Redis does not answer. A report returns False if another worker has
+    the answer, or if no revision is wanted any more; then nothing has changed, and the run is not billed.
     """
 
     def __init__(self, database: RedisClient, config: JobsConfig) -> None:
@@ -69,29 +71,29 @@ class LateAnswers:
         left: Iterable[Modality] = (),
         bill: RunBill | None = None,
     ) -> bool:
-        """Replace an answer; other arguments as `JobStore.succeed`.
+        """Replace an answer; other arguments as in `JobStore.succeed`.
 
         Args:
-            left: kinds of part that may still revise it, under the next fence
+            left: Kinds of part that may still revise the answer, under the next fence.
         """
         ttl_ms = int(self._config.result_ttl_s * 1000)
         arguments = (job, fence, ttl_ms, result, cache, encode_bill(bill), ",".join(left), self._lease_ms)
         return as_int(await self._db.run("revise", self._db.time, *arguments)) > 0
 
     async def drop(self, job: str, fence: int, error: CausewayError, *, bill: RunBill | None = None) -> bool:
-        """Report that no further revision follows, and why. `bill`: of a run that failed."""
+        """Report that no further revision follows, and why. `bill`: bill of a failed run."""
         arguments = (job, fence, encode_job_error(error), encode_bill(bill))
         return as_int(await self._db.run("drop_revision", self._db.time, *arguments)) > 0
 
     async def claim(self, tiers: Iterable[str], limit: int) -> ClaimedRevisions:
-        """Claim at most so many answers of these tiers whose worker is lost. Others are dropped: their time is over."""
+        """Claim at most `limit` answers of these tiers whose worker is lost. Answers whose time is over are dropped."""
         bounds = (self._lease_ms, limit, self._config.max_attempts, _TOO_LATE, _LOST)
         rows, too_late, lost = as_list(await self._db.run("claim_revisions", self._db.time, *bounds, *tiers))
         flat, claimed = as_list(rows), []
         for row, left_ms in zip(flat[::2], flat[1::2], strict=True):
             fields = as_fields(row)
             try:
-                claimed.append(LateAnswer(parse_record(fields), as_int(left_ms) / 1000.0))
+                claimed.append(RevisableAnswer(parse_record(fields), as_int(left_ms) / 1000.0))
             except RecordUnreadable as error:
                 await self.drop(as_text(fields["id"]), as_int(fields["fence"]), error)
         return ClaimedRevisions(tuple(claimed), as_int(too_late), as_int(lost))

@@ -1,4 +1,4 @@
-"""What accepted reports have left to do, in Redis: webhooks to deliver, and bills to add to the tenants' usage."""
+"""Outboxes of accepted reports in Redis: webhooks to deliver, and bills to add to the tenants' usage."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LEASE_MARGIN_S = 15.0
 _MAX_AGE_MS = 4 * 24 * 3600 * 1000  # also of a delivery that waits for an open breaker
 BREAKER_FAILURES: Final = 5  # in a row
 BREAKER_PAUSE_S: Final = 60.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 _TIMEOUT_S = 5.0
 _DAY_S = 86_400
 AddUsage = Callable[[UsageBatch], Awaitable[None]]
-"""Raises RedisError or OSError."""
+"""Function that adds usage. Raises RedisError or OSError."""
 
 
 class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
@@ -42,11 +42,11 @@ class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
 
 
 class WebhookOutbox(WebhookQueue[WebhookDelivery]):
-    """Pending deliveries, and the owners' signing secrets. Every method raises JobStoreUnavailable without Redis.
+    """Pending deliveries and the owners' signing secrets. Every method raises JobStoreUnavailable without Redis.
 
-    Deliveries wait by tenant and receiver (scheme, host and port), so that a receiver that is slow or down holds back
-    no other: tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A
-    tenant's failures open its own breaker only: other tenants at the same host have their own slots and breaker.
+    Deliveries wait by tenant and receiver (scheme, host and port), so that a slow or unavailable receiver holds back no
+    other. Tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A
+    tenant's failures open only its own breaker: other tenants at the same host have separate slots and breakers.
 
     `on_unreadable` is called for each delivery that failed here because its record is lost or damaged.
     """
@@ -67,17 +67,17 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         reply = as_list(await self._db.run("webhook_claim", self._db.time, lease_ms, limit, *slots, _MAX_AGE_MS))
         rows, dropped, aside = (as_list(part) for part in reply)
         for name in map(as_text, dropped):
-            _log.error("%s has failed: its record is lost", name)
+            log.error("%s has failed: its record is lost.", name)
             self.on_unreadable()
         for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
             code = error.split(" ")[0]  # the rest may quote data of the tenant
-            _log.error("webhooks of tenant %s wait for a minute, their data is damaged: %s", tenant, code)
+            log.error("Webhooks of tenant %s wait for a minute, because their data is damaged: %s", tenant, code)
         for row in rows:
             plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
-                _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
+                log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
                 await self._db.run("webhook_finish", self._db.time, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
                 self.on_unreadable()
         if deliveries:
@@ -89,7 +89,7 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         """Record an outcome. Returns False if another worker has claimed the delivery by now.
 
         Args:
-            outcome: delivered, failed, disabled, or retried after `delay_s`
+            outcome: Outcome: delivered, failed, disabled, or retried after `delay_s`.
         """
         disabled_ms = int(self._config.disable_after_410_s * 1000)
         arguments = (self._db.time, delivery.id, delivery.fence, outcome, int(delay_s * 1000), disabled_ms)
@@ -103,15 +103,15 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
         return tuple(as_text(secret) for secret in as_list(reply))
 
     async def is_disabled(self, owner: str, url: str) -> bool:
-        """Whether the URL answered 410 Gone to this owner lately."""
+        """Return whether the URL has recently answered 410 Gone to this owner."""
         return as_int(await self._db.run("webhook_disabled", owner, url)) > 0
 
 
 class UsageOutbox:
-    """Moves bills from the job store to the tenants' usage, which may be in another Redis.
+    """Mover of bills from the job store to the tenants' usage, which may be in another Redis.
 
-    A batch keeps its id until it is there, and the usage adds each id once: a worker that is killed on the way, and two
-    workers at the same time, count nothing twice.
+    A batch keeps its id until it is stored, and the usage adds each id once, so that neither a killed worker nor two
+    concurrent workers count a bill twice.
     """
 
     def __init__(self, database: RedisClient, add: AddUsage) -> None:
@@ -120,13 +120,13 @@ class UsageOutbox:
         self._fault = ""
 
     async def run(self) -> None:
-        """Move what was billed, every second, until cancelled."""
+        """Move the bills, every second, until cancelled."""
         while True:
             await self.flush()
             await anyio.sleep(_INTERVAL_S)
 
     async def flush(self) -> bool:
-        """Move what was billed. Returns False if a Redis does not answer: then it is kept."""
+        """Move the bills. Returns False if a Redis does not answer: then they are kept."""
         try:
             while await self._move_batch():
                 pass
@@ -136,14 +136,14 @@ class UsageOutbox:
                     reason = self._database.explain(error)
                 else:
                     reason = redis_fault(error, "the tenants' address")
-                _log.warning("usage of jobs is not written yet: %s", reason)
+                log.warning("Usage of jobs is not written yet: %s", reason)
             self._fault = type(error).__name__
             return False
         self._fault = ""
         return True
 
     async def _move_batch(self) -> bool:
-        """Returns False if nothing was billed."""
+        """Move one batch of bills. Returns False if there are none."""
         fields = as_fields(await self._database.run("usage_take", secrets.token_hex(12)))
         if not fields:
             return False
@@ -155,7 +155,9 @@ class UsageOutbox:
             except RedisError as error:
                 if not is_wrong_data(error):
                     raise
-                _log.error("usage of %s on %s is lost, its keys are damaged: %s", each.tenant, each.day, each.sums)
+                log.error(
+                    "Usage of %s on %s is lost, because its keys are damaged: %s", each.tenant, each.day, each.sums
+                )
         await self._database.run("usage_done", batch)
         return True
 
@@ -168,7 +170,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
             tenant, number, field = name.split("|", 2)
             day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
         except (ValueError, OverflowError, OSError):
-            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
+            log.error("A bill that cannot be read is lost: %s: %r", name, value)
             continue
         amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
         kind, _, release = field.partition("|")
@@ -177,7 +179,7 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
         elif value.lstrip(b"-").isdigit():
             amounts[field] = int(value)
         else:
-            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
+            log.error("A bill that cannot be read is lost: %s: %r", name, value)
     return [
         UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
         for (tenant, day), amounts in sums.items()

@@ -47,7 +47,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in Redis. Times are unix, ms."""
+    """A job in Redis. Times are Unix milliseconds."""
 
     id: str
     owner: str
@@ -83,7 +83,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begun(self) -> int:
-        """When its latest run began, or else the job itself; unix ms."""
+        """Start of the latest run, or of the job itself; Unix milliseconds."""
         return self.created if self.started is None else self.started
 
     @property
@@ -93,17 +93,17 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def late_kinds(self) -> tuple[Modality, ...]:
-        """`late` as a tuple."""
+        """Kinds in `late`, as a tuple."""
         return cast("tuple[Modality, ...]", tuple(self.late.split(",")) if self.late else ())
 
     @property
     def tag_list(self) -> tuple[str, ...]:
-        """`tags` as a tuple."""
+        """Tags in `tags`, as a tuple."""
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
 LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if name != "body")
-"""All but the request, which may be large and which only a worker needs."""
+"""All fields but the request, which may be large and which only a worker needs."""
 
 
 def parse_record(fields: dict[str, bytes]) -> JobRecord:
@@ -123,17 +123,17 @@ def tenant_of(owner: str) -> str:
 
 
 def user_digest(tenant: str, user: str) -> str:
-    """Return what a job's record says of its request's `user`; "" without one."""
+    """Return the digest of the request's `user` for the job's record; "" without one."""
     return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:32] if user else ""
 
 
 def encode_bill(bill: RunBill | None) -> bytes:
-    """Return what the scripts get; empty: nothing is billed."""
+    """Return the bill as the scripts expect it; empty: nothing is billed."""
     return b"" if bill is None else msgspec.json.encode(bill)
 
 
 class RunBill(msgspec.Struct, frozen=True):
-    """What a run adds to its tenant's usage."""
+    """Amounts that a run adds to its tenant's usage."""
 
     tenant: str
     amounts: dict[str, int]  # by field
@@ -141,7 +141,7 @@ class RunBill(msgspec.Struct, frozen=True):
 
 
 def job_view(record: JobRecord, result: bytes = b"") -> JobView:
-    """Return what the API shows of a record. `result` is JSON."""
+    """Return the API's view of a record. `result` is JSON."""
     return JobView(
         id=record.id,
         status=record.state.value,
@@ -189,7 +189,7 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     more: bool = False  # more may be queued: claim again instead of waiting
 
 
-class LateAnswer(msgspec.Struct, frozen=True):
+class RevisableAnswer(msgspec.Struct, frozen=True):
     """A job whose answer may be revised for `left_s` seconds, with its request."""
 
     record: JobRecord
@@ -197,15 +197,15 @@ class LateAnswer(msgspec.Struct, frozen=True):
 
 
 class ClaimedRevisions(msgspec.Struct, frozen=True):
-    """Result of `claim_revisions`: what was claimed, and how many were dropped because their time is over, or lost."""
+    """Result of `claim_revisions`: the claimed answers, and the number of those dropped as late or lost."""
 
-    answers: tuple[LateAnswer, ...] = ()
+    answers: tuple[RevisableAnswer, ...] = ()
     too_late: int = 0
     lost: int = 0
 
 
 class LeaseStates(msgspec.Struct, frozen=True):
-    """Result of `renew_leases`: job ids."""
+    """Result of `renew_leases`, as job ids."""
 
     lost: frozenset[str] = frozenset()
     followed: frozenset[str] = frozenset()  # of those that are not lost, whose events a client follows
@@ -244,7 +244,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
-    """One queue."""
+    """Length of one queue."""
 
     tier: str
     priority: str
@@ -254,7 +254,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 class QueueDepths(msgspec.Struct, frozen=True):
-    """All queues."""
+    """Lengths of all queues."""
 
     queues: tuple[QueueDepth, ...]
     dead: int

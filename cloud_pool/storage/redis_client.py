@@ -1,4 +1,4 @@
-"""Redis client: commands and scripts in, plain replies out; its errors are translated here."""
+"""Redis client for jobs: it runs commands and scripts, returns plain replies and translates errors."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ _RETRIES = 3
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 512  # a client that follows events holds one
 _LAYOUT_ERROR = "LAYOUT"  # of lua/common.lua
-_WHAT = "the jobs"
-_log = logging.getLogger(__name__)
+_WHAT = "The jobs"
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class JobStoreRefused(JobStoreUnavailable):
-    """Redis answers with an error: it cannot write, or forbids the command."""
+    """Redis answers with an error: it cannot write, or it forbids the command."""
 
 
 class JobStoreLayoutMismatch(JobStoreUnavailable, code="job_store_layout", retryable=False):
-    """The keys in Redis are those of another version of Causeway: nothing is read or changed."""
+    """The keys in Redis have the layout of another Causeway version: nothing is read or changed."""
 
 
 class JobStoreNotReplicated(JobStoreUnavailable, code="job_store_not_replicated"):
-    """Too few replicas of Redis have confirmed what was accepted: a failover could lose it."""
+    """The accepted data is confirmed by too few replicas of Redis: a failover could lose it."""
 
 
 class ReplicasUnknown(RedisConnectionError):
-    """No Sentinel has ever said which replicas there are."""
+    """The replicas are unknown, because no Sentinel has reported them so far."""
 
 
 class PromotableReplicas:
-    """The replicas that the Sentinels of a client take to be up, asked once a second at most.
+    """The replicas that the Sentinels consider up, queried once a second at most.
 
-    All of them must confirm a write, so that no failover can lose it; one of two is not enough. The Sentinels promote
-    the replica whose offset they read as the higher one, each at its own time and every 10 s only; and a master that
-    hung, and goes on while they promote one replica, is still confirmed by the other one, until a second later they
-    have told that one, too.
+    All of them must confirm a write, so that no failover can lose it; one of two is not enough. Each Sentinel reads the
+    replicas' offsets only every 10 s, and promotes the one with the higher offset then. A master that hung and
+    continues during a promotion still gets confirmations from the other replica, until the Sentinels reconfigure it a
+    second later.
 
     Args:
-        client: of a master behind Sentinels, or of one server, where nothing says how many replicas there are
+        client: Client of a master behind Sentinels, or of a single server, whose replicas are unknown.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -81,10 +81,11 @@ class PromotableReplicas:
         self._asked_at = float("-inf")
 
     async def required(self, at_least: int) -> int:
-        """Return how many replicas must confirm a write: `at_least`, with Sentinels all that are up; 0 for none.
+        """Return the number of replicas that must confirm a write: `at_least`; with Sentinels, all that are up; 0 for
+        none.
 
         Raises:
-            ReplicasUnknown: no Sentinel has ever answered
+            ReplicasUnknown: No Sentinel has ever answered.
         """
         if self._pool is None or not at_least:
             return at_least
@@ -93,11 +94,13 @@ class PromotableReplicas:
                 await self._ask(self._pool)
                 self._asked_at = time.monotonic()
         if self._up is None:
-            raise ReplicasUnknown(f"no Sentinel says which replicas there are ({self._fault})")
+            raise ReplicasUnknown(f"No Sentinel reports the replicas ({self._fault}).")
         return max(at_least, self._up)
 
     async def _ask(self, pool: SentinelConnectionPool) -> None:
-        """Keep the highest answer: a Sentinel that is cut off takes all replicas to be down. Without any, the last."""
+        """Store the highest answer, because an isolated Sentinel considers all replicas down. Without any, keep the
+        last.
+        """
         answers: list[int] = []
 
         async def ask(sentinel: redis.asyncio.Redis) -> None:
@@ -116,16 +119,16 @@ class PromotableReplicas:
 
 @dataclass(eq=False, repr=False)
 class RedisClient:
-    """Runs commands and scripts, and retries them when the connection breaks: all of them can be repeated."""
+    """Client that runs commands and scripts, and retries them when the connection breaks: all can be repeated."""
 
-    config: JobsConfig  # names the server, which is no cluster, and the prefix of all keys: KEYS[1] of each script
+    config: JobsConfig  # names the server (not a cluster) and the prefix of all keys: KEYS[1] of each script
     scripts: Mapping[str, str]  # Lua by name
     _: KW_ONLY
     replicated: frozenset[str] = frozenset()  # names of scripts whose effect the replicas of `config` must confirm
     clock: Callable[[], float] | None = None  # replaces Redis's own in tests; unix time, s
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for an invalid address."""
+        """Create the client. Raises ConfigError for an invalid address."""
         retry = Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.25), _RETRIES)
         options = ConnectionOptions(
             connections=_MAX_CONNECTIONS, connect_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S, retry=retry, raw=True
@@ -141,7 +144,7 @@ class RedisClient:
         return ":".join((self.prefix, *parts))
 
     def explain(self, error: JobStoreUnavailable) -> str:
-        """Say to operators what is wrong, with Redis's address, which callers do not get."""
+        """Return the error for operators, with Redis's address, which callers do not get."""
         if is_unreachable(error.__cause__) and not isinstance(error.__cause__, ReplicasUnknown):
             assert isinstance(error.__cause__, Exception)
             return redis_fault(error.__cause__, self._address)
@@ -155,11 +158,11 @@ class RedisClient:
             raise _translate(error) from error
 
     async def run(self, script: str, *arguments: Argument) -> Reply:
-        """Run a script by its name; one of `replicated` returns when enough replicas have what it wrote.
+        """Run a script by its name; those in `replicated` return when enough replicas have what they wrote.
 
         Raises:
-            JobStoreNotReplicated: too few replicas confirmed in time; it has run all the same
-            JobStoreUnavailable: Redis does not answer, or refuses
+            JobStoreNotReplicated: Too few replicas confirmed in time, although the script has run.
+            JobStoreUnavailable: Redis does not answer, or refuses.
         """
         try:
             if script in self.replicated and self.config.replicas_to_wait_for:
@@ -169,7 +172,7 @@ class RedisClient:
             raise _translate(error) from error
 
     async def replicate(self) -> None:
-        """Wait until enough replicas have all that was written so far. Raises JobStoreUnavailable."""
+        """Wait until enough replicas have everything written so far. Raises JobStoreUnavailable."""
         if not self.config.replicas_to_wait_for:
             return
         try:
@@ -186,7 +189,7 @@ class RedisClient:
             return await self._wait_for_replicas(command)
 
     async def _wait_for_replicas(self, command: tuple[Argument, ...]) -> Reply:
-        """Run a command and wait on the same connection: WAIT is about what its own connection wrote.
+        """Run a command and wait on the same connection, because WAIT covers only the writes of its own connection.
 
         A repeated call may have written nothing, and then WAIT would wait for nothing; hence the small write before it.
         """
@@ -221,23 +224,23 @@ class RedisClient:
 
     @property
     def time(self) -> int:
-        """What scripts get as the time, unix ms; negative: they ask Redis."""
+        """Time argument for scripts, Unix milliseconds; negative: they ask Redis."""
         return -1 if self.clock is None else int(self.clock() * 1000)
 
     async def now_ms(self) -> int:
-        """Return the time of all stores: Redis's unix time. Raises JobStoreUnavailable."""
+        """Return the time of all stores, which is Redis's Unix time. Raises JobStoreUnavailable."""
         if self.clock is not None:
             return self.time
         seconds, micros = as_list(await self.command("TIME"))
         return as_int(seconds) * 1000 + as_int(micros) // 1000
 
     async def ensure_layout(self) -> None:
-        """Mark a Redis without jobs with this version's layout. Raises JobStoreLayoutMismatch for another layout."""
-        found = as_text(await self.command("GET", self.key("layout")))
-        if not found:  # only then a write, which a full Redis refuses
-            found = as_text(await self.command("SET", self.key("layout"), JOBS_LAYOUT, "NX", "GET"))
-        if layout_fault(found, JOBS_LAYOUT, _WHAT):
-            raise _layout_mismatch(found)
+        """Mark an empty Redis with this version's layout. Raises JobStoreLayoutMismatch for another layout."""
+        stored = as_text(await self.command("GET", self.key("layout")))
+        if not stored:  # only then a write, which a full Redis refuses
+            stored = as_text(await self.command("SET", self.key("layout"), JOBS_LAYOUT, "NX", "GET"))
+        if layout_fault(stored, JOBS_LAYOUT, _WHAT):
+            raise _layout_mismatch(stored)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -250,10 +253,10 @@ def _translate(error: Exception) -> JobStoreUnavailable:
         code, _, rest = str(error).partition(" ")
         if code == _LAYOUT_ERROR:
             return _layout_mismatch(rest.partition(" ")[0])
-        return JobStoreRefused(f"the job store refuses: {_reason(error, code)}", retry_after_s=2.0)
+        return JobStoreRefused(f"The job store refuses: {_reason(error, code)}", retry_after_s=2.0)
     if isinstance(error, ReplicasUnknown):
-        return JobStoreUnavailable(f"jobs wait for the Sentinels: {error}", retry_after_s=2.0)
-    return JobStoreUnavailable(f"the job store does not answer ({type(error).__name__})", retry_after_s=2.0)
+        return JobStoreUnavailable(f"Jobs wait for the Sentinels: {error}", retry_after_s=2.0)
+    return JobStoreUnavailable(f"The job store does not answer ({type(error).__name__}).", retry_after_s=2.0)
 
 
 def _reason(error: ResponseError, code: str) -> str:
@@ -269,33 +272,33 @@ def _reason(error: ResponseError, code: str) -> str:
     return code[:32] if code.isupper() else "a command failed"
 
 
-def _layout_mismatch(found: str) -> JobStoreLayoutMismatch:
-    return JobStoreLayoutMismatch(layout_fault(found[:16], JOBS_LAYOUT, _WHAT), retry_after_s=30.0)
+def _layout_mismatch(stored: str) -> JobStoreLayoutMismatch:
+    return JobStoreLayoutMismatch(layout_fault(stored[:16], JOBS_LAYOUT, _WHAT), retry_after_s=30.0)
 
 
 def as_fields(reply: Reply) -> dict[str, bytes]:
-    """Return a flat list of names and values, as of HGETALL, as a dict."""
+    """Return a flat list of names and values, such as HGETALL's reply, as a dict."""
     flat = as_list(reply)
     return {as_text(name): as_bytes(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def as_list(reply: Reply) -> list[Reply]:
-    """Return a list; empty for any other reply."""
+    """Return the reply as a list; empty for any other type."""
     return reply if isinstance(reply, list) else []
 
 
 def as_bytes(reply: Reply) -> bytes:
-    """Return bytes; empty for nil."""
+    """Return the reply as bytes; empty for nil."""
     return reply if isinstance(reply, bytes) else b"" if reply is None else str(reply).encode()
 
 
 def as_text(reply: Reply) -> str:
-    """Return a string; empty for nil."""
+    """Return the reply as a string; empty for nil."""
     return as_bytes(reply).decode("utf-8", "replace")
 
 
 def as_int(reply: Reply) -> int:
-    """Return a number; 0 for nil."""
+    """Return the reply as a number; 0 for nil."""
     return int(as_bytes(reply) or 0)
 
 
@@ -309,11 +312,11 @@ async def list_newest(
 ) -> list[T]:
     """Return at most `limit` records of the sorted set `listed`, newest first, from rank `start` on.
 
-    Ids whose record has expired are removed from the set on the way. Unreadable records are left out.
+    Ids whose record has expired are removed from the set. Unreadable records are left out.
 
     Args:
-        command: id -> the command that reads its record
-        parse: id and reply -> the record; None if it has expired; raises RecordUnreadable
+        command: Function from an id to the command that reads its record.
+        parse: Function from id and reply to the record; None if it has expired. Raises RecordUnreadable.
     """
     records: list[T] = []
     while len(records) < limit:
@@ -323,7 +326,7 @@ async def list_newest(
             try:
                 record = parse(name, row)
             except RecordUnreadable as error:
-                _log.warning("%s is not listed: %s", name, error.message)
+                log.warning("%s is not listed: %s", name, error.message)
                 continue
             if record is None:
                 expired.append(name)

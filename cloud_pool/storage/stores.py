@@ -42,11 +42,11 @@ _LUA: Final = f"{__package__}.lua"
 _DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
 _FILES: Final = load_script(f"{_LUA}.batches", "files")
 REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
-"""Callers are told that this is accepted: with replicas, only once enough of them have it."""
+"""Scripts whose effect must be on enough replicas before the caller learns that it is accepted."""
 
 
 def transitions_as_lua() -> str:
-    """Return the table as Lua: `TRANSITIONS[state][event]` is the next state or nil."""
+    """Return the transition table as Lua: `TRANSITIONS[state][event]` is the next state or nil."""
     rows = [
         f"{state.value}={{{','.join(f'{event.value}={to.value!r}' for event, to in row.items())}}}"
         for state, row in TRANSITIONS.items()
@@ -66,7 +66,7 @@ def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
 
 
 def load_with_shared(package: str, name: str, *shared: str) -> str:
-    """Return a script of another package, which begins with what all scripts of jobs share and the files `shared`."""
+    """Return a script of another package, preceded by what all scripts of jobs share and the files `shared`."""
     return load_script(package, name, _COMMON, *(load_script(package, each) for each in shared))
 
 
@@ -101,7 +101,7 @@ class JobStores(msgspec.Struct, frozen=True):
         """Build the stores; they connect on first use. Raises ConfigError for a bad URL, files or keys.
 
         Args:
-            clock: replaces Redis's clock in tests; unix time, s
+            clock: Replacement for Redis's clock in tests, Unix time in seconds.
         """
         return cls.over(RedisClient(config, SCRIPTS, replicated=REPLICATED, clock=clock), config)
 

@@ -1,4 +1,4 @@
-"""One message -> its answer or its error, on the service that runs jobs."""
+"""Attempts at one message until its answer or final error, on the service that runs jobs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _JOB_ONLY: Mapping[str, str] = {
     "revise_within_ms": "it is answered once",
 }
 ReportFailure = Callable[[RunBill | None], Awaitable[None]]
-"""A run has failed and another one may follow; it is billed. Raises JobStoreUnavailable."""
+"""Callback for a failed run that may be repeated; it is billed. Raises JobStoreUnavailable."""
 
 
 class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """How the last run of a message ended. Close the receipt when the outcome is recorded, or another one's is."""
+    """The last run of a message. Close the receipt when an outcome is recorded, by this run or another one."""
 
     result: JobResult | CausewayError
     attempts: int
@@ -57,7 +57,7 @@ class MessageCallers(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class MessageRunner:
-    """Runs messages until they have an answer, or will have none."""
+    """Runner of messages, until each has an answer or a final error."""
 
     config: StreamsConfig
     jobs: JobsConfig
@@ -72,16 +72,16 @@ class MessageRunner:
     async def run(
         self, message: StreamMessage, authorization: str, attempts: int, report: ReportFailure, max_bytes: int
     ) -> EndedRun:
-        """Run a message as often as it takes.
+        """Run a message as often as necessary.
 
-        1. It cannot be read, is invalid, or its caller may not do this: an error at once.
+        1. It cannot be read, is invalid, or its caller may not send it: an error at once.
         2. It has expired, or expires between two runs: DeadlineExceeded.
-        3. The tier is not there, or the tenant is over a limit: wait, and run again. This is no attempt.
-        4. A run fails otherwise: run again, until its attempts are used up.
+        3. The tier is unavailable, or the tenant is over a limit: wait, and run again. This is not an attempt.
+        4. A run fails for another reason: run again, until its attempts are used up.
 
         Args:
-            attempts: so far, with this delivery
-            max_bytes: of the answer
+            attempts: Number of attempts so far, including this delivery.
+            max_bytes: Maximum size of the answer.
         """
         ends = message.expires_at(self.config.max_age_s)
         postponed = 0
@@ -90,7 +90,7 @@ class MessageRunner:
             return EndedRun(result=fault, attempts=attempts, receipt=RunReceipt())
         while True:
             receipt = RunReceipt()
-            result: JobResult | CausewayError = DeadlineExceeded("the message has expired")
+            result: JobResult | CausewayError = DeadlineExceeded("The message has expired.")
             if self.clock() < ends:
                 result = await self._run_once(message, authorization, attempts, ends, receipt, max_bytes)
             ended = EndedRun(result=result, attempts=attempts, receipt=receipt, expired=self.clock() >= ends)
@@ -153,7 +153,7 @@ class MessageRunner:
     def _submit(self, event: CloudEvent, authorization: str) -> NewJob:
         """Check a message as a job is checked. Raises CausewayError."""
         if len(event.data) > self.jobs.max_body_bytes:
-            raise InvalidRequest(f"`data` is larger than {self.jobs.max_body_bytes} bytes", param="data")
+            raise InvalidRequest(f"`data` is larger than {self.jobs.max_body_bytes} bytes.", param="data")
         principal = self._principal(authorization)
         principal.require("jobs")
         submission = JobSubmission(
@@ -172,7 +172,7 @@ class MessageRunner:
 
 
 def _refuse_job_fields(body: bytes) -> None:
-    """Refuse what a job has and a message has in another place. Raises InvalidRequest."""
+    """Refuse the fields of a job that a message has elsewhere. Raises InvalidRequest."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the parser says what is wrong
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         for name, reason in _JOB_ONLY.items():

@@ -39,12 +39,12 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     login: BrokerLogin = BrokerLogin()
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Check the section. Raises ConfigError."""
         self.login.check()
 
 
 class StreamTopics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pipeline reads and writes."""
+    """The topics that a pipeline reads and writes."""
 
     name: str  # of the pipeline
     source: TopicAddress

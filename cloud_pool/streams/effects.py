@@ -1,10 +1,10 @@
-"""What Redis knows of each message: how often it was delivered, its outcome until that is published, then only that.
+"""State of each message in Redis: its number of deliveries, and its outcome until that is published.
 
     (none) ── claim ──► counted ── record ──► recorded ── published ──► published
 
-An outcome is recorded before it is published. A process that is killed between the two leaves it to the next one,
-which looks for it in the topic and publishes it if it is not there. So a message that comes again, by redelivery or
-because it was sent twice, is answered once.
+An outcome is recorded before it is published. A process that is killed between the two leaves it to the next one, which
+looks for it in the topic and publishes it if it is not there. So a message that comes again, by redelivery or because
+it was sent twice, is answered once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ STREAM_SCRIPTS: Final = {
     **{name: SCRIPTS[name] for name in ("usage_take", "usage_done")},
 }
 REPLICATED: Final = frozenset({"stream_record"})
-"""With replicas of Redis, an outcome is published once enough of them know of it."""
+"""Scripts whose effect must be on enough replicas of Redis before an outcome is published."""
 EffectState = Literal["", "recorded", "published"]
 
 
 class LeaseLost(Exception):
-    """Another process receives for this pipeline now."""
+    """The lease is lost: another process receives for this pipeline now."""
 
 
 class KnownEffect(msgspec.Struct, frozen=True):
-    """What is known of a message."""
+    """The known state of a message."""
 
     attempts: int  # this delivery included
     state: EffectState
@@ -45,7 +45,7 @@ class EffectStore:
     """The effects of one pipeline. Every method raises JobStoreUnavailable while Redis does not answer.
 
     Args:
-        owner: this process, if it needs the lease to receive; else ""
+        owner: Name of this process, if it needs the lease to receive; else "".
     """
 
     def __init__(self, database: RedisClient, name: str, owner: str, *, ttl_s: float) -> None:
@@ -67,18 +67,18 @@ class EffectStore:
         known = []
         for row in rows:
             attempts, state, outcome, position = as_list(row)
-            found = msgspec.convert(as_text(state), EffectState)
-            known.append(KnownEffect(as_int(attempts), found, as_bytes(outcome), as_text(position)))
+            effect_state = msgspec.convert(as_text(state), EffectState)
+            known.append(KnownEffect(as_int(attempts), effect_state, as_bytes(outcome), as_text(position)))
         return known
 
     async def count(self, effect: str, change: int, bill: RunBill | None = None) -> None:
-        """Change a message's attempts: a run failed (1), or it did not end (-1)."""
+        """Change a message's attempts: a run failed (1), or was abandoned (-1)."""
         await self._database.run("stream_count", self._name, effect, change, encode_bill(bill))
 
     async def record(self, effect: str, run: str, outcome: bytes, position: str, bill: RunBill | None = None) -> bool:
-        """Keep an outcome until it is published. Can be repeated with the same `run`.
+        """Store an outcome until it is published. Can be repeated with the same `run`.
 
-        Returns False if there is one of another run already. Raises LeaseLost.
+        Returns False if another run's outcome is stored already. Raises LeaseLost.
         """
         arguments = (self._name, self._owner, self._ttl_ms, effect, run, outcome, position, encode_bill(bill))
         reply = as_int(await self._database.run("stream_record", *arguments))
@@ -87,5 +87,5 @@ class EffectStore:
         return reply > 0
 
     async def published(self, effects: Sequence[str]) -> None:
-        """The outcomes are in their topics."""
+        """Record that the outcomes are in their topics."""
         await self._database.run("stream_published", self._name, self._ttl_ms, *effects)

@@ -51,26 +51,26 @@ class StreamMetrics:
         )
 
     def count(self, outcome: str, seconds: float | None = None) -> None:
-        """`seconds`: since the message was published; None: not measured."""
+        """Count an outcome. `seconds`: time since the message was published; None: not measured."""
         self._messages.labels(outcome).inc()
         if seconds is not None:
             self._seconds.observe(max(0.0, seconds))
 
     def count_retry(self, *, counted: bool) -> None:
-        """`counted`: as one of the message's attempts."""
+        """Count a retry. `counted`: whether it counts as one of the message's attempts."""
         self._retries.labels("failed" if counted else "postponed").inc()
 
     def receives(self, lag: TopicLag) -> None:
-        """Messages are received, and so many are left."""
+        """Set the gauges of a process that receives, with its lag."""
         self._active.set(1)
         self._lag.set(lag.waiting + lag.unacknowledged)
 
     def waits_for_broker(self) -> None:
-        """The lag is unknown: the last one stays."""
+        """Record that the lag is unknown; the last value stays."""
         self._active.set(0)
 
     def stand_by(self) -> None:
-        """Another process has what is left, and shows it."""
+        """Set the gauges of a process that stands by; the active process reports the lag."""
         for gauge in (self._active, self._lag, self._in_flight, self._oldest):
             gauge.set(0)
 

@@ -1,4 +1,4 @@
-"""What is published about a message, exactly once: its answer, that it expired, or a dead letter with the reason."""
+"""The outcome of a message, published exactly once: its answer, its expiry, or a dead letter with the reason."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."
 _CONTENT_TYPE_HEADER: Final = "content-type"
 AUTHORIZATION: Final = "authorization"
-"""Header of a message with a token: the message is then that device's."""
+"""Header of a message with a token, which makes the token's device the sender."""
 
 
 class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received, read once. `event` None: it cannot be read, for the reason `fault`."""
+    """A message as it was received, parsed once. `event` None: it is unreadable, for the reason `fault`."""
 
     effect: str  # digest of what the message is about: another message with the same one has no effect of its own
     key: str  # "": it has no order
@@ -43,7 +43,7 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
     fault: CausewayError | None = None
 
     def expires_at(self, max_age_s: float) -> float:
-        """Return when the message expires, unix s; infinity for never."""
+        """Return when the message expires, Unix time in seconds; infinity for never."""
         if self.event is None:
             return float("inf")
         ends = [self.event.expirytime.timestamp()] if self.event.expirytime is not None else []
@@ -53,14 +53,14 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published about a message; Redis keeps it as msgpack until the broker has it."""
+    """The outcome published for a message; Redis stores it as msgpack until the broker has it."""
 
     kind: OutcomeKind
     message: OutgoingMessage
 
 
 class _DeadLetterData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Data of the event of a dead letter. The message itself is in `message`, as it was received, in Base64."""
+    """Data of a dead letter's event. `message` holds the received message in Base64."""
 
     error: msgspec.Raw
     attempts: int
@@ -70,7 +70,7 @@ class _DeadLetterData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
-    """Read a message. `topic` tells messages without an id apart, together with their position."""
+    """Parse a message. `topic`, with the position, distinguishes messages without an id."""
     kind: EventFormat = "json"
     try:
         kind = event_format(incoming.headers.get(_CONTENT_TYPE_HEADER, ""))
@@ -88,7 +88,7 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
 
 
 def _refuse_routing_headers(headers: Iterable[str]) -> None:
-    """Refuse headers that would be lost: a client of NATS keeps one line of several. Raises InvalidRequest."""
+    """Refuse headers that would be lost, because a NATS client keeps one of several lines. Raises InvalidRequest."""
     for name in headers:
         if name.startswith(OURS):
             message = f"A message has no header `{name[:64]}`: its event has `causewaytags` and `causewaypriority`."
@@ -96,13 +96,13 @@ def _refuse_routing_headers(headers: Iterable[str]) -> None:
 
 
 class OutcomeWriter:
-    """Writes the events of a pipeline. `name`: its name; `now`: unix s."""
+    """Encoder of a pipeline's events. `name`: name of the pipeline; `now`: Unix time in seconds."""
 
     def __init__(self, name: str) -> None:
         self._source = f"/causeway/streams/{name}"
 
     def answered(self, message: StreamMessage, body: bytes, now: float) -> StreamOutcome:
-        """`body`: OpenAI's answer."""
+        """Return the outcome of an answered message. `body`: OpenAI's answer."""
         return self._outcome(message, "answered", body, now)
 
     def expired(self, message: StreamMessage, error: CausewayError, now: float) -> StreamOutcome:
@@ -117,7 +117,7 @@ class OutcomeWriter:
         now: float,
         max_bytes: int,
     ) -> StreamOutcome:
-        """`max_bytes`: of the event; the message is left out if it does not fit."""
+        """Return a dead letter. `max_bytes`: maximum size of the event; the message is left out if it does not fit."""
         letter = _DeadLetterData(
             error=msgspec.Raw(encode_job_error(error)),
             attempts=attempts,

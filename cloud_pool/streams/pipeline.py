@@ -1,4 +1,4 @@
-"""A pipeline at work: receives messages, and has them settled, so many at the same time.
+"""A pipeline at work: receives messages and has them settled, several at a time.
 
 1. Only the holder of the lease receives, where the broker needs one; the others stand by.
 2. A batch is looked up in Redis in one call: what is known of each message says how it is settled.
@@ -31,12 +31,12 @@ from .settlement import MessageSettler, MessageWork, StreamPorts, WorkTable, pau
 
 _WAIT_S = 1.0  # for messages
 _RELEASE_S = 5.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
 class StreamPipeline:
-    """Works from one topic to another."""
+    """A pipeline from one topic to another."""
 
     topic: str  # name of the source's topic, which tells messages without an id apart
     ports: StreamPorts
@@ -77,7 +77,7 @@ class StreamPipeline:
         """Renew the lease. `lost` is set when another process may have it."""
         while True:
             await anyio.sleep(self.config.lease_s / 3)
-            # Without Redis no other process can take the lease, and this one can record nothing.
+            # Without Redis no other process can take the lease, and this one cannot record outcomes.
             with contextlib.suppress(JobStoreUnavailable):
                 if not await self.ports.effects.hold(self.config.lease_s):
                     break
@@ -86,7 +86,7 @@ class StreamPipeline:
     async def _work(self, stopping: anyio.Event) -> None:
         """Receive and work until `stopping`, or until the lease is lost."""
         lost = anyio.Event()
-        await self.ports.source.forget()
+        await self.ports.source.reset()
         async with anyio.create_task_group() as works, anyio.create_task_group() as upkeep:
             if self.ports.source.needs_lease:
                 upkeep.start_soon(self._renew, lost)
@@ -103,11 +103,11 @@ class StreamPipeline:
             works.cancel_scope.cancel()
             upkeep.cancel_scope.cancel()
         if lost.is_set():
-            _log.warning("another process receives now: this one stands by")  # (4)
+            log.warning("Another process receives now: this one stands by.")  # (4)
         self._works.clear()
 
     async def _drain(self, lost: anyio.Event) -> None:
-        """(5)"""
+        """Drain (5)."""
         with anyio.move_on_after(self.drain_s):
             while self._works and not lost.is_set():
                 await self._works.change()
@@ -129,7 +129,7 @@ class StreamPipeline:
                 most = min(self.config.batch, free)
                 received = await self.ports.source.receive(most, _WAIT_S, self.config.batch_wait_s)
                 if fault:
-                    _log.info("messages are received again")
+                    log.info("Messages are received again.")
                     fault = ""
                 # Shielded: messages that are claimed have begun.
                 with anyio.CancelScope(shield=True):
@@ -137,7 +137,7 @@ class StreamPipeline:
             except BrokerUnavailable as error:
                 if error.message != fault:
                     fault = error.message
-                    _log.warning("no messages are received: %s", error.message)
+                    log.warning("No messages are received: %s", error.message)
                 await pause()
 
     async def _begin(self, received: Sequence[IncomingMessage], works: TaskGroup, lost: anyio.Event) -> None:
@@ -153,10 +153,10 @@ class StreamPipeline:
             lost.set()
             return
         except JobStoreUnavailable as error:
-            _log.warning("messages wait: %s", error.message)
+            log.warning("Messages wait: %s", error.message)
             for work in reversed(begun):
                 self._works.leave(work)
-            await self.ports.source.forget()  # They come again, in order.
+            await self.ports.source.reset()  # They come again, in order.
             await pause()
             return
         effects = {work.message.effect: effect for work, effect in zip(unknown, known, strict=True)}
@@ -177,7 +177,7 @@ class StreamPipeline:
     # --- upkeep --------------------------------------------------------------------------------------------------
 
     async def _stop_lost_lanes(self) -> None:
-        """(4)"""
+        """Stop the work of lost lanes (4)."""
         while True:
             lanes = await self.ports.source.lost_lanes()
             lost = [work for work in self._works.all() if work.incoming.lane in lanes]
@@ -194,11 +194,11 @@ class StreamPipeline:
                 await self.ports.effects.count(work.message.effect, -1)
 
     async def _keep(self) -> None:
-        """Tell the broker what is being worked on."""
+        """Tell the broker which messages are in progress."""
         while True:
             await anyio.sleep(self.config.lease_s / 3)
             with contextlib.suppress(BrokerUnavailable):
-                await self.ports.source.keep([work.incoming for work in self._works.all()])
+                await self.ports.source.extend_ack([work.incoming for work in self._works.all()])
 
     async def _measure(self) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""A range of messages answered again for an audit: no cursor moves, Redis learns nothing, and no tenant is billed.
+"""Replay of a range of messages for an audit: no cursor moves, Redis is not written, and no tenant is billed.
 
-Expired messages are answered too, each one by today's models. An outcome is shown, or
-published to a topic of audits; never to the pipeline's own.
+Expired messages are answered too, by today's models. An outcome is shown, or published to an audit topic; never to the
+pipeline's own topics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import MessageRunner
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message
-from .settlement import insist
+from .settlement import retry_until_done
 
 _MAX_BYTES = 1 << 30  # of an outcome that is only shown
 
@@ -36,7 +36,7 @@ class _ReplayedMessage(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class MessageReplay:
-    """Answers messages of one topic."""
+    """A replay of messages of one topic."""
 
     name: str  # of the replay, for ids in the topic of audits
     topic: str  # as the pipeline knows it
@@ -53,7 +53,7 @@ class MessageReplay:
         self._slots = anyio.Semaphore(self.in_flight)
 
     async def run(self, wanted: MessageRange) -> None:
-        """Answer a range. Raises BrokerUnavailable when the rest of it cannot be read, or ConfigError."""
+        """Answer a range. Raises BrokerUnavailable if the rest of it cannot be read, or ConfigError."""
         faults: list[CausewayError] = []
         async with anyio.create_task_group() as tasks:
             try:
@@ -92,7 +92,7 @@ class MessageReplay:
 
     async def _publish(self, audit: MessageSink, outcome: StreamOutcome, incoming: IncomingMessage) -> None:
         message = msgspec.structs.replace(outcome.message, id=f"{self.name}.{incoming.position}")
-        position = await insist(lambda: audit.position(self.name))
+        position = await retry_until_done(lambda: audit.position(self.name))
         tries = 0
 
         async def publish() -> None:
@@ -100,15 +100,15 @@ class MessageReplay:
             tries += 1
             await audit.publish(message, self.name, position, repeated=tries > 1)
 
-        await insist(publish)
+        await retry_until_done(publish)
 
 
 async def _report_nothing(_bill: RunBill | None) -> None:
-    """A run that failed is not billed either."""
+    """Bill nothing, not even a failed run."""
 
 
 class ReplayTopics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is replayed, and where to."""
+    """Source and target of a replay."""
 
     name: str  # of the pipeline
     source: TopicAddress

@@ -1,8 +1,8 @@
-"""The messages that a process works on, each from its claim to its acknowledgement, with one outcome whatever happens.
+"""Settlement of messages in progress, each from its claim to its acknowledgement, with exactly one outcome.
 
 1. A message without an outcome runs, and its outcome is recorded, unless another process has recorded one first.
-2. A recorded outcome was perhaps published by the process that recorded it.
-3. It is published after the message of its key that came before.
+2. A recorded outcome may have been published by the process that recorded it.
+3. It is published after the previous message with the same key.
 4. It is marked as published, and only then the message is acknowledged.
 """
 
@@ -31,12 +31,12 @@ from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome
 
 _EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _RETRY_S = 0.2
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class DeliveredTooOften(CausewayError, code="worker_lost"):
-    """Every process that ran the message ended without an outcome."""
+    """The message was delivered too often: every process that ran it ended without an outcome."""
 
 
 async def pause() -> None:
@@ -44,7 +44,7 @@ async def pause() -> None:
     await anyio.sleep(_RETRY_S * random.uniform(1.0, 2.0))
 
 
-async def insist(step: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_done(step: Callable[[], Awaitable[T]]) -> T:
     """Repeat a step until it raises neither JobStoreUnavailable nor BrokerUnavailable."""
     fault = ""
     while True:
@@ -52,7 +52,7 @@ async def insist(step: Callable[[], Awaitable[T]]) -> T:
             return await step()
         except (JobStoreUnavailable, BrokerUnavailable) as error:
             if not fault:
-                _log.warning("a message waits: %s", error.message)
+                log.warning("A message waits: %s", error.message)
             fault = error.message
             await pause()
 
@@ -61,7 +61,8 @@ async def insist(step: Callable[[], Awaitable[T]]) -> T:
 class MessageWork:
     """A message that this process works on.
 
-    `before`: the message of the same key that publishes first. `twin`: a message with the same id: it was sent twice.
+    `before`: the message of the same key that publishes first. `twin`: a message with the same id, because it was sent
+    twice.
     """
 
     message: StreamMessage
@@ -76,7 +77,7 @@ class MessageWork:
 
 
 class WorkTable:
-    """The works in progress."""
+    """The messages in progress."""
 
     def __init__(self) -> None:
         self._by_position: dict[str, MessageWork] = {}
@@ -88,11 +89,11 @@ class WorkTable:
         return len(self._by_position)
 
     def all(self) -> list[MessageWork]:
-        """Return those that have not ended."""
+        """Return the works that have not ended."""
         return list(self._by_position.values())
 
     def deliver(self, incoming: IncomingMessage) -> bool:
-        """Note a further delivery of a message. Returns False if it is not worked on."""
+        """Record a further delivery of a message. Returns False if it is not in progress."""
         work = self._by_position.get(incoming.position)
         if work is not None:
             work.incoming = incoming
@@ -109,7 +110,7 @@ class WorkTable:
         return work
 
     def leave(self, work: MessageWork) -> None:
-        """The work has ended, or another process has the message now."""
+        """Remove a work that has ended, or whose message another process has now."""
         if self._by_position.get(work.incoming.position) is work:
             del self._by_position[work.incoming.position]
         if self._by_effect.get(work.message.effect) is work:
@@ -131,7 +132,7 @@ class WorkTable:
 
 
 class StreamPorts(msgspec.Struct, frozen=True):
-    """What a pipeline reads, writes and records in."""
+    """Source, sinks and records of a pipeline."""
 
     source: MessageSource
     sink: MessageSink  # gets answers, and what expired
@@ -154,7 +155,7 @@ class MessageSettler:
         self._sinks = {"answered": self.ports.sink, "expired": self.ports.sink, "dead": self.ports.dead}
 
     async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
-        """`known` None: the outcome is that of the twin. Raises LeaseLost."""
+        """Settle a message; `known` None: its outcome is that of the twin. Raises LeaseLost."""
         message, repeated = work.message, False
         outcome: StreamOutcome | None = None
         if work.twin is not None:
@@ -162,7 +163,7 @@ class MessageSettler:
         if known is not None and not known.state:  # (1)
             outcome = await self.make_outcome(work, known.attempts)
             if outcome is None:
-                (known,) = await insist(lambda: self.ports.effects.claim([message.effect]))
+                (known,) = await retry_until_done(lambda: self.ports.effects.claim([message.effect]))
         if known is not None and known.state == "recorded":  # (2)
             outcome = msgspec.msgpack.decode(known.outcome, type=StreamOutcome)
             work.position, repeated = known.position, True
@@ -173,9 +174,9 @@ class MessageSettler:
         if outcome is not None:
             await self._publish(work, outcome, repeated)
             work.published = True
-            await insist(lambda: self.ports.effects.published([message.effect]))  # (4)
+            await retry_until_done(lambda: self.ports.effects.published([message.effect]))  # (4)
         work.published = True
-        await insist(lambda: self.ports.source.acknowledge(work.incoming))
+        await retry_until_done(lambda: self.ports.source.acknowledge(work.incoming))
         if outcome is None:
             self.metrics.count("duplicate")
         else:
@@ -189,7 +190,7 @@ class MessageSettler:
             return await self._record(work, self._dead(work, error, attempts - 1), None)
 
         async def report(bill: RunBill | None) -> None:
-            await insist(lambda: self.ports.effects.count(message.effect, 1, bill))
+            await retry_until_done(lambda: self.ports.effects.count(message.effect, 1, bill))
 
         max_bytes = self._sinks["answered"].max_bytes - _EVENT_BYTES
         authorization = work.incoming.headers.get(AUTHORIZATION, "")
@@ -211,32 +212,34 @@ class MessageSettler:
         return self._dead(work, result, ended.attempts)
 
     def _dead(self, work: MessageWork, error: CausewayError, attempts: int) -> StreamOutcome:
-        _log.warning("a dead letter, from position %s: %s", work.incoming.position, error.code)
+        log.warning("A dead letter, from position %s: %s", work.incoming.position, error.code)
         max_bytes = self._sinks["dead"].max_bytes
         return self.writer.dead(work.message, work.incoming, error, attempts, time.time(), max_bytes)
 
     async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
         await self._take_position(work, outcome)
         stored, effect = msgspec.msgpack.encode(outcome), work.message.effect
-        recorded = await insist(lambda: self.ports.effects.record(effect, work.run, stored, work.position, bill))
+        recorded = await retry_until_done(
+            lambda: self.ports.effects.record(effect, work.run, stored, work.position, bill)
+        )
         return outcome if recorded else None
 
     async def _take_position(self, work: MessageWork, outcome: StreamOutcome) -> None:
         sink = self._sinks[outcome.kind]
-        work.position = await insist(lambda: sink.position(work.incoming.lane))
+        work.position = await retry_until_done(lambda: sink.position(work.incoming.lane))
 
     async def _publish(self, work: MessageWork, outcome: StreamOutcome, repeated: bool) -> None:
-        """Publish once, trying until the broker answers. `repeated`: it may be in the topic."""
-        told = ""
+        """Publish an outcome, trying until the broker answers. `repeated`: it may be in the topic already."""
+        logged = ""
         while True:
             sink, lane = self._sinks[outcome.kind], work.incoming.lane
             try:
                 await sink.publish(outcome.message, lane, work.position, repeated=repeated)
                 return
             except BrokerUnavailable as error:
-                if error.message != told:
-                    _log.warning("an outcome waits: %s", error.message)
-                repeated, told = True, error.message
+                if error.message != logged:
+                    log.warning("An outcome waits: %s", error.message)
+                repeated, logged = True, error.message
                 await pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
                 outcome = self.writer.dead(work.message, work.incoming, error, 0, time.time(), max_bytes=0)

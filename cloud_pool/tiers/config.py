@@ -18,8 +18,10 @@ from ..upstreams.triton.messages import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
 PARTS: tuple[Modality, ...] = ("audio", "image", "file")
-"""What an encoder reads."""
-NO_AUDIO = "this gateway understands no audio: have its operator configure an encoder (a tier that `can: [audio]`)."
+"""Kind of part that an encoder reads."""
+NO_AUDIO = (
+    "This gateway does not understand audio: its operator has to configure an encoder (a tier that `can: [audio]`)."
+)
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
 
@@ -99,12 +101,12 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it reads parts of requests, and generates nothing."""
+        """Whether the tier reads parts of requests and generates nothing."""
         return set(self.can).issubset(PARTS)
 
     @property
     def admission_settings(self) -> AdmissionSettings:
-        """The settings with which a gateway starts, before it knows how many endpoints take requests."""
+        """Settings with which a gateway starts, before it knows how many endpoints accept requests."""
         return AdmissionSettings(
             permits=self.concurrency * len(self.endpoint_addresses),
             # What an encoder takes says nothing about how many wait inside: it depends on the part.
@@ -116,7 +118,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def endpoint_addresses(self) -> tuple[EndpointAddress, ...]:
-        """Raises ConfigError."""
+        """Addresses of the endpoints. Raises ConfigError."""
         return tuple(parse_endpoint_address(text) for text in self.endpoints or (self.triton,))
 
 
@@ -144,5 +146,5 @@ class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def too_many_sequences(request: Request, limit: str) -> InvalidRequest:
     """Return the error for a request with more sequences than `limit`, which names the bound, allows."""
     count, prompts = request.sequences, max(1, len(request.prompts))
-    text = f"the request has {count} sequences ({prompts} prompts × n={request.n}), but {limit}. Send several requests."
+    text = f"The request has {count} sequences ({prompts} prompts × n={request.n}), but {limit}. Send several requests."
     return InvalidRequest(text, param="prompt" if prompts > 1 else "n")

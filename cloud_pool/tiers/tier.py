@@ -26,8 +26,8 @@ _GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that a caller's tex
 class ChatFormat(msgspec.Struct, frozen=True):
     """A model's chat template, the tokens around it and its defaults.
 
-    `special` are the control tokens as text. Where a caller's text spells one, it is broken up: with a MARK if the
-    engine is ours (`is_ours`; it drops the MARK again), with a space otherwise.
+    `special` are the control tokens as text. If a caller's text spells one, it is broken up: with a MARK for our own
+    engine (`is_ours`), which drops the MARK again; with a space otherwise.
     """
 
     template: str
@@ -98,7 +98,7 @@ def _is_wanted(name: str) -> bool:
 
 
 InferencePrompt = str | tuple[int, ...]
-"""Text, or token ids."""
+"""A prompt as text or as token ids."""
 _DEFAULT_MAX_TOKENS = 1024
 _WORK: Mapping[TierAbility, str] = {
     "chat": "chats",
@@ -116,7 +116,7 @@ _PATHS: Mapping[TierAbility, tuple[str, ...]] = {
     "embedding": ("/v1/embeddings",),
     "audio": ("/v1/audio/transcriptions",),
 }
-"""Where a request names a tier for what it can; no request names an encoder of images or files."""
+"""Paths at which a request names a tier, by ability; encoders of images or files are never named."""
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -129,12 +129,12 @@ class Tier(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """The model's name in Triton."""
+        """Name of the model in Triton."""
         return self.config.model or self.config.name
 
     @property
     def max_tokens(self) -> int:
-        """The answer's limit where the request has none; the engine stops at the end of its context in any case."""
+        """Limit of an answer if the request sets none; the engine stops at the end of its context in any case."""
         chat_format = self.chat_format
         return (
             self.config.max_tokens
@@ -146,30 +146,30 @@ class Tier(msgspec.Struct, frozen=True):
 
     @property
     def only_embeds(self) -> bool:
-        """Whether it can do nothing but embeddings, so that a probe must be one."""
+        """Whether embeddings are its only ability, so that a probe must be one."""
         return set(self.config.can) == {"embedding"}
 
     @property
     def endpoints(self) -> TierEndpoints:
-        """Raises ConfigError."""
+        """Endpoints of the tier. Raises ConfigError."""
         config = self.config
         return TierEndpoints(self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths where requests may name it, none for an encoder of images or files."""
-        able = [one for one in self.config.can if one != "chat" or self.chat_format.template]
-        return tuple(path for one in able for path in _PATHS.get(one, ()))
+        """Paths where requests may name the tier; none for an encoder of images or files."""
+        able = [ability for ability in self.config.can if ability != "chat" or self.chat_format.template]
+        return tuple(path for ability in able for path in _PATHS.get(ability, ()))
 
     def check_ability(self, ability: TierAbility) -> None:
-        """Raises UnsupportedFeature."""
+        """Raise UnsupportedFeature if the tier lacks the ability."""
         if ability not in self.config.can:
             able = " and ".join(_WORK[one] for one in self.config.can)
             message = f"The tier {self.name!r} is for {able}, not for {_WORK[ability]}. Name another model."
             raise UnsupportedFeature(message, param="model")
 
     def check_sequences(self, request: Request) -> None:
-        """Raises InvalidRequest if the request has more sequences than the tier takes in one; lists to embed may."""
+        """Raise InvalidRequest if the request exceeds the tier's limit of sequences; embedding lists may exceed it."""
         bound = self.config.max_sequences
         if request.sequences > bound and request.kind != "embedding":
             raise too_many_sequences(
@@ -186,7 +186,7 @@ class Tier(msgspec.Struct, frozen=True):
         Token ids stay ids; only our own engine takes them.
 
         Raises:
-            InvalidRequest: the request cannot be rendered for this tier.
+            InvalidRequest: The request cannot be rendered for this tier.
         """
         self.check_ability(request.kind)
         if request.kind == "chat":
@@ -194,7 +194,7 @@ class Tier(msgspec.Struct, frozen=True):
         for index, prompt in enumerate(request.prompts):
             if not isinstance(prompt, str) and not self.chat_format.is_ours:
                 raise UnsupportedFeature(
-                    f"the tier {self.name!r} takes text, not token ids. Send a string.", param=f"prompt[{index}]"
+                    f"The tier {self.name!r} takes text, not token ids. Send a string.", param=f"prompt[{index}]"
                 )
         return request.prompts
 
@@ -202,7 +202,7 @@ class Tier(msgspec.Struct, frozen=True):
         chat_format = self.chat_format
         if not chat_format.template:
             raise UnsupportedFeature(
-                f"the tier {self.name!r} has no chat template: use /v1/completions", param="messages"
+                f"The tier {self.name!r} has no chat template: use /v1/completions.", param="messages"
             )
         guard = "".join(sorted({text[0] for text in chat_format.special if text}))
         tools = () if request.tool_choice.mode == "none" else request.tools
@@ -218,33 +218,33 @@ def load_tiers(tiers: Iterable[TierConfig], model_dirs: Iterable[str] = ()) -> t
     """Load each tier's chat format from its artifact or template file. Raises ConfigError.
 
     Args:
-        model_dirs: folders that are searched for artifacts before the account's own.
+        model_dirs: Folders that are searched for artifacts before the user's own.
     """
     folders = [Path(folder) for folder in model_dirs]
     return tuple(Tier(tier, _load_chat_format(tier, folders, f"tiers[{index}]")) for index, tier in enumerate(tiers))
 
 
 def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
-    """Index the tiers by name and alias. The first one that hears is also `whisper-1`, unless another one is."""
-    found = {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
+    """Index the tiers by name and alias. The first audio tier is also `whisper-1`, unless another has that name."""
+    index = {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
     if (speech := encoders_of(tiers).get("audio")) is not None:
-        found.setdefault(OPENAI_MODEL, found[speech])
-    return found
+        index.setdefault(OPENAI_MODEL, index[speech])
+    return index
 
 
 def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
-    """Return the name of the tier that reads each kind of part; of several, the first one does."""
-    found: dict[Modality, str] = {}
+    """Return the name of the tier that reads each kind of part; of several, the first one."""
+    encoders: dict[Modality, str] = {}
     for tier in tiers:
         for kind in PARTS:
             if kind in tier.config.can:
-                found.setdefault(kind, tier.name)
-    return found
+                encoders.setdefault(kind, tier.name)
+    return encoders
 
 
 def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> ChatFormat:
     if tier.adapter and "embedding" in tier.can:
-        raise ConfigError("embeddings are made without an adapter: take `embedding` out of `can`", where=f"{where}.can")
+        raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
     if tier.template_file:
         try:
             template = Path(tier.template_file).read_text(encoding="utf-8")
@@ -262,18 +262,18 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
     if tier.is_encoder:
         return ChatFormat("")
     if not set(PARTS).isdisjoint(tier.can):
-        raise ConfigError("an encoder generates nothing: give it a tier of its own", where=f"{where}.can")
+        raise ConfigError("An encoder generates nothing: give it a tier of its own.", where=f"{where}.can")
     try:
         artifact = find_artifact(tier.artifact or tier.name, folders)
     except ArtifactError as error:
         if set(tier.can) == {"embedding"} and not tier.artifact:
             return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are
-        raise ConfigError(f"{error}; name an `artifact` or a `template_file`", where=where) from error
+        raise ConfigError(f"{error} Name an `artifact` or a `template_file`.", where=where) from error
     manifest = artifact.manifest
     if tier.adapter not in ("", *manifest.adapters):
         known = ", ".join(manifest.adapters) or "none"
         raise ConfigError(
-            f"{artifact.name} has no adapter `{tier.adapter}`; there are: {known}", where=f"{where}.adapter"
+            f"{artifact.name} has no adapter `{tier.adapter}`; there are: {known}.", where=f"{where}.adapter"
         )
     return msgspec.structs.replace(
         read_chat_format(artifact.path),
@@ -290,12 +290,12 @@ AllowedTiers = frozenset[str] | None
 
 
 def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: Collection[str] | None) -> AllowedTiers:
-    """Return the tiers that a caller may use: those on its tenant's list and on its token's, where these exist.
+    """Return the tiers that a caller may use: those on both its tenant's list and its token's, where these exist.
 
     Args:
-        tiers: by name and alias.
-        tenants: names or aliases; none: all.
-        tokens: names or aliases; None: all.
+        tiers: Tiers by name and alias.
+        tenants: Names or aliases allowed for the tenant; none: all.
+        tokens: Names or aliases allowed by the token; None: all.
     """
     lists = [names for names in (tenants or None, tokens) if names is not None]
     named = [{tiers[name].name for name in names if name in tiers} for names in lists]
@@ -311,13 +311,13 @@ def find_tier(tiers: Mapping[str, Tier], name: str, allowed: AllowedTiers = None
     """Return the tier of a model's name or alias.
 
     Raises:
-        ModelNotFound: there is no such model (404)
-        ModelNotAllowed: the caller may not use it (403)
+        ModelNotFound: There is no such model (404).
+        ModelNotAllowed: The caller may not use the model (403).
     """
     tier = tiers.get(name)
     if tier is not None and (allowed is None or tier.name in allowed):
         return tier
-    known = ", ".join(name for name, one in usable(tiers, allowed).items() if one.paths) or "none"
+    known = ", ".join(name for name, ability in usable(tiers, allowed).items() if ability.paths) or "none"
     if tier is None:
         raise ModelNotFound(f"The model {name[:64]!r} is not a tier of this gateway. Known: {known}.", param="model")
     raise ModelNotAllowed(

@@ -1,6 +1,6 @@
-"""Runs Triton Inference Server and the model in it.
+"""Runner of Triton Inference Server and the model in it.
 
 `launcher` keeps one server process running and makes its log readable (`server_process`: its environment, models,
 command line, ports and leftovers). `model_runtime` is the model behind the Python backend, without Triton's types, and
-`encoder_runtime` an encoder; `triton_models` holds what Triton loads.
+`encoder_runtime` an encoder; `triton_models` holds the models that Triton loads.
 """

@@ -1,8 +1,8 @@
-"""An encoder model behind the Python backend, without Triton's types: parts in, what was found out.
+"""An encoder model behind the Python backend, without Triton's types: parts in, facts out.
 
 Decoder and encoder are children of the model's process: a file that kills one of them costs that request, and the next
 one gets a new child. Both are started, and the encoder's model is loaded, before the model is ready. Parts are encoded
-one after the other: together they took as long.
+one after the other, because concurrent encoding is no faster.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartRep
 from .model_runtime import Responder
 
 POLL_S = 0.05
-_LONGEST_S = 600.0  # of a request that names no deadline
+_MAX_REQUEST_S = 600.0  # of a request that names no deadline
 _DECODER_BYTES = 512 * 1024 * 1024
 
 
 class EncoderOptions(msgspec.Struct, frozen=True):
-    """What an encoder model runs. `python`: the interpreter that has the encoder's packages."""
+    """Options of an encoder model. `python`: interpreter that has the encoder's packages."""
 
     kind: Modality
     encoder: WorkerSpec
@@ -45,7 +45,7 @@ class EncoderOptions(msgspec.Struct, frozen=True):
 
 
 class PartRequest(msgspec.Struct, frozen=True):
-    """`job` None: a probe of the process. It needs no child: one that dies or hangs is replaced by the next job."""
+    """A request to an encoder; `job` None: a probe of the process, which needs no child."""
 
     job: EncodeJob | None
     data: bytes = b""
@@ -54,20 +54,20 @@ class PartRequest(msgspec.Struct, frozen=True):
 
 
 class EncoderRuntime:
-    """Owns the children of one encoder model, and every request in it, in an event loop of its own.
+    """The children of one encoder model, and every request in it, in a separate event loop.
 
     Args:
-        report: gets the requests in progress, those so far and the children started so far, when they change.
+        report: Callback for changes: requests in progress, requests so far, children started so far.
 
     Raises:
-        WorkerFailed: a child cannot be started, or not load its model.
+        WorkerFailed: A child cannot be started, or cannot load its model.
     """
 
     def __init__(self, options: EncoderOptions, report: Callable[[int, int, int], None]) -> None:
         self._kind = options.kind
         self._report = report
         self._branch = LocalBranch(
-            options.kind, options.encoder, options.limits, _DECODER_BYTES, _LONGEST_S, "", options.python
+            options.kind, options.encoder, options.limits, _DECODER_BYTES, _MAX_REQUEST_S, "", options.python
         )
         self._by_call_name: dict[str, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -127,18 +127,18 @@ class EncoderRuntime:
             responder.send(reading.result(), last=True)
         except asyncio.CancelledError:
             reading.cancel()
-            responder.fail(ClientGone("the request was cancelled"))
+            responder.fail(ClientGone("The request was cancelled."))
         except Exception:
-            responder.fail(CausewayError("the encoder failed"))
+            responder.fail(CausewayError("The encoder failed."))
             raise
 
     async def _read(self, request: PartRequest, responder: Responder[PartReply]) -> PartReply:
-        left_s = _LONGEST_S if request.deadline_s is None else min(request.deadline_s, _LONGEST_S)
+        left_s = _MAX_REQUEST_S if request.deadline_s is None else min(request.deadline_s, _MAX_REQUEST_S)
         deadline, job = self._loop.time() + left_s, request.job
         if job is None:
             return PartRead(Found(Fact("", 1.0)))
         if job.kind != self._kind:
-            return PartFailed(f"this model reads parts of the kind {self._kind}, not {job.kind}")
+            return PartFailed(f"This model reads parts of the kind {self._kind}, not {job.kind}.")
         try:
             read = await self._branch.run(
                 request.data,

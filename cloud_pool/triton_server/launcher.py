@@ -52,15 +52,16 @@ _READY_S = 2.0  # for the answer to the question whether it is ready
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
-"""A server that ran this long starts again with the first delay."""
+"""Run time after which a restarted server begins with the first delay again."""
 STUCK_S = 20.0
-"""A server that notices a dead stub reports it or ends within a second; a starting one has its stubs within seconds."""
+"""Time without a stub after which a server is stuck; a healthy one has its stubs, or ends, within seconds."""
 
 
 class LogFilter:
-    """Filters the lines of one process, in order: a text that may quote a request can have several.
+    """Filter for the log lines of one process, in order, because a text that may quote a request can have several
+    lines.
 
-    On a machine without a GPU half of Triton's lines complain about that. What a model raises is in its log with the
+    On a machine without a GPU half of Triton's lines complain about that. When a model raises an error, Triton logs the
     whole message, and llama.cpp prints a grammar that it cannot parse, which may hold words of the user's message. Of
     these the log keeps the exception's class and the source lines. Before the models are ready there is no request to
     quote.
@@ -112,14 +113,14 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """Owns the server's process.
+    """The launcher, which owns the server's process.
 
     Attributes:
-        drain_s: How long running requests may take after SIGTERM.
-        restart: Start the server again after a crash.
-        print_ready: Gets the ready line, each time the server becomes ready.
-        log: Gets log lines.
-        stuck_s: See STUCK_S.
+        drain_s: Time for running requests after SIGTERM.
+        restart: Whether to start the server again after a crash.
+        print_ready: Callback for the ready line, each time the server becomes ready.
+        log: Callback for log lines.
+        stuck_s: Replacement for STUCK_S.
     """
 
     command: ServerCommand
@@ -138,13 +139,13 @@ class Launcher(msgspec.Struct, frozen=True):
                 return 0
             was_ready = was_ready or ended.ready_for_s is not None
             if not was_ready:
-                self.log(f"the server ended with status {ended.code} before its models were ready: giving up")
+                self.log(f"The server ended with status {ended.code} before its models were ready: giving up.")
                 return 1
             if not self.restart:
-                self.log(f"the server ended with status {ended.code}")
+                self.log(f"The server ended with status {ended.code}.")
                 return 1
             delay_s = FIRST_DELAY_S if (ended.ready_for_s or 0.0) >= STEADY_S else delay_s
-            self.log(f"the server ended with status {ended.code}; starting it again in {delay_s:g} s")
+            self.log(f"The server ended with status {ended.code}; starting it again in {delay_s:g} s.")
             with anyio.move_on_after(delay_s):
                 await stop.wait()
                 return 0
@@ -189,14 +190,14 @@ class Launcher(msgspec.Struct, frozen=True):
         return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
 
     async def _drain_at(self, stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
-        """Send SIGTERM at `stop`, so that running requests can end; allow the server a little longer than `drain_s`."""
+        """Send SIGTERM at `stop`, so that running requests can end; kill the server a little after `drain_s`."""
         await stop.wait()
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         with anyio.move_on_after(self.drain_s + 5.0):
             await process.wait()
             return
-        self.log("the server did not end in time: killed")
+        self.log("The server did not end in time: killed.")
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
@@ -210,7 +211,7 @@ class Launcher(msgspec.Struct, frozen=True):
                     healthy_at = time.monotonic()
                     if not ready_at:
                         if self.command.secret and not hide_in_command_line(process.pid, self.command.secret):
-                            self.log("other accounts of this machine can read the key of the model control (ps)")
+                            self.log("Other users of this machine can read the key of the model control (ps).")
                         ready_at.append(healthy_at)
                         self.print_ready(self.command.ports.line())
                 elif (
@@ -219,7 +220,7 @@ class Launcher(msgspec.Struct, frozen=True):
                 ):
                     healthy_at = time.monotonic()
                 await anyio.sleep(min(1.0, self.stuck_s / 5) if ready_at else POLL_S)
-            self.log("the server waits for a model's process that has died: killed")
+            self.log("The server waits for a model's process that has died: killed.")
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         finally:

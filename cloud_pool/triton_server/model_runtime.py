@@ -1,11 +1,11 @@
-"""Triton requests ↔ jobs of the engine: what the Python backend's model does, without Triton's own types.
+"""The model behind the Python backend: Triton requests ↔ jobs of the engine, without Triton's own types.
 
     execute()      Triton's thread    ModelRuntime.submit: n jobs in the engine, returns at once
     engine step    engine's thread    _steps.put and nothing else
     responses      sender's thread    one response per request and step, with the deltas of all its sequences
 
-A response costs about 0.1 ms and a check for cancellation 0.03 ms (both go to the server's process), so neither
-happens in the engine's thread, and each request is checked at most every POLL_S.
+A response costs about 0.1 ms and a check for cancellation 0.03 ms (both go to the server's process), so neither happens
+in the engine's thread, and each request is checked at most every POLL_S.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class RequestedOutputs(msgspec.Struct, frozen=True):
-    """Which optional output tensors the request wants."""
+    """Optional output tensors that the request wants."""
 
     finish_reason: bool = False
     num_input_tokens: bool = False
@@ -56,7 +56,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelResponse(msgspec.Struct, frozen=True):
-    """One response; each tuple has one element per sequence."""
+    """A response; each tuple has one element per sequence."""
 
     texts: tuple[str, ...]
     finish_reasons: tuple[str | None, ...]
@@ -71,7 +71,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
     """Translate a request into one job per sequence. Raises InvalidRequest."""
     parameters = request.parameters
     if request.stream and request.with_input:
-        raise InvalidRequest("exclude_input_in_output = false is not possible while streaming")
+        raise InvalidRequest("exclude_input_in_output = false is not possible while streaming.")
     guided = parameters.guided
     return [
         Job(
@@ -97,7 +97,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             deadline_s=request.deadline_s,
             embed=request.embed,
             caller=request.caller,
-            refusal="skip",  # there is no stronger model to defer to
+            refusal="skip",  # the request cannot be deferred to a stronger model
         )
         for index in range(parameters.n)
     ]
@@ -111,7 +111,7 @@ def _logprobs(request: ModelRequest) -> int | None:
 
 
 class Responder(Protocol[R_contra]):
-    """Triton's response sender. Nothing may be sent after `last` or `fail`."""
+    """Interface of Triton's response sender. No response may follow `last` or `fail`."""
 
     def send(self, response: R_contra, *, last: bool) -> None: ...
 
@@ -121,7 +121,7 @@ class Responder(Protocol[R_contra]):
 
 
 class ModelEngine(Protocol):
-    """The part of models.llama_cpp.engine.Engine that is used here."""
+    """The part of `models.llama_cpp.engine.Engine` that is used here."""
 
     def submit(self, job: Job) -> None: ...
 
@@ -133,7 +133,7 @@ class ModelEngine(Protocol):
 
 
 class _Sequence:
-    """What one sequence generated since the last response."""
+    """Output of one sequence since the last response."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -178,30 +178,30 @@ class _RunningRequest:
             self.running.discard(emission.job)
 
     def next_response(self) -> ModelResponse:
-        """Return what is new since the last response."""
+        """Return the output since the last response."""
         sequences = self.sequences.values()
         start = self.request.prompt if self.request.with_input else ""
         response = ModelResponse(
-            texts=tuple(start + one.text for one in sequences),
-            finish_reasons=tuple(one.finish_reason for one in sequences),
-            new_tokens=tuple(one.tokens for one in sequences),
-            logprobs=tuple(tuple(one.logprobs) for one in sequences),
-            cumulative_logprobs=tuple(one.cumulative_logprob for one in sequences),
+            texts=tuple(start + sequence.text for sequence in sequences),
+            finish_reasons=tuple(sequence.finish_reason for sequence in sequences),
+            new_tokens=tuple(sequence.tokens for sequence in sequences),
+            logprobs=tuple(tuple(sequence.logprobs) for sequence in sequences),
+            cumulative_logprobs=tuple(sequence.cumulative_logprob for sequence in sequences),
             input_tokens=self.input_tokens,
             embedding=self.embedding,
         )
-        for one in sequences:
-            one.clear()
+        for sequence in sequences:
+            sequence.clear()
         return response
 
 
 class ModelRuntime:
-    """Owns the engine of one model instance and every request in it.
+    """The engine of one model instance, and every request in it.
 
     Args:
-        make_engine: starts the engine; both callbacks are called in the engine's thread.
-        report: gets the engine's figures.
-        broken: called after the last responses when the engine cannot go on.
+        make_engine: Function that starts the engine; it calls both callbacks in its own thread.
+        report: Callback for the engine's figures.
+        broken: Callback after the last responses when the engine cannot continue.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class ModelRuntime:
         self._sender.start()
 
     def submit(self, request: ModelRequest, responder: Responder[ModelResponse]) -> None:
-        """Start a request; every outcome, also a refusal, goes to `responder`."""
+        """Start a request; every outcome, including a refusal, goes to `responder`."""
         try:
             jobs = jobs_of(request, self._ids)
         except CausewayError as error:
@@ -250,12 +250,12 @@ class ModelRuntime:
         self._steps.put([])  # Wake the sender: from now on it checks for cancellation.
 
     def cancel(self, call_name: str) -> None:
-        """End the request with this name, in progress or still to come, with a response that counts its tokens."""
+        """End the request with this name, running or not yet submitted, with a response that counts its tokens."""
         self._steps.put(call_name)
 
     @property
     def call_names(self) -> tuple[str, ...]:
-        """The names of the requests in progress that have one."""
+        """Names of the requests in progress that have one."""
         return tuple(self._by_call_name)
 
     def close(self) -> None:
@@ -315,22 +315,22 @@ class ModelRuntime:
             running.responder.send(running.next_response(), last=last)
 
     def _report_tokens(self, running: _RunningRequest, emission: Emission) -> None:
-        """Send the tokens of a stream that ends at its deadline, before its error, which can carry no number.
+        """Send the token count of a stream that ends at its deadline, before its error, which can carry no number.
 
-        Without a response so far the error stays the first one: a response would begin the answer.
+        If there was no response so far, the error is sent alone, because a response would begin the answer.
         """
         if running.responded and running.request.stream and emission.error == DeadlineExceeded.code:
             running.add(emission)
             running.responder.send(running.next_response(), last=False)
 
     def _check_cancelled(self, now: float) -> None:
-        for running in {id(one): one for one in list(self._running.values())}.values():
+        for running in {id(entry): entry for entry in list(self._running.values())}.values():
             if now - running.checked_at < POLL_S:
                 continue
             running.checked_at = now
             if running.responder.is_cancelled():
                 self._end(running)
-                running.responder.fail(ClientGone("the request was cancelled"))
+                running.responder.fail(ClientGone("The request was cancelled."))
 
     def _cancel(self, call_name: str) -> None:
         """Stop the jobs of a request; its last response counts what they generated until they stopped."""

@@ -50,7 +50,7 @@ class TritonEnvironment(msgspec.Struct, frozen=True):
     path: str  # the environment's bin: the stub finds its packages by the first python on PATH, not by PYTHONPATH
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return what the server and its models need of `base`: no token or password of the gateway's."""
+        """Return the variables of `base` for the server and its models, without tokens or passwords of the gateway."""
         inherited = {
             name: value
             for name, value in minimal_environment(base, "OTEL_").items()
@@ -66,26 +66,26 @@ class TritonEnvironment(msgspec.Struct, frozen=True):
 
 
 def find_environment(root: Path) -> TritonEnvironment:
-    """Read the description and check its paths. Raises ConfigError that names what is missing and how to get it."""
+    """Read the description and check its paths. Raises ConfigError, which names missing files and the fix."""
     description = root / DESCRIPTION
     try:
         environment = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
     except OSError as error:
         raise ConfigError(
-            f"{error.strerror}; run `make setup` to create Triton's environment", where=str(description)
+            f"{error.strerror}: run `make setup` to create Triton's environment.", where=str(description)
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{error}; `make setup` writes it again", where=str(description)) from error
+        raise ConfigError(f"{error}. Run `make setup` to write it again.", where=str(description)) from error
     for path in (environment.server, environment.backend_directory, *environment.library_path):
         if not Path(path).exists():
             raise ConfigError(
-                f"{path} does not exist; run `make setup` to create Triton's environment", where=str(description)
+                f"{path} does not exist: run `make setup` to create Triton's environment.", where=str(description)
             )
     return environment
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Where the server listens. Its HTTP is off: gRPC has all of it that we use, and less that could be misused."""
+    """Ports of the server. HTTP is off: gRPC has everything that we use, and fewer calls that could be misused."""
 
     host: str = "127.0.0.1"
     grpc: int = 8001
@@ -128,9 +128,9 @@ def command(
     """Return the command line of a Triton that loads the models of these names from the repository.
 
     Args:
-        drain_s: how long running requests may take after SIGTERM.
-        prefix: of the shared memory regions, see `memory_prefix`.
-        key: of its model control.
+        drain_s: Time for running requests after SIGTERM.
+        prefix: Prefix of the shared memory regions, see `memory_prefix`.
+        key: Key of the model control.
         trace_endpoint: OpenTelemetry collector, for requests with a trace context; "": no traces.
     """
     return [
@@ -155,7 +155,7 @@ def command(
 
 
 def _tracing(endpoint: str) -> tuple[str, ...]:
-    """Trace only requests with a `traceparent`, which always are; the rate applies to the others."""
+    """Return the options that trace only requests with a `traceparent`; these are always traced."""
     return (
         "--trace-config=mode=opentelemetry",
         f"--trace-config=opentelemetry,url={endpoint.rstrip('/')}/v1/traces",
@@ -166,18 +166,18 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
 
 
 def hide_in_command_line(pid: int, secret: str) -> bool:
-    """Overwrite `secret` in the command line that every account of this machine can read (/proc/PID/cmdline).
+    """Overwrite `secret` in the command line, which every user of this machine can read (/proc/PID/cmdline).
 
-    Triton reads the key of its model control from its command line alone, and has done so once it is ready. Returns
-    whether the secret is hidden now; a kernel that forbids a parent to write its child's memory leaves it visible.
+    Triton accepts the key of its model control only on its command line, and has read it once it is ready. Returns
+    whether the secret is hidden now; if the kernel forbids writing a child's memory, it stays visible.
     """
     try:
         begin, end = (int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[45:47])
         with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
-            found = memory.read(end - begin).find(secret.encode())
-            if found >= 0:
-                memory.seek(begin + found)
+            position = memory.read(end - begin).find(secret.encode())
+            if position >= 0:
+                memory.seek(begin + position)
                 memory.write(b"x" * len(secret))
     except OSError:
         return False
@@ -227,8 +227,8 @@ def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: 
     """Write one model folder for each of `models` into `folder`.
 
     Args:
-        has_gpu: llama.cpp finds a GPU. Models that use it are one instance on the first one: each spreads its layers
-            over all GPUs by itself.
+        has_gpu: Whether llama.cpp finds a GPU. Models that use it are one instance on the first GPU: each spreads its
+            layers over all GPUs.
     """
     for model in models:
         target = folder / model.name

@@ -1,1 +1,1 @@
-"""The servers behind the tiers, as the gateway calls them: Triton over gRPC."""
+"""Clients of the servers behind the tiers: Triton over gRPC."""

@@ -1,7 +1,7 @@
-"""Tokens that a request has cost upstream, counted until its last call has ended, also after its client has left.
+"""Count of the tokens that a request has used upstream, until its last call ends, even after its client has left.
 
-Each call counts by itself, because a retry or another tier may ask for a sequence again: of these calls the
-one that generated most is billed, or the latest.
+Each call counts separately, because a retry or another tier may request a sequence again: of these calls the one that
+generated most is billed, or the latest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from causeway_server.router.types import Usage
 
 
 class CallMeter:
-    """One call for one sequence. `input_tokens` is 0 until the model has told it."""
+    """Count of one call for one sequence. `input_tokens` is 0 until the model has reported it."""
 
     __slots__ = ("_on_end", "ended", "estimated_tokens", "input_tokens", "output_tokens")
 
@@ -27,14 +27,14 @@ class CallMeter:
         self._on_end = on_end
 
     def end(self) -> None:
-        """Nothing more comes: the model has stopped, or nothing can be heard of it. Only the first call counts."""
+        """End the count: the model has stopped, or cannot be reached. Only the first call counts."""
         if not self.ended:
             self.ended = True
             self._on_end()
 
 
 class SequenceMeter:
-    """The calls for one sequence. `prompt`: the number of its prompt, which the choices to it share."""
+    """Meters of the calls for one sequence. `prompt`: number of its prompt, which its choices share."""
 
     def __init__(self, prompt: int, on_end: Callable[[], None]) -> None:
         self.prompt = prompt
@@ -42,7 +42,7 @@ class SequenceMeter:
         self._on_end = on_end
 
     def begin(self, estimated_tokens: int) -> CallMeter:
-        """Return the meter of a new call. `estimated_tokens`: of the prompt, where the model tells no number."""
+        """Return the meter of a new call. `estimated_tokens`: tokens of the prompt, if the model reports no number."""
         call = CallMeter(estimated_tokens, self._on_end)
         self.calls.append(call)
         return call
@@ -54,14 +54,14 @@ class SequenceMeter:
 
 
 class Consumption(msgspec.Struct, frozen=True):
-    """What a request has cost. `estimated`: its prompt's tokens, or some of them, are an estimate."""
+    """Tokens used by a request. `estimated`: whether some of its prompt tokens are an estimate."""
 
     usage: Usage = Usage()
     estimated: bool = False
 
 
 class TokenMeter:
-    """All sequences of one request."""
+    """Meters of all sequences of a request."""
 
     def __init__(self) -> None:
         self._sequences: dict[int, SequenceMeter] = {}
@@ -74,7 +74,7 @@ class TokenMeter:
     @property
     def settled(self) -> bool:
         """Whether no call is in progress."""
-        return all(call.ended for one in self._sequences.values() for call in one.calls)
+        return all(call.ended for sequence in self._sequences.values() for call in sequence.calls)
 
     def on_settled(self, listener: Callable[[], None]) -> None:
         """Call `listener` once, now or when the last call in progress has ended."""
@@ -84,30 +84,30 @@ class TokenMeter:
             self._listeners.append(listener)
 
     async def wait(self) -> None:
-        """Return when no call is in progress."""
+        """Wait until no call is in progress."""
         settled = asyncio.Event()
         self.on_settled(settled.set)
         await settled.wait()
 
     def consumption(self, *, abandoned: bool) -> Consumption:
-        """Return what the request has cost so far.
+        """Return the consumption of the request so far.
 
         Args:
-            abandoned: The client has left. Then a prompt costs its estimate where the model has told nothing;
-                otherwise the upstream failed before it told anything, and the request costs nothing.
+            abandoned: Whether the client has left. Then a prompt without a reported number costs its estimate;
+                otherwise the upstream failed before reporting, and the request costs nothing.
         """
         prompts: dict[int, tuple[int, bool]] = {}  # tokens, and whether they are an estimate
         output_tokens = 0
-        for one in self._sequences.values():
-            if not one.calls:
+        for sequence in self._sequences.values():
+            if not sequence.calls:
                 continue
-            call = one.billed
+            call = sequence.billed
             output_tokens += call.output_tokens
-            known = prompts.get(one.prompt)
+            known = prompts.get(sequence.prompt)
             if call.input_tokens:
-                prompts[one.prompt] = (call.input_tokens, False)
+                prompts[sequence.prompt] = (call.input_tokens, False)
             elif known is None and (abandoned or call.output_tokens):
-                prompts[one.prompt] = (call.estimated_tokens, True)
+                prompts[sequence.prompt] = (call.estimated_tokens, True)
         usage = Usage(sum(tokens for tokens, _ in prompts.values()), output_tokens)
         return Consumption(usage, any(estimated for _, estimated in prompts.values()))
 

@@ -139,7 +139,7 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
     assert len(keys) == 2
     with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`; there are: legal"):
         tiers("adapter: legl")
-    with pytest.raises(ConfigError, match=r"tiers\[0\].can.*without an adapter"):
+    with pytest.raises(ConfigError, match=r"tiers\[0\].can.*do not support an adapter"):
         tiers("adapter: legal, can: [chat, embedding]")
     (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
     (stock,) = tiers(f"template_file: {tmp_path / 't.jinja'}, adapter: any")

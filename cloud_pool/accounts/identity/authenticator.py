@@ -1,4 +1,4 @@
-"""`Authorization` header -> Principal, for every request; and the static tokens of callers and operators.
+"""Authentication of every request: `Authorization` header to Principal; and static tokens of callers and operators.
 
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
@@ -33,15 +33,15 @@ from .token_verifier import TokenVerifier
 CALLER_SCOPES = frozenset({"chat", "jobs"})
 OPERATOR_SCOPES = frozenset({"admin"})
 OPERATOR_TOKEN_FILE = "operator-token"
-_LEAST_CHARACTERS = 16
+_MIN_CHARACTERS = 16
 _MAX_BYTES = 4096
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LISTS = ("models", "modalities", "regions")
 
 
 class Authenticator(msgspec.Struct, frozen=True):
-    """Authenticates callers."""
+    """Authenticator of callers by static or signed tokens."""
 
     static: StaticTokens
     verifier: TokenVerifier | None = None  # None for static tokens only, as the next one
@@ -55,16 +55,16 @@ class Authenticator(msgspec.Struct, frozen=True):
         """Return the caller.
 
         Raises:
-            AuthenticationFailed: the token is missing, invalid, expired or revoked
-            IdentityUnavailable: the copy of the revocations is too old (`when_revocations_stale: deny`)
-            PermissionDenied: the token is for other regions
+            AuthenticationFailed: The token is missing, invalid, expired or revoked.
+            IdentityUnavailable: The copy of the revocations is too old (`when_revocations_stale: deny`).
+            PermissionDenied: The token is for other regions.
         """
         if self.verifier is None and not self.static.known:  # (1)
             return ANYONE
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            raise AuthenticationFailed("send `Authorization: Bearer <token>`")
+            raise AuthenticationFailed("Send `Authorization: Bearer <token>`.")
         if self.verifier is not None and token.startswith("eyJ"):  # (2) `{"` in base64
             claims = self.verifier.verify(token, now=self.clock(), now_unix=self.wall_clock())
             if self.revocations is not None:
@@ -76,21 +76,21 @@ class Authenticator(msgspec.Struct, frozen=True):
         return Principal(DEFAULT_TENANT, static.device, self.static_scopes, static.grants)
 
     def identify(self, http: HttpExchange) -> Principal:
-        """Return the caller of a request. Raises as `principal`, and InvalidRequest for two credentials."""
+        """Return the caller of a request. Raises like `principal`, and InvalidRequest for two credentials."""
         return self.principal(read_authorization(http))
 
     def check_again(self, principal: Principal) -> None:
-        """Check a caller that was accepted, while its answer goes on.
+        """Check an accepted caller again while its answer is being sent.
 
         Raises:
-            AuthenticationFailed: its token was revoked since
+            AuthenticationFailed: The token has been revoked since.
         """
         if principal.token_id and self.revocations is not None:
             self.revocations.check_again(principal.owner, principal.token_id, principal.issued)
 
 
 class StaticToken(msgspec.Struct, frozen=True):
-    """A device, the hash of its token, and what it is granted."""
+    """A device, the hash of its token, and its grants."""
 
     device: str
     digest: bytes  # sha256, [32]
@@ -98,36 +98,36 @@ class StaticToken(msgspec.Struct, frozen=True):
 
 
 class StaticTokens(msgspec.Struct, frozen=True):
-    """All static tokens, by their hashes. Without any, every caller on loopback is accepted."""
+    """All static tokens, by their hashes. If there are none, every caller on loopback is accepted."""
 
     known: tuple[StaticToken, ...] = ()
 
     def find(self, secret: str) -> StaticToken:
         """Return the entry of a bearer token. Raises AuthenticationFailed."""
         digest = hash_token(secret)
-        found: StaticToken | None = None
+        matching: StaticToken | None = None
         for token in self.known:  # Compare with all of them: the time taken must not tell which one matches.
             if hmac.compare_digest(token.digest, digest):
-                found = token
-        if found is None:
-            raise AuthenticationFailed("the bearer token is not known here")
-        return found
+                matching = token
+        if matching is None:
+            raise AuthenticationFailed("The bearer token is unknown.")
+        return matching
 
 
 def hash_token(secret: str) -> bytes:
-    """Return the digest by which a token is known."""
+    """Return the digest under which a token is stored."""
     return hashlib.sha256(secret.encode(errors="replace")).digest()
 
 
 def load_tokens(path: Path) -> StaticTokens:
-    """Read a token file: a line for each device, with its token and what it is granted.
+    """Read a token file: one line per device, with its token and grants.
 
         kiosk-17  sha256:<64 hex digits>  priority=interactive
         kiosk-18  <token in the clear>  critical=true models=large,small
         # a comment
 
     Raises:
-        ConfigError: it is unreadable, malformed, or empty, which would accept all.
+        ConfigError: The file is unreadable, malformed, or empty, which would accept every caller.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -139,29 +139,31 @@ def load_tokens(path: Path) -> StaticTokens:
         if fields:
             tokens.append(_token(fields, f"{path}:{number}"))
     if not tokens:
-        raise ConfigError("there is no token in the file", where=str(path))
+        raise ConfigError("The file contains no token.", where=str(path))
     return StaticTokens(tuple(tokens))
 
 
 def _token(fields: Sequence[str], where: str) -> StaticToken:
-    """Raises ConfigError."""
+    """Parse the fields of a line into a token. Raises ConfigError."""
     if len(fields) < 2:
-        raise ConfigError("write `<device> <token>` or `<device> sha256:<64 hex digits>`", where=where)
+        raise ConfigError("Write `<device> <token>` or `<device> sha256:<64 hex digits>`.", where=where)
     device, secret = fields[:2]
     hashed = _HASH.fullmatch(secret)
     if secret.startswith("sha256:") and not hashed:
-        raise ConfigError("sha256: must be followed by 64 hex digits", where=where)
+        raise ConfigError("sha256: must be followed by 64 hex digits.", where=where)
     digest = bytes.fromhex(hashed[1]) if hashed else hash_token(secret)
     return StaticToken(device, digest, _grants(fields[2:], where))
 
 
 def _grants(words: Sequence[str], where: str) -> Grants:
-    """Raises ConfigError."""
+    """Parse the grants of a line. Raises ConfigError."""
     document: dict[str, object] = {}
     for word in words:
         name, is_grant, value = word.partition("=")
         if not is_grant or name in document:
-            raise ConfigError(f"{word!r}: after the token write each grant once, as priority=interactive", where=where)
+            raise ConfigError(
+                f"{word!r}: after the token write each grant once, such as priority=interactive.", where=where
+            )
         document[name] = value.split(",") if name in _LISTS else value
     try:
         return msgspec.convert(document, Grants, strict=False)
@@ -170,40 +172,42 @@ def _grants(words: Sequence[str], where: str) -> Grants:
 
 
 def local_operator_token(folder: Path | None) -> StaticTokens:
-    """Return the operators' token of `folder`, a file of mode 0600, and make it if there is none; processes share it.
+    """Return the operators' token stored in `folder` (file mode 0600), creating it if needed; processes share it.
 
-    Loopback alone keeps no web page out, and no other account of the machine. Without a folder that can be
-    written, no token is valid: operators' calls are refused until one is configured.
+    Listening on loopback alone keeps out neither web pages nor other users of the machine. If the folder is not
+    writable, no token is valid: operators' calls are refused until a token is configured.
 
     Raises:
-        ConfigError: the file holds no token: an empty one would let everybody in.
+        ConfigError: The file holds no token; an empty token would admit everybody.
     """
     token = secrets.token_urlsafe(32)
     if folder is None:
-        _log.warning("operators' calls are refused: set operator.token_file or state_dir")
+        log.warning("Operators' calls are refused: set operator.token_file or state_dir.")
     else:
         path = folder / OPERATOR_TOKEN_FILE
         try:
             token = _read_or_make(path, token)
         except OSError as error:
             reason = error.strerror or str(error)
-            _log.warning("operators' calls are refused, because %s: %s (state_dir, operator.token_file)", path, reason)
+            log.warning(
+                "%s: %s. Operators' calls are refused: set operator.token_file or a writable state_dir.", path, reason
+            )
         else:
-            _log.info("operators' calls need the token in %s, as `Authorization: Bearer TOKEN`", path)
+            log.info("Operators' calls need the token in %s, as `Authorization: Bearer TOKEN`.", path)
     return StaticTokens((StaticToken("local", hash_token(token)),))
 
 
 def _read_or_make(path: Path, token: str) -> str:
-    """Raises OSError or ConfigError."""
+    """Return the token in the file, or create the file with `token`. Raises OSError or ConfigError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
         write_new(path, f"{token}\n".encode(), 0o600)
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(file, 0o600)  # of a file that somebody made by hand
-        found = os.read(file, _MAX_BYTES).decode("ascii", "replace").strip()
+        stored = os.read(file, _MAX_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(file)
-    if len(found) < _LEAST_CHARACTERS:
-        raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
-    return found
+    if len(stored) < _MIN_CHARACTERS:
+        raise ConfigError("The file holds no token: remove it, and the next start creates a new one.", where=str(path))
+    return stored

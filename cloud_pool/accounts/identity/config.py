@@ -15,7 +15,7 @@ from causeway_server.router.web_origins import is_loopback
 from ...core.principal import ClaimName
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
-"""Upper bound of `max_lifetime_s` on every gateway: a revoked token may be forgotten after this time."""
+"""Upper bound of `max_lifetime_s` on every gateway: a revocation may be deleted after this time."""
 WhenRevocationsStale = Literal["allow", "deny"]
 
 
@@ -40,14 +40,16 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ] = ""
 
     def check(self) -> None:
-        """Raises ConfigError for a URL that cannot be trusted: its server decides which devices may call us."""
+        """Check the URL, whose server decides which devices may call us. Raises ConfigError if it is not trusted."""
         if not self.url:
             return
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"must be a URL like https://fleet.example, not {self.url!r}", where="identity.fleet.url")
+            raise ConfigError(
+                f"The value must be a URL such as https://fleet.example, not {self.url!r}.", where="identity.fleet.url"
+            )
         if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise ConfigError("keys over plain HTTP could be forged: use https://", where="identity.fleet.url")
+            raise ConfigError("Keys sent over plain HTTP can be forged: use https.", where="identity.fleet.url")
         if not self.tenants:
             raise ConfigError(
                 "Name the tenants whose budgets the fleet's devices may use: its operators choose a device's tenant.",
@@ -58,9 +60,8 @@ class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity`: the signed tokens that the gateway accepts.
 
-    `when_revocations_stale`: what a signed token gets while the copy of the revocations is older than
-    `revocations_max_age_s`, that of Redis or that of the fleet. Without any copy it gets 503 in both cases, and the
-    gateway is not ready.
+    `when_revocations_stale` applies to signed tokens while the copy of the revocations (of Redis or of the fleet) is
+    older than `revocations_max_age_s`. Without any copy they get 503 in both cases, and the gateway is not ready.
 
     deny    503 identity_unavailable: no revoked token is accepted, but no other signed token is either.
     allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.

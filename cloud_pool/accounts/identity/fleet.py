@@ -1,4 +1,4 @@
-"""Keys and revocations of a fleet's control plane, so that the token of a device opens this gateway too.
+"""Keys and revocations from a fleet's control plane, so that this gateway accepts the devices' tokens.
 
 Both documents are read every `refresh_s` with their ETag:
 
@@ -40,12 +40,12 @@ _KEEP_S = 15.0  # an unchanged copy on disk is written again after that time, so
 _MAX_KEYS_BYTES = 256 * 1024
 _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
-"""What a document that is malformed, or nested too deeply, raises."""
-_log = logging.getLogger(__name__)
+"""Exceptions raised by a document that is malformed or nested too deeply."""
+log = logging.getLogger(__name__)
 
 
 class RevocationSnapshot(msgspec.Struct, frozen=True):
-    """A copy of the list. `epoch` and `version` are the highest that were seen: they never go back."""
+    """A copy of the list. `epoch` and `version` are the highest seen so far: they never decrease."""
 
     epoch: int = 0
     version: int = 0
@@ -54,19 +54,19 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and version."""
+        """Position of the copy: epoch and version."""
         return self.epoch, self.version
 
     def check(self, owner: str, token_id: str, issued: float) -> None:
-        """Raises AuthenticationFailed for a revoked token, or one of a revoked device. `issued`: unix, s."""
+        """Check a token. Raises AuthenticationFailed if it or its device is revoked. `issued`: Unix time in seconds."""
         if token_id in self.tokens:
-            raise AuthenticationFailed("the token has been revoked")
+            raise AuthenticationFailed("The token has been revoked.")
         revoked_at = self.devices.get(owner)
         if revoked_at is not None and issued <= revoked_at:
-            raise AuthenticationFailed("the device's tokens have been revoked")
+            raise AuthenticationFailed("The device's tokens have been revoked.")
 
     def without(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return what `other` lacks. What has expired at `now` (unix, s) may be forgotten there already."""
+        """Return the entries that `other` lacks, without those expired at `now` (Unix time in seconds)."""
         ends = now - REVOCATION_RETENTION_S / 2.0  # halfway: the writer's clock may be ahead of this one
         return RevocationSnapshot(
             tokens={jti: expiry for jti, expiry in self.tokens.items() if expiry > ends and jti not in other.tokens},
@@ -78,8 +78,9 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
         )
 
     def merged_with(self, other: RevocationSnapshot, now: float) -> RevocationSnapshot:
-        """Return the union with `other`, at the later position, without tokens that expired long before `now`
-        (unix, s)."""
+        """Return the union with `other`, at the later position, without tokens that expired long before `now` (Unix
+        time in seconds).
+        """
         devices = {
             name: max(self.devices.get(name, 0.0), other.devices.get(name, 0.0))
             for name in {**self.devices, **other.devices}
@@ -104,15 +105,15 @@ class _Copy(msgspec.Struct, frozen=True):
 class FleetTrust:
     """The keys and revocations of a fleet's control plane.
 
-    `keys` are by their `kid`; `revision` grows with each change of them. `last_error` is why the last refresh failed,
-    "" if it did not. Call `start`, `refresh` or `watch`, and `close`.
+    `keys` maps each `kid` to its key; `revision` grows with every change of the keys. `last_error` is the reason of the
+    last failed refresh, "" if it succeeded. Call `start`, `refresh` or `watch`, and `close`.
 
     Args:
-        clock: monotonic time, s
-        wall_clock: unix time, s
+        clock: Monotonic clock, in seconds.
+        wall_clock: Wall clock, Unix time in seconds.
 
     Raises:
-        ConfigError: `ca_file` cannot be used
+        ConfigError: `ca_file` cannot be used.
     """
 
     def __init__(
@@ -146,18 +147,18 @@ class FleetTrust:
             await anyio.sleep(self._config.refresh_s)
 
     async def refresh(self) -> None:
-        """Read what changed. Errors are kept in `last_error`, never raised."""
+        """Read what has changed. Errors are stored in `last_error`, never raised."""
         try:
             with anyio.fail_after(_READ_S):
                 await self._read_revocations()
                 await self._read_keys()
         except (*_UNREADABLE, aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
             if not self.last_error:
-                _log.warning("keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
+                log.warning("Keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
             self.last_error = str(error) or type(error).__name__
             return
         if self.last_error:
-            _log.info("keys and revocations of the fleet at %s can be read again", self._url)
+            log.info("Keys and revocations of the fleet at %s can be read again.", self._url)
         self.last_error = ""
         self.read_at = self._clock()
         await self._keep_copy()
@@ -179,7 +180,7 @@ class FleetTrust:
             self._use_keys(msgspec.json.decode(content, type=Jwks))
 
     def _use_keys(self, jwks: Jwks) -> None:
-        """Raises ConfigError."""
+        """Replace the keys by those of `jwks`. Raises ConfigError if a key is invalid."""
         keys = parse_keys(jwks, f"{self._url}{KEYS_PATH}")
         if jwks != self._jwks:
             self._jwks, self.keys = jwks, keys
@@ -194,11 +195,11 @@ class FleetTrust:
             self.revocations = self.revocations.merged_with(snapshot, self._wall_clock())
 
     def _is_own(self, device: str) -> bool:
-        """Whether a device (`tenant/device`) is of a tenant of the fleet's: it revokes no others."""
+        """Return whether a device (`tenant/device`) belongs to one of the fleet's tenants; it can revoke no others."""
         return device.partition("/")[0] in self._config.tenants
 
     async def _get(self, path: str, limit_bytes: int) -> bytes | None:
-        """Return the body, None if it has not changed. Raises ClientError, OSError, TimeoutError or ValueError."""
+        """Return the body; None if it has not changed. Raises ClientError, OSError, TimeoutError or ValueError."""
         if self._session is None:
             # Proxies of the environment are ignored and redirects are not followed: keys come from this host alone.
             self._session = aiohttp.ClientSession(
@@ -209,12 +210,12 @@ class FleetTrust:
             if response.status == 304:
                 return None
             if response.status != 200:
-                raise ValueError(f"{path} answered HTTP {response.status}")
+                raise ValueError(f"{path} answered HTTP {response.status}.")
             body = bytearray()
             async for piece in response.content.iter_any():
                 body += piece
                 if len(body) > limit_bytes:
-                    raise ValueError(f"{path} has more than {limit_bytes} bytes")
+                    raise ValueError(f"{path} has more than {limit_bytes} bytes.")
             if "ETag" in response.headers:
                 self._etags[path] = response.headers["ETag"]
             return bytes(body)
@@ -229,7 +230,7 @@ class FleetTrust:
             copy = msgspec.json.decode(path.read_bytes(), type=_Copy)
             self._use_keys(copy.keys)
         except (*_UNREADABLE, OSError, ConfigError) as error:
-            _log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
+            log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
             return
         self.revocations = copy.revocations
         self.read_at = self._clock() - max(0.0, self._wall_clock() - copy.read_at)
@@ -244,13 +245,13 @@ class FleetTrust:
         try:
             await to_thread.run_sync(write_atomically, Path(self._config.copy_file), msgspec.json.encode(copy))
         except OSError as error:
-            _log.warning("%s: the copy of the fleet's keys cannot be written: %s", self._config.copy_file, error)
+            log.warning("%s: the copy of the fleet's keys cannot be written: %s", self._config.copy_file, error)
             return
         self._written, self._kept_at = content, now
 
 
 def _tls_context(config: FleetIdentityConfig) -> ssl.SSLContext | bool:
-    """Raises ConfigError."""
+    """Build the TLS context. Raises ConfigError if `ca_file` cannot be used."""
     if not config.ca_file:
         return True
     try:

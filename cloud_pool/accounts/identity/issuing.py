@@ -1,4 +1,4 @@
-"""New keys and new tokens. Private keys stay where tokens are issued, never on a gateway."""
+"""Creation of keys and tokens. Private keys stay where tokens are issued, never on a gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .token_verifier import ALGORITHM, Claims
 def new_key(private_file: Path, key_file: Path) -> Jwk:
     """Write a new private key (mode 0600) and add its public half to the key set.
 
-    Raises ConfigError, also for a private file that exists: no key is ever overwritten.
+    Raises ConfigError, also if the private file exists: a key is never overwritten.
     """
     private = Ed25519PrivateKey.generate()
     jwk = public_jwk(private.public_key())
@@ -41,18 +41,18 @@ def new_key(private_file: Path, key_file: Path) -> Jwk:
 
 
 def remove_key(key_file: Path, kid: str) -> None:
-    """Remove a key and thereby refuse its tokens. Raises ConfigError if it is unknown or the last one."""
+    """Remove a key, so that its tokens are refused. Raises ConfigError if it is unknown or the last one."""
     known = read_jwks(key_file).keys
     kept = tuple(key for key in known if key.kid != kid)
     if len(kept) == len(known):
-        raise ConfigError(f"there is no key {kid!r}", where=str(key_file))
+        raise ConfigError(f"There is no key {kid!r}.", where=str(key_file))
     if not kept:
-        raise ConfigError("this is the last key: add another one first", where=str(key_file))
+        raise ConfigError("This is the last key: add another one first.", where=str(key_file))
     write_jwks(key_file, Jwks(kept))
 
 
 def write_jwks(path: Path, keys: Jwks) -> None:
-    """Replace the key set by rename: a gateway reads the old or the new one. Raises ConfigError."""
+    """Replace the key set atomically by rename. Raises ConfigError."""
     document = {
         "keys": [{"kid": k.kid, "kty": k.kty, "crv": k.crv, "alg": k.alg, "use": k.use, "x": k.x} for k in keys.keys]
     }
@@ -69,10 +69,10 @@ def read_private(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        reason = "not a private key in PEM without a password, as `causeway-cloud keys new` writes it"
+        reason = "The file is not an unencrypted private key in PEM, as `causeway-cloud keys new` writes it."
         raise ConfigError(reason, where=str(path)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError("not an Ed25519 key", where=str(path))
+        raise ConfigError("Not an Ed25519 key.", where=str(path))
     return key
 
 
@@ -104,7 +104,7 @@ def issue(
     try:
         claims = msgspec.convert(document, Claims)
     except msgspec.ValidationError as error:
-        allowed = "names have 1 to 64 letters, digits, `.`, `_` and `-`, and begin with a letter or digit"
-        raise ConfigError(f"a gateway would refuse this token: {error}; {allowed}") from error
+        allowed = "Names have 1 to 64 letters, digits, `.`, `_` and `-`, and begin with a letter or digit."
+        raise ConfigError(f"A gateway would refuse this token: {error}. {allowed}") from error
     kid = public_jwk(key.public_key()).kid
     return jwt.encode(document, key, algorithm=ALGORITHM, headers={"kid": kid}), claims

@@ -1,4 +1,4 @@
-"""The public keys of signed tokens, as a JWKS file (RFC 7517, 8037) has them."""
+"""Public keys of signed tokens, in the form of a JWKS file (RFC 7517, 8037)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY_BYTES = 32
 
 
 class Jwk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One public key. A private part (`d`) is refused: a gateway must not hold one."""
+    """A public key. A private part (`d`) is refused: a gateway must not hold one."""
 
     kid: str
     x: str  # base64url of the 32 bytes
@@ -29,12 +29,12 @@ class Jwk(msgspec.Struct, frozen=True, omit_defaults=True):
     d: str = ""
 
     def public(self) -> Ed25519PublicKey:
-        """Return the key. Raises ValueError."""
+        """Return the public key. Raises ValueError."""
         if self.d:
-            raise ValueError(f"the key {self.kid!r} is a private one; only public keys belong here")
+            raise ValueError(f"The key {self.kid!r} is private: put only public keys into this file.")
         raw = base64.urlsafe_b64decode(self.x + "=" * (-len(self.x) % 4))
         if len(raw) != _KEY_BYTES:
-            raise ValueError(f"the key {self.kid!r} has {len(raw)} bytes, not {_KEY_BYTES}")
+            raise ValueError(f"The key {self.kid!r} has {len(raw)} bytes, not {_KEY_BYTES}.")
         return Ed25519PublicKey.from_public_bytes(raw)
 
 
@@ -57,7 +57,7 @@ def read_jwks(path: Path) -> Jwks:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a set of Ed25519 keys: {error}", where=str(path)) from error
+        raise ConfigError(f"Not a set of Ed25519 keys: {error}", where=str(path)) from error
     parse_keys(jwks, str(path))
     return jwks
 
@@ -67,11 +67,11 @@ def parse_keys(jwks: Jwks, source: str) -> Mapping[str, Ed25519PublicKey]:
     keys: dict[str, Ed25519PublicKey] = {}
     for index, jwk in enumerate(jwks.keys):
         if jwk.kid in keys:
-            raise ConfigError(f"two keys are called {jwk.kid!r}", where=f"{source}: keys[{index}]")
+            raise ConfigError(f"Two keys are called {jwk.kid!r}.", where=f"{source}: keys[{index}]")
         try:
             keys[jwk.kid] = jwk.public()
         except (ValueError, binascii.Error) as error:
             raise ConfigError(str(error), where=f"{source}: keys[{index}]") from error
     if not keys:
-        raise ConfigError("there is no key in the file", where=source)
+        raise ConfigError("The file contains no key.", where=source)
     return keys

@@ -52,11 +52,11 @@ REVOKE_SCRIPT: Final = load_script(f"{__package__}.lua", "revoke")
 RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
 _READ_S = 10.0
 _KEEP_SHARE = 0.25  # of `revocations_max_age_s`: an unchanged copy on disk is written again after that time
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class _RevocationCopy(RevocationSnapshot, frozen=True):
-    """The copy on disk. `read_at` is unix time, s; 0 in a copy of an older version."""
+    """The copy on disk. `read_at`: Unix time in seconds; 0 in a copy of an older version."""
 
     read_at: float = 0.0
 
@@ -64,14 +64,14 @@ class _RevocationCopy(RevocationSnapshot, frozen=True):
 class RevocationList:
     """A gateway's copy of the revocations, and those of its fleet, which never enter Redis.
 
-    `stale_accepts` counts the requests that were accepted with a copy that was too old, `restored` the revocations
-    that Redis had lost and got back. `last_error` is why the last refresh failed, "" if it did not.
+    `stale_accepts` counts requests accepted with a copy that was too old, `restored` the revocations that Redis had
+    lost and got back. `last_error` is the reason of the last failed refresh, "" if it succeeded.
 
     Args:
-        client: None for no list: nothing is revoked but what `revocations_file` and the fleet hold
-        fleet: None for no fleet
-        clock: monotonic time, s
-        wall_clock: unix time, s
+        client: Redis; None: only `revocations_file` and the fleet revoke tokens.
+        fleet: Trust in a fleet; None: no fleet is configured.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Wall clock, Unix time in seconds.
     """
 
     def __init__(
@@ -102,27 +102,27 @@ class RevocationList:
 
     @property
     def has_copy(self) -> bool:
-        """Whether there is a copy of every list, however old. Without one each signed token is refused."""
+        """Whether there is a copy of every list, however old; otherwise each signed token is refused."""
         return self._has_copy and (self._fleet is None or self._fleet.has_copy)
 
     def check(self, owner: str, token_id: str, issued: float) -> None:
-        """Check a signed token, of a request or of the request that submitted a job. `issued`: unix, s.
+        """Check a signed token, of a request or of the request that submitted a job. `issued`: Unix time in seconds.
 
         Raises:
-            AuthenticationFailed: the token or its device is revoked
-            IdentityUnavailable: there is no copy, or it is too old (`when_revocations_stale: deny`)
+            AuthenticationFailed: The token or its device is revoked.
+            IdentityUnavailable: There is no copy, or it is too old (`when_revocations_stale: deny`).
         """
         if not self.has_copy:
-            raise IdentityUnavailable("the list of revoked tokens has never been read", retry_after_s=5.0)
+            raise IdentityUnavailable("The list of revoked tokens has never been read.", retry_after_s=5.0)
         read_at = self._read_at if self._fleet is None else min(self._read_at, self._fleet.read_at)
         if self._clock() - read_at > self._config.revocations_max_age_s:
             if self._config.when_revocations_stale == "deny":
-                raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
+                raise IdentityUnavailable("The list of revoked tokens cannot be read.", retry_after_s=5.0)
             self.stale_accepts += 1
         self.check_again(owner, token_id, issued)
 
     def check_again(self, owner: str, token_id: str, issued: float) -> None:
-        """Check a token that was accepted. Raises AuthenticationFailed if it was revoked since."""
+        """Check an accepted token again. Raises AuthenticationFailed if it has been revoked since."""
         self.current.check(owner, token_id, issued)
         if self._fleet is not None:
             self._fleet.revocations.check(owner, token_id, issued)
@@ -134,7 +134,7 @@ class RevocationList:
             await anyio.sleep(self._config.revocations_refresh_s)
 
     async def refresh(self) -> None:
-        """Read the list if it changed. Errors are kept in `last_error`, never raised."""
+        """Read the list if it changed. Errors are stored in `last_error`, never raised."""
         if self._redis is None:
             return
         try:
@@ -143,11 +143,11 @@ class RevocationList:
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             reason = str(error) if isinstance(error, ValueError) else client_fault(error, self._redis)
             if not self.last_error:
-                _log.warning("the list of revoked tokens cannot be read: %s", reason)
+                log.warning("The list of revoked tokens cannot be read: %s", reason)
             self.last_error = reason
             return
         if self.last_error:
-            _log.info("the list of revoked tokens is read again")
+            log.info("The list of revoked tokens is read again.")
         self.last_error = ""
         self._read_at, self._has_copy = self._clock(), True
         await self._keep_copy()
@@ -178,7 +178,7 @@ class RevocationList:
             self._read_marks = marks
 
     async def _restore(self, client: redis.asyncio.Redis, missing: RevocationSnapshot) -> None:
-        """Write what Redis lacks back into it. The next refresh reads the result."""
+        """Write the revocations that Redis has lost back into it. The next refresh reads the result."""
         count = len(missing.tokens) + len(missing.devices)
         keys = (EPOCH_KEY, VERSION_KEY, NONCE_KEY, TOKENS_KEY, DEVICES_KEY)
         pairs = (*missing.tokens.items(), *missing.devices.items())
@@ -188,10 +188,14 @@ class RevocationList:
             await client.eval(RESTORE_REVOCATIONS_SCRIPT, len(keys), *keys, *map(str, arguments), *parts)
         except RedisError as error:
             if not self._restore_fails:
-                _log.error("Redis has lost %d revocations and takes none: %s; they stay in force here", count, error)
+                log.error(
+                    "Redis has lost %d revocations, which stay in force here, and cannot be given them back: %s",
+                    count,
+                    error,
+                )
             self._restore_fails = True
             return
-        _log.error("Redis had lost %d revocations, which stayed in force here; it has them again", count)
+        log.error("Redis had lost %d revocations, which stayed in force here; they are restored.", count)
         self._restore_fails = False
         self.restored += count
 
@@ -201,14 +205,14 @@ class RevocationList:
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=_RevocationCopy)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            _log.warning("%s: the copy of the revocations cannot be read: %s", self._file, error)
+            log.warning("%s: the copy of the revocations cannot be read: %s", self._file, error)
             return None
 
     def _age_s(self, copy: _RevocationCopy | None) -> float:
         return float("inf") if copy is None else max(0.0, self._wall_clock() - copy.read_at)
 
     async def _keep_copy(self) -> None:
-        """Write the copy to disk if it has changed, or so that a start while Redis is away finds it fresh."""
+        """Write the copy to disk if it has changed, or if the copy there is about to become stale."""
         if self._file is not None and self._clock() - self._kept_at >= self._config.revocations_max_age_s * _KEEP_SHARE:
             self._kept_at = self._clock()
             current = self.current
@@ -220,24 +224,24 @@ def _write_copy(path: Path, copy: _RevocationCopy) -> None:
     try:
         write_atomically(path, msgspec.json.encode(copy), 0o600)
     except OSError as error:
-        _log.warning("%s: the copy of the revocations cannot be written: %s", path, error)
+        log.warning("%s: the copy of the revocations cannot be written: %s", path, error)
 
 
 async def revoke_token(client: redis.asyncio.Redis, jti: str, expiry: float, now: float) -> None:
-    """Revoke a token and forget those that expired long ago. Times are unix, s. Raises RedisError."""
+    """Revoke a token, and delete revocations of long expired ones. Times are Unix seconds. Raises RedisError."""
     await _revoke(client, "token", jti, expiry, now - REVOCATION_RETENTION_S)
 
 
 async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
-    """Revoke all tokens of a device (`tenant/device`) issued until `now` (unix, s).
+    """Revoke all tokens of a device (`tenant/device`) issued until `now` (Unix time in seconds).
 
-    Devices whose tokens have all expired are forgotten. Raises RedisError.
+    Entries of devices whose tokens have all expired are deleted. Raises RedisError.
     """
     await _revoke(client, "device", owner, now, now - DEVICE_RETENTION_S)
 
 
 async def is_replicated(client: redis.asyncio.Redis, replicas: int, timeout_s: float) -> bool:
-    """Wait until so many replicas have every revocation that was written so far. Raises RedisError."""
+    """Wait until this number of replicas has every revocation written so far. Raises RedisError."""
     keys = (VERSION_KEY, NONCE_KEY, TOKENS_KEY, DEVICES_KEY)
     async with client.pipeline(transaction=False) as pipe:
         # WAIT counts writes of its own connection and all before them.

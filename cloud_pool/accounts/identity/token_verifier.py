@@ -45,7 +45,7 @@ class Claims(Grants, frozen=True, forbid_unknown_fields=False, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """`tenant/device`"""
+        """Owner of the token, as `tenant/device`."""
         return f"{self.tenant}/{self.sub}"
 
     def principal(self) -> Principal:
@@ -61,23 +61,23 @@ def check(claims: Claims, config: IdentityConfig, now: float) -> None:
     3. Its lifetime is at most `max_lifetime_s`, and it was not issued in the future.
     """
     if claims.iss != config.issuer:  # (1)
-        raise AuthenticationFailed("the token is from another issuer")
+        raise AuthenticationFailed("The token is from another issuer.")
     if config.audience not in ((claims.aud,) if isinstance(claims.aud, str) else claims.aud):
-        raise AuthenticationFailed("the token is for another service")
+        raise AuthenticationFailed("The token is for another service.")
     check_time(claims, config, now)  # (2)
     if claims.exp - claims.iat > config.max_lifetime_s:  # (3)
-        raise AuthenticationFailed("the token lives longer than is allowed here")
+        raise AuthenticationFailed("The token's lifetime exceeds the maximum of this gateway.")
     if claims.iat > now + config.clock_skew_s:
-        raise AuthenticationFailed("the token was issued in the future")
+        raise AuthenticationFailed("The token was issued in the future.")
 
 
 def check_time(claims: Claims, config: IdentityConfig, now: float) -> None:
     """Check (2) alone, for a token that was verified before. Raises AuthenticationFailed."""
-    # Written so that a time that is no number (NaN) is refused as well.
+    # NaN fails these comparisons, so it is refused as well.
     if not now < claims.exp + config.clock_skew_s:
-        raise AuthenticationFailed("the token has expired")
+        raise AuthenticationFailed("The token has expired.")
     if not claims.nbf <= now + config.clock_skew_s:
-        raise AuthenticationFailed("the token is not valid yet")
+        raise AuthenticationFailed("The token is not valid yet.")
 
 
 ALGORITHM = "EdDSA"
@@ -106,17 +106,17 @@ class _Header(msgspec.Struct, frozen=True):
 class KeySet:
     """The keys in use: those of the file, then the fleet's.
 
-    Rotation: add the new key, wait until every gateway has read it (a second), issue with it, and remove the old key
-    when its last token has expired. A file that cannot be read leaves the last good keys in place.
+    Rotation: add the new key, wait until every gateway has read it (a second), issue tokens with it, and remove the old
+    key when its last token has expired. A file that cannot be read leaves the last valid keys in use.
 
-    `last_error` is why the file's last change is not in use.
+    `last_error` is the reason why the file's last change is not in use.
 
     Args:
-        path: None for no file
-        fleet: None for no fleet
+        path: Key file; None: no file.
+        fleet: Trust in a fleet; None: no fleet.
 
     Raises:
-        ConfigError: a gateway does not start without valid keys in its file
+        ConfigError: The file has no valid keys; a gateway does not start without them.
     """
 
     def __init__(self, path: Path | None, fleet: FleetTrust | None = None) -> None:
@@ -130,22 +130,22 @@ class KeySet:
 
     @property
     def revision(self) -> int:
-        """Grows with each change."""
+        """Counter that grows with each change of the keys."""
         return self._changes if self._fleet is None else self._changes + self._fleet.revision
 
     def get(self, kid: str, now: float) -> Ed25519PublicKey | None:
-        """Return a key by its `kid`, after `refresh`. `now` is monotonic, s."""
+        """Return a key by its `kid`, after `refresh`. `now`: monotonic seconds."""
         self.refresh(now)
-        found = self._keys.get(kid)
-        return self._fleet.keys.get(kid) if found is None and self._fleet is not None else found
+        own_key = self._keys.get(kid)
+        return self._fleet.keys.get(kid) if own_key is None and self._fleet is not None else own_key
 
     def is_fleets(self, kid: str) -> bool:
-        """Whether the fleet alone brings this key."""
+        """Return whether only the fleet provides this key."""
         return kid not in self._keys and self._fleet is not None and kid in self._fleet.keys
 
     @property
     def unread(self) -> bool:
-        """Whether the fleet's keys have never been read: whose token this is cannot be told yet."""
+        """Whether the fleet's keys have never been read, so that a token's issuer cannot be determined yet."""
         return self._fleet is not None and not self._fleet.keys
 
     def refresh(self, now: float) -> None:
@@ -167,7 +167,7 @@ class KeySet:
 
 
 class TokenVerifier:
-    """Verifies tokens. Remembers hashes and claims of verified ones until the keys change."""
+    """Verifier of signed tokens. Hashes and claims of verified tokens are cached until the keys change."""
 
     def __init__(self, config: IdentityConfig, keys: KeySet) -> None:
         self._config = config
@@ -179,15 +179,15 @@ class TokenVerifier:
         return len(self._verified)
 
     def verify(self, token: str, *, now: float, now_unix: float) -> Claims:
-        """Return the claims of a token. `now` is monotonic, `now_unix` unix time, s.
+        """Return the claims of a token. `now`: monotonic seconds; `now_unix`: Unix time in seconds.
 
         Raises:
-            AuthenticationFailed: the token is refused
-            IdentityUnavailable: its key may be the fleet's, whose keys have never been read
-            PermissionDenied: the fleet may not use its tenant
+            AuthenticationFailed: The token is refused.
+            IdentityUnavailable: The key may be the fleet's, whose keys have never been read.
+            PermissionDenied: The fleet may not use the token's tenant.
         """
         if len(token) > self._config.max_token_bytes:  # (1)
-            raise AuthenticationFailed("the token is too long")
+            raise AuthenticationFailed("The token is too long.")
         self._keys.refresh(now)
         if self._key_revision != self._keys.revision:
             self._verified.clear()
@@ -210,17 +210,17 @@ class TokenVerifier:
         key = self._keys.get(header.kid, now)
         if key is None:  # (3)
             if self._keys.unread:
-                raise IdentityUnavailable("the keys of the fleet have not been read yet", retry_after_s=5.0)
-            raise AuthenticationFailed("the token's key is not known here")
+                raise IdentityUnavailable("The keys of the fleet have not been read yet.", retry_after_s=5.0)
+            raise AuthenticationFailed("The token's key is unknown.")
         try:
             decoded = jwt.decode_complete(token, key, algorithms=[ALGORITHM], options=_SIGNATURE_ONLY)  # (4)
             claims = msgspec.convert(decoded["payload"], Claims)  # (5)
         except jwt.InvalidTokenError as error:
-            raise AuthenticationFailed("the token's signature is invalid") from error
+            raise AuthenticationFailed("The token's signature is invalid.") from error
         except (msgspec.ValidationError, RecursionError) as error:
-            raise AuthenticationFailed(f"the token's claims are invalid: {error}") from error
+            raise AuthenticationFailed(f"The token's claims are invalid: {error}") from error
         if self._keys.is_fleets(header.kid) and "admin" in claims.scope.split():  # (6)
-            raise AuthenticationFailed("a token of the fleet cannot have the scope `admin`")
+            raise AuthenticationFailed("A token of the fleet cannot have the scope `admin`.")
         if self._keys.is_fleets(header.kid) and claims.tenant not in self._config.fleet.tenants:  # (7)
             raise PermissionDenied(
                 f"The fleet's devices may not use the tenant {claims.tenant!r} here. An operator of this gateway names "
@@ -230,18 +230,18 @@ class TokenVerifier:
 
 
 def _header(token: str) -> _Header:
-    """Raises AuthenticationFailed. (2)"""
+    """Decode a token's header (2). Raises AuthenticationFailed."""
     parts = token.split(".")
     try:
         if len(parts) != 3 or not token.isascii():
-            raise ValueError("a JWT has three parts")
+            raise ValueError("A JWT has three parts.")
         header = msgspec.json.decode(base64.b64decode(_padded(parts[0]), altchars=b"-_", validate=True), type=_Header)
     except (ValueError, binascii.Error, msgspec.DecodeError, RecursionError) as error:
-        raise AuthenticationFailed("the token is not a JWT") from error
+        raise AuthenticationFailed("The token is not a JWT.") from error
     if header.alg != ALGORITHM:
-        raise AuthenticationFailed(f"tokens must be signed with {ALGORITHM}")
+        raise AuthenticationFailed(f"Tokens must be signed with {ALGORITHM}.")
     if bytes(header.crit):
-        raise AuthenticationFailed("the token needs an extension that this gateway does not know")
+        raise AuthenticationFailed("The token requires an extension that this gateway does not support.")
     return header
 
 

@@ -20,7 +20,7 @@ MICRO_USD_PER_USD = 1_000_000
 
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of one tenant. 0 is unlimited."""
+    """Limits of a tenant; 0 is unlimited."""
 
     requests_per_s: Annotated[
         NonNegativeFloat,
@@ -69,14 +69,14 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def of_submissions(self) -> TenantLimits:
-        """The limits of submissions of jobs: the lower one of two rates, whatever the jobs use when they run."""
+        """Limits for submissions of jobs: the lower of two rates, independent of what the jobs use when they run."""
         if self.requests_per_s and (not self.submissions_per_s or self.requests_per_s <= self.submissions_per_s):
             return TenantLimits(requests_per_s=self.requests_per_s, burst=self.burst)
         return TenantLimits(requests_per_s=self.submissions_per_s)
 
     @property
     def of_reads(self) -> TenantLimits:
-        """The limits of what a tenant asks about its jobs, files and batches."""
+        """Limits for reads of a tenant's jobs, files and batches."""
         return TenantLimits(requests_per_s=self.reads_per_s)
 
     def body_bytes(self, gateway_max: int) -> int:
@@ -84,9 +84,9 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(gateway_max, self.max_body_bytes or gateway_max)
 
     def check_request(self, request: Request) -> None:
-        """Raises InvalidRequest for a longer answer, or more sequences at once, than the tenant may have."""
+        """Raise InvalidRequest if the request exceeds the tenant's answer length or number of concurrent sequences."""
         if self.max_tokens and (request.max_tokens or 0) > self.max_tokens:
-            raise InvalidRequest(f"your limit is {self.max_tokens} tokens an answer", param=request.limit_name)
+            raise InvalidRequest(f"Your limit is {self.max_tokens} tokens an answer.", param=request.limit_name)
         if request.sequences > 1:
             self._check_sequences(request)
 
@@ -97,7 +97,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise too_many_sequences(request, f"your limit is {self.request_capacity:g} at once (burst)")
 
     def bounded(self, request: Request) -> Request:
-        """Return the request with its tenant's `max_tokens` if it names none."""
+        """Return the request with its tenant's `max_tokens` if it sets none."""
         if self.max_tokens and request.max_tokens is None:
             return msgspec.structs.replace(request, max_tokens=self.max_tokens)
         return request
@@ -146,18 +146,18 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((each for each in self.overrides if each.name == tenant), self.default)
 
     def price(self, tier: str) -> Price:
-        """Return the price of a tier; one that has none costs nothing."""
+        """Return the price of a tier, 0 if none is configured."""
         return next((each for each in self.prices if each.tier == tier), Price(tier=tier))
 
     def check(self, models: Collection[str]) -> None:
-        """Raises ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""
+        """Raise ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""
         tenants, tiers = [each.name for each in self.overrides], [each.tier for each in self.prices]
         for key, names in (("overrides", tenants), ("prices", tiers)):
             for index, name in enumerate(names):
                 if name in names[:index]:
-                    raise ConfigError(f"{name!r} is listed twice", where=f"tenants.{key}[{index}]")
+                    raise ConfigError(f"{name!r} is listed twice.", where=f"tenants.{key}[{index}]")
         limits = {"default": self.default, **{f"overrides[{at}]": each for at, each in enumerate(self.overrides)}}
         for key, each in limits.items():
             for index, name in enumerate(each.models):
                 if name not in models:
-                    raise ConfigError(f"there is no tier {name!r}", where=f"tenants.{key}.models[{index}]")
+                    raise ConfigError(f"There is no tier {name!r}.", where=f"tenants.{key}.models[{index}]")

@@ -48,12 +48,12 @@ class TokenBucket(msgspec.Struct):
     at: float  # monotonic, s: when the bucket had this level
 
     def refill(self, now: float) -> None:
-        """Bring the bucket to `now`. A clock that was set back changes nothing."""
+        """Refill the bucket up to `now`. A clock that was set back changes nothing."""
         self.level = min(self.capacity, self.level + max(0.0, now - self.at) * self.rate)
         self.at = now
 
     def wait_s(self, amount: float) -> float:
-        """Return the time until the bucket holds `amount`; 0 if it does."""
+        """Return the time in seconds until the bucket holds `amount`; 0 if it already does."""
         return max(0.0, amount - self.level) / self.rate if self.rate else 0.0
 
     def debit(self, amount: float) -> None:
@@ -62,17 +62,17 @@ class TokenBucket(msgspec.Struct):
 
 
 Exhausted = Literal["", "budget", "reserved", "requests", "tokens"]
-"""What does not allow a request; "reserved": the rest of the budget is reserved for requests in progress."""
+"""Limit that refuses a request; "reserved": the rest of the budget is reserved for requests in progress."""
 
 
 class LocalLimits:
-    """One tenant's limits at one gateway, without Redis: a share of each rate, and of what is left of the day's budget.
+    """A tenant's limits at one gateway without Redis: a share of each rate and of the rest of the day's budget.
 
     Args:
-        share: of the rates and of the rest of the budget
-        day: UTC day, as 2026-11-21
-        used_micro_usd: of the day's budget, spent or reserved, when Redis was last reached
-        now: monotonic, s
+        share: Share of the rates and of the rest of the budget.
+        day: UTC day, such as 2026-11-21.
+        used_micro_usd: Part of the day's budget that was spent or reserved when Redis was last reached.
+        now: Monotonic seconds.
     """
 
     def __init__(self, limits: TenantLimits, share: float, day: str, used_micro_usd: int, now: float) -> None:
@@ -119,11 +119,11 @@ class LocalLimits:
         self._tokens.debit(amount)
 
     def doubt(self, charge: str, requests: float, tokens: float) -> None:
-        """Note a charge that was made here after its reply from Redis was lost: Redis may have made it, too."""
+        """Record a charge that was made here after its reply from Redis was lost: Redis may have made it too."""
         self.doubtful[charge] = min(requests, self._requests.capacity), min(tokens, self._tokens.capacity)
 
     def settle(self, charge: Charge, day: str) -> None:
-        """Replace a reservation of this gateway by what it has cost; one that was made in Redis is settled there."""
+        """Replace a reservation of this gateway by the actual cost; reservations made in Redis are settled there."""
         self._begin_day(day)
         reservation = charge.reservation
         if self._reserved.get(reservation.id, (None,))[0] == reservation:
@@ -133,13 +133,13 @@ class LocalLimits:
         self._spent_micro_usd += charge.micro_usd
 
     def missing(self, now: float) -> tuple[float, float]:
-        """Return how many requests and tokens the buckets lack, after refilling."""
+        """Return the number of requests and tokens that the buckets lack after refilling."""
         self._requests.refill(now)
         self._tokens.refill(now)
         return self._requests.capacity - self._requests.level, self._tokens.capacity - self._tokens.level
 
     def reservations(self, now: float) -> Iterator[tuple[Reservation, float]]:
-        """Yield the reservations in progress, each with the time until it ends, s."""
+        """Yield the reservations in progress, each with its remaining time in seconds."""
         for reservation, ends_at in self._reserved.values():
             if ends_at > now:
                 yield reservation, ends_at - now
@@ -153,33 +153,33 @@ _DAY_S = 86_400
 
 
 class BudgetDay:
-    """Today. `wall_clock`: unix time, s, until `follow` has told how wrong it is."""
+    """The current UTC day. `wall_clock`: Unix time in seconds, corrected by `follow`."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
         self._behind_s = 0.0
 
     def follow(self, redis_s: float) -> None:
-        """Follow Redis's clock, which shows `redis_s` (unix) now."""
+        """Correct the clock by Redis's, which shows `redis_s` (Unix time) now."""
         self._behind_s = redis_s - self._wall_clock()
 
     def unix_time(self) -> float:
-        """Return the time, unix, s."""
+        """Return the corrected Unix time in seconds."""
         return self._wall_clock() + self._behind_s
 
     @property
     def name(self) -> str:
-        """As 2026-11-21."""
+        """Name of the day, such as 2026-11-21."""
         return datetime.fromtimestamp(self.unix_time(), UTC).strftime("%Y-%m-%d")
 
     @property
     def number(self) -> int:
-        """Days since 1970-01-01."""
+        """Number of days since 1970-01-01."""
         return int(self.unix_time() // _DAY_S)
 
     @property
     def left_s(self) -> float:
-        """Time until midnight, s."""
+        """Time until midnight, in seconds."""
         return _DAY_S - self.unix_time() % _DAY_S
 
 
@@ -196,7 +196,7 @@ _ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flush
 _FLUSH_TIMEOUT_S = 1.0
 _RESERVED_RETRY_S = 2.0  # while the rest of a budget is reserved: requests end at any time
 _ALONE_RETRY_S = 10.0  # while this gateway's share of a budget is used up and Redis is away
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
@@ -204,12 +204,12 @@ class TenantRateLimiter:
     """Rate limits and budgets by tenant.
 
     Args:
-        client: None: this gateway is the only one, and has the whole rates and budgets
-        is_gateway: whether it counts among the gateways that share the limits while Redis is away; a worker that cannot
-            work without this Redis does not
-        clock: monotonic time, s
-        wall_clock: unix time, s; where there is a Redis, its clock decides what day it is
-        now_s: replaces Redis's clock in tests; a negative value uses Redis's clock
+        client: Redis; None: this gateway is the only one and has the whole rates and budgets.
+        is_gateway: Whether this process counts among the gateways that share the limits while Redis is unavailable; a
+            worker that needs this Redis does not.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Wall clock, Unix time in seconds; with a Redis, its clock determines the day.
+        now_s: Replacement for Redis's clock in tests; a negative value uses Redis's clock.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class TenantRateLimiter:
         self.local_checks = 0
 
     async def reserve(self, tenant: str, demand: Demand) -> Reservation:
-        """Take a request's sequences, its tokens (of each at most a full bucket) and its cost.
+        """Take a request's sequences, its tokens (at most a full bucket) and its cost.
 
         Raises RateLimited with a Retry-After.
         """
@@ -259,13 +259,13 @@ class TenantRateLimiter:
         return reservation
 
     async def take_submission(self, tenant: str) -> None:
-        """Take a submission of a job, file or batch, which have a bucket of their own. Raises RateLimited."""
+        """Take a submission of a job, file or batch from its separate bucket. Raises RateLimited."""
         limits = self._config.limits(tenant)
         key = "requests_per_s" if limits.of_submissions.requests_per_s == limits.requests_per_s else "submissions_per_s"
         await self._take_of(tenant + SUBMISSIONS, f"submissions a second ({key})")
 
     async def take_reads(self, tenant: str, reads: int) -> None:
-        """Take reads of jobs, files and batches: a list is several. Raises RateLimited."""
+        """Take reads of jobs, files and batches; a list counts as several. Raises RateLimited."""
         await self._take_of(tenant + READS, "reads of jobs, files and batches a second (reads_per_s)", reads)
 
     async def _take_of(self, bucket: str, what: str, count: int = 1) -> None:
@@ -276,7 +276,7 @@ class TenantRateLimiter:
             raise RateLimited(f"Your limit is {limits.requests_per_s:g} {what}.", retry_after_s=error.retry_after_s)
 
     def settle(self, charge: Charge) -> None:
-        """Correct the reservation by what was used. The cost itself is written with the tenant's usage."""
+        """Correct the reservation by the actual use. The cost itself is written with the tenant's usage."""
         reservation = charge.reservation
         difference = charge.usage.prompt_tokens + charge.usage.completion_tokens - reservation.tokens
         if difference and self._config.limits(reservation.tenant).tokens_per_minute:
@@ -286,7 +286,7 @@ class TenantRateLimiter:
             local.settle(charge, self.day.name)
 
     async def flush(self) -> None:
-        """Send settled differences to Redis; count the gateways; after an outage, restore first. Never raises."""
+        """Send settled differences to Redis and count the gateways; after an outage, restore first. Never raises."""
         if self._redis is not None and self._clock() >= self._retry_at:
             try:
                 with anyio.fail_after(_FLUSH_TIMEOUT_S):
@@ -365,7 +365,9 @@ class TenantRateLimiter:
         self.day.follow(now_ms / 1000.0)
 
     async def _restore_all(self) -> None:
-        """(3). Raises RedisError, OSError or TimeoutError; what is not restored yet is kept."""
+        """Restore all tenants' charges in Redis (3). Raises RedisError, OSError or TimeoutError; the rest is kept for
+        later.
+        """
         while self._local:
             tenant, local = self._local.popitem()
             try:
@@ -378,7 +380,7 @@ class TenantRateLimiter:
                 raise
         if self._alone:
             self._alone = False
-            _log.info("tenants' rates are checked in Redis again")
+            log.info("Tenants' rates are checked in Redis again.")
 
     async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
         limits, now = self._limits_of(tenant), self._clock()
@@ -395,25 +397,25 @@ class TenantRateLimiter:
         await self._restore(keys, [self._now_s(), *rates, len(local.doubtful), *doubtful, *reservations])
 
     def _limits_of(self, bucket: str) -> TenantLimits:
-        """Return the limits of a tenant's requests, of its submissions, or of its reads."""
+        """Return the limits that belong to a bucket: of a tenant's requests, submissions or reads."""
         limits = self._config.limits(bucket.partition("/")[0])
         if bucket.endswith(READS):
             return limits.of_reads
         return limits.of_submissions if bucket.endswith(SUBMISSIONS) else limits
 
     def _failed(self, tenant: str, error: Exception) -> None:
-        """(2), for all tenants; for one alone if it is its keys that are damaged."""
+        """Decide locally from now on (2): for all tenants, or for one alone if its keys are damaged."""
         if is_wrong_data(error):
             self._damaged(tenant)
         else:
             self._leave_redis(error)
 
     def _damaged(self, tenant: str) -> None:
-        _log.error("the limits of %s are checked locally: its keys in Redis are damaged", tenant)
+        log.error("The limits of %s are checked locally: its keys in Redis are damaged.", tenant)
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:
-            _log.warning("tenants' rates are checked locally: %s", client_fault(error, self._redis))
+            log.warning("Tenants' rates are checked locally: %s", client_fault(error, self._redis))
         self._alone = True
         self._retry_at = self._clock() + self._config.redis_retry_after_s
 
@@ -445,7 +447,7 @@ class TenantRateLimiter:
     def _error(
         self, exhausted: str, wait_s: float, limits: TenantLimits, reservation: Reservation, left: float = 0.0
     ) -> RateLimited | None:
-        """Return the error; None if nothing is exhausted. `left`: of the day's budget, micro-USD."""
+        """Return the error; None if nothing is exhausted. `left`: rest of the day's budget, in micro-USD."""
         if not exhausted:
             return None
         budget = f"Your budget of {limits.usd_per_day:g} USD a day"
@@ -470,13 +472,13 @@ class TenantRateLimiter:
 
 
 def _rates(limits: TenantLimits, requests: float, tokens: float) -> tuple[float, ...]:
-    """Return what the scripts get of both buckets: rate, capacity and amount of each."""
+    """Return the scripts' arguments for both buckets: rate, capacity and amount of each."""
     per_s = limits.tokens_per_minute / 60.0
     return limits.requests_per_s, limits.request_capacity, requests, per_s, limits.tokens_per_minute, tokens
 
 
 def _remember(values: OrderedDict[str, Value], tenant: str, value: Value) -> None:
-    """Keep a value of the tenants that were here last."""
+    """Store a value, keeping only the most recently used tenants."""
     values[tenant] = value
     values.move_to_end(tenant)
     while len(values) > _MAX_LOCAL_TENANTS:

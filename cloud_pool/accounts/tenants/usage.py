@@ -1,10 +1,10 @@
-"""What a request reserves and uses; and tokens and cost per tenant, tier and route, in a Redis hash for each UTC day.
+"""Usage: reservations of requests; tokens and cost per tenant, tier and route, in a Redis hash for each UTC day.
 
     requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
 
-A route is chat, completion, job or stream. Usage is written in batches off the request path; the same script gives
-back what its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost
-reply counts nothing twice. While Redis is unavailable sums grow here, bounded.
+A route is chat, completion, job or stream. Usage is written in batches off the request path; the same script gives back
+what its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost reply
+does not count twice. While Redis is unavailable the sums accumulate here, up to a bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from .config import MICRO_USD_PER_USD, TenantsConfig
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request may use. A run names its job and its fence: the job's next run takes the reservation over."""
+    """Tokens and cost that a request may use. A run names its job and fence: the job's next run takes over the
+    reservation.
+    """
 
     sequences: int = 1  # prompts × n
     tokens: int  # prompt and answer together
@@ -40,7 +42,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What was reserved for a request, before it: tokens, and what it may cost."""
+    """The tokens and the maximum cost reserved before a request."""
 
     tenant: str
     tokens: int
@@ -51,12 +53,12 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> str:
-        """What gives the reserved cost back; "" if there is nothing to give back."""
+        """Argument that gives the reserved cost back; "" if there is none."""
         return f"{self.id}.{self.fence}" if self.id else ""
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a request has used, and its cost."""
+    """Usage of a request, and its cost."""
 
     reservation: Reservation
     tier: str
@@ -66,7 +68,7 @@ class Charge(msgspec.Struct, frozen=True):
 
     @property
     def amounts(self) -> dict[str, int]:
-        """The fields of the tenant's usage that this request adds to."""
+        """Fields of the tenant's usage that this request adds to."""
         suffix = f"{self.tier}|{self.route}"
         return {
             f"requests|{suffix}": 1,
@@ -78,22 +80,22 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 TOTAL = "micro_usd"
-"""The field of a day's sum of all tiers and routes."""
+"""Field with a day's sum of all tiers and routes."""
 
 
 SUBMISSIONS = "/submissions"
-"""After a tenant's name, in the name of the bucket of its submissions of jobs, files and batches."""
+"""Suffix of a tenant's name in the name of its bucket for submissions of jobs, files and batches."""
 READS = "/reads"
-"""After a tenant's name, in the name of the bucket of its reads of these."""
+"""Suffix of a tenant's name in the name of its bucket for reads of these."""
 GATEWAYS_KEY = "causeway:tenants:gateways"
-"""The gateways that share the tenants' limits."""
+"""Key of the gateways that share the tenants' limits."""
 
 
 _LUA: Final = f"{__package__}.lua"
 ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def tenant_key(tenant: str, name: str) -> str:
@@ -136,11 +138,11 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 class UsageRecorder:
-    """Sums usage and writes it to Redis. `lost` counts requests that were not recorded because too much was pending.
+    """Recorder that sums usage and writes it to Redis. `lost` counts requests dropped because too many were pending.
 
     Args:
-        client: None to record nothing
-        wall_clock: unix time, s
+        client: Redis; None: nothing is recorded.
+        wall_clock: Wall clock, Unix time in seconds.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class UsageRecorder:
         self.release(charge.reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """Give a reservation back with the next flush. One that was not made is no fault."""
+        """Give a reservation back with the next flush. Does nothing if it was not made."""
         if self._add is not None and reservation.release:
             self._batch(reservation.tenant).releases.append(reservation.release)
 
@@ -201,13 +203,13 @@ class UsageRecorder:
         return True
 
     def _set_aside(self, batch: UsageBatch) -> None:
-        """Give up a batch whose tenant's keys are damaged: the others must not wait behind it."""
+        """Give up a batch whose tenant's keys are damaged, so that the others do not wait behind it."""
         requests = sum(amount for field, amount in batch.sums.items() if field.startswith("requests|"))
-        _log.error("usage of %s on %s is lost, its keys are damaged: %s", batch.tenant, batch.day, batch.sums)
+        log.error("Usage of %s on %s is lost, because its keys are damaged: %s", batch.tenant, batch.day, batch.sums)
         self.lost += requests
 
     async def add(self, batch: UsageBatch) -> None:
-        """Add a batch to the usage in Redis. It can be repeated. Raises RedisError or OSError."""
+        """Add a batch to the usage in Redis; a repeated call adds it once. Raises RedisError or OSError."""
         if self._add is None:
             return
         retention_s = self._config.usage_retention_days * 86400
@@ -222,7 +224,7 @@ class UsageRecorder:
 
 
 async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """Read the usage of a tenant on a UTC day, as 2026-11-21. Raises RedisError."""
+    """Read the usage of a tenant on a UTC day, such as 2026-11-21. Raises RedisError."""
     sums: dict[tuple[str, str], dict[str, int]] = {}
     for name, amount in (await client.hgetall(tenant_key(tenant, f"usage:{day}"))).items():
         quantity, _, suffix = (name.decode() if isinstance(name, bytes) else name).partition("|")

@@ -2,5 +2,5 @@
 
 source    lanes, commits, and ranges beside them
 sink      publishes each message once, by the transactional producers of its lanes
-client    what both share
+client    connecting, and the classification of errors
 """

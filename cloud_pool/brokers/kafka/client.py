@@ -1,4 +1,4 @@
-"""What Kafka's source and sink share: how to connect, and which errors mean that the cluster does not answer."""
+"""The part shared by Kafka's source and sink: connecting, and the errors that mean an unresponsive cluster."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ READ_COMMITTED = "read_committed"
 FAULTS = (KafkaError, OSError, asyncio.TimeoutError, AssertionError)
 _CONNECT_S = 0.5
 TO_DO = "Start the broker, or correct the address and `streams.login`."
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
-    """Raises BrokerUnavailable or MessageTooLarge for Kafka's errors, and after the time."""
+    """Translate Kafka's errors within the block to BrokerUnavailable or MessageTooLarge; also bounds its time."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -37,20 +37,22 @@ async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
 
 
 def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
-    """Return what an error of the client means."""
+    """Return our error for an error of the client."""
     if isinstance(error, MessageSizeTooLargeError):
-        return MessageTooLarge("Kafka takes no message of this size: see `max.message.bytes` of the topic")
+        return MessageTooLarge("Kafka does not accept a message of this size: see `max.message.bytes` of the topic.")
     # The client raises a bare KafkaError for what it did not expect, with the cause.
     cause = type(error if type(error) is not KafkaError else error.__cause__ or error).__name__
-    return BrokerUnavailable(f"Kafka does not answer ({cause})", retry_after_s=1.0)
+    return BrokerUnavailable(f"Kafka does not answer ({cause}).", retry_after_s=1.0)
 
 
 def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:
     """Return aiokafka's arguments for each client. Raises ConfigError."""
     if login.password_file and not login.username:
-        raise ConfigError("Kafka has no tokens: give a `username`, too", where="streams.login.username")
+        raise ConfigError("Kafka does not support tokens: set `username` too.", where="streams.login.username")
     if login.username and login.sasl == "PLAIN" and not address.tls:
-        raise ConfigError("PLAIN sends the password as it is: write kafka+tls://", where="streams.login.sasl")
+        raise ConfigError(
+            "PLAIN sends the password unencrypted: use a kafka+tls:// address.", where="streams.login.sasl"
+        )
     # It logs each attempt to connect; what matters comes as an exception.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     protocol = ("SASL_" if login.username else "") + ("SSL" if address.tls else "PLAINTEXT")
@@ -70,7 +72,7 @@ def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:
 
 
 async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
-    """Return a client that has started, waiting for the cluster as long as it takes."""
+    """Return a started client, waiting for the cluster indefinitely."""
     logged = False
     while True:
         client = make()
@@ -79,7 +81,7 @@ async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
             return client
         except FAULTS as error:
             if not logged:
-                _log.warning("waiting for Kafka: %s does not answer (%s). %s", address, type(error).__name__, TO_DO)
+                log.warning("Waiting for Kafka: %s does not answer (%s). %s", address, type(error).__name__, TO_DO)
             logged = True
             await stop(client)
             await anyio.sleep(_CONNECT_S)
@@ -89,7 +91,7 @@ async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
 
 
 async def stop(client: Any) -> None:
-    """Stop a client; one whose cluster does not answer is left."""
+    """Stop a client; if its cluster does not answer, abandon it."""
     # In a task of its own: a consumer that is about to fetch again cancels the task that stops it.
     stopping = asyncio.ensure_future(client.stop())
     with anyio.CancelScope(shield=True):
@@ -99,12 +101,12 @@ async def stop(client: Any) -> None:
 
 
 async def require_topic(consumer: AIOKafkaConsumer, address: TopicAddress) -> None:
-    """Wait for the cluster as long as it takes. Raises ConfigError if it has no such topic."""
+    """Wait for the cluster indefinitely. Raises ConfigError if it has no such topic."""
     while True:
         with suppress(BrokerUnavailable):
             async with translated():
                 topics = await consumer.topics()
             if address.topic in topics:
                 return
-            raise ConfigError(f"the cluster has no topic {address.topic}", where=str(address))
+            raise ConfigError(f"The cluster has no topic {address.topic}.", where=str(address))
         await anyio.sleep(_CONNECT_S)

@@ -1,13 +1,13 @@
 """Kafka as a sink: each outcome is visible once for readers with `isolation.level=read_committed`.
 
-1. A lane has one transactional producer, with an id of its own. A process that gets the lane starts its producer: from
-   then on the cluster refuses the one before it, and has aborted what that one had begun.
+1. A lane has one transactional producer with its own id. A process that gets the lane starts its producer: from then on
+   the cluster refuses the previous producer, and has aborted its open transactions.
 2. A position is given by the lane's producer, before the outcome is recorded. A message whose position has another
-   producer may be in the topic, as may one that is published again: it is looked for.
-3. It is looked for up to the end of the topic, also behind open transactions: these end, or time out.
+   producer may be in the topic, as may one that is published again, so the topic is searched for it.
+3. The search goes up to the end of the topic, including open transactions: these end, or time out.
 
-So whichever processes believe that they have the lane, a message is published once: what one producer publishes is
-found by the next one, or refused.
+So whichever processes believe that they have the lane, a message is published once: a message that one producer has
+published is found by the next one, or refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .client import (
 
 MESSAGE_ID = "causeway-id"
 _CONTENT_TYPE = "content-type"
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _Fault = BrokerUnavailable | MessageTooLarge | None
 _POLL_MS = 20
 _SEARCH_S = 30.0
@@ -45,14 +45,14 @@ _TRANSACTION_S = 10.0
 
 
 class LaneProducer:
-    """The transactional producer of one lane. It starts at once, as soon as the cluster answers.
+    """The transactional producer of one lane. It starts as soon as the cluster answers.
 
-    Messages that come while a transaction is under way share the next one. While the cluster does not answer, the
-    client repeats its requests by itself, and a message stays under way however often it is asked for. A producer ends
-    with the first error that is more than that: a new one takes its place, and what this one had begun is aborted.
+    Messages that arrive during a transaction share the next one. While the cluster does not answer, the client repeats
+    its requests, and a message stays in progress however often it is submitted. A producer ends with the first error
+    that goes beyond that: a new one replaces it, and the open transaction is aborted.
 
     Args:
-        on_stored: gets partition and offset of each message that is committed
+        on_stored: Callback that gets partition and offset of each committed message.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class LaneProducer:
         self._task = asyncio.create_task(self._run())
 
     def has(self, name: str) -> bool:
-        """Return whether the message is under way."""
+        """Return whether the message is being published."""
         return name in self._ended
 
     async def publish(self, message: OutgoingMessage) -> None:
-        """Return when the message is committed; a caller that gives up leaves it under way.
+        """Publish a message and wait until it is committed; cancelling the wait does not stop the publishing.
 
         Raises BrokerUnavailable or MessageTooLarge.
         """
@@ -118,7 +118,7 @@ class LaneProducer:
                     sent[message.id] = await self._send(producer, message)
         except FAULTS as error:
             fault = translate(error)
-            _log.warning("%s: a transaction has no known end: %s", self._address, fault)
+            log.warning("%s: a transaction has no known end: %s", self._address, fault)
             self.failed = True
         for name, stored in sent.items():
             refusal = stored.exception() if stored.done() else None
@@ -145,7 +145,7 @@ class LaneProducer:
 
 
 def _ended_early() -> BrokerUnavailable:
-    return BrokerUnavailable("the lane's producer has ended", retry_after_s=1.0)
+    return BrokerUnavailable("The lane's producer has ended.", retry_after_s=1.0)
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -154,10 +154,10 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class KafkaSink:
-    """A MessageSink: a topic to publish to. `name`: of the pipeline, for transactional ids."""
+    """A MessageSink: a topic to publish to. `name`: name of the pipeline, for transactional ids."""
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin) -> None:
-        """Raises ConfigError."""
+        """Create the sink. Raises ConfigError."""
         self._address = address
         self._name = name
         self._options = client_options(address, login)
@@ -180,14 +180,14 @@ class KafkaSink:
                     self._ends = {at.partition: end for at, end in (await self._read_ends()).items()}
 
     async def position(self, lane: str) -> str:
-        """Return the ends of the partitions, as far as they are known. Raises BrokerUnavailable."""
+        """Return the known ends of the partitions. Raises BrokerUnavailable."""
         producer = await self._producer(lane)
         return msgspec.json.encode(_Position(producer.token, self._ends)).decode()
 
     async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
-        """Return when a transaction with the message is committed. Raises BrokerUnavailable or MessageTooLarge."""
+        """Publish a message; return once its transaction is committed. Raises BrokerUnavailable or MessageTooLarge."""
         if len(message.body) > MAX_BYTES:
-            raise MessageTooLarge(f"Kafka takes no message of more than {MAX_BYTES} bytes")
+            raise MessageTooLarge(f"Kafka does not accept messages of more than {MAX_BYTES} bytes.")
         producer, since = await self._producer(lane), msgspec.json.decode(position, type=_Position)
         may_be_there = (repeated or since.producer != producer.token) and not producer.has(message.id)  # (2)
         if may_be_there and await self._is_published(message.id, since.ends):
@@ -198,12 +198,14 @@ class KafkaSink:
 
     async def _producer(self, lane: str) -> LaneProducer:
         """Return the lane's producer, once it has started. Raises BrokerUnavailable."""
-        found = self._lanes.get(lane)
-        if found is None or found.failed:
-            found = self._lanes[lane] = LaneProducer(lambda: self._make_producer(lane), self._address, self._on_stored)
+        producer = self._lanes.get(lane)
+        if producer is None or producer.failed:
+            producer = self._lanes[lane] = LaneProducer(
+                lambda: self._make_producer(lane), self._address, self._on_stored
+            )
         async with translated():
-            await found.started.wait()
-        return found
+            await producer.started.wait()
+        return producer
 
     def _make_producer(self, lane: str) -> AIOKafkaProducer:
         return AIOKafkaProducer(
@@ -216,7 +218,7 @@ class KafkaSink:
         self._ends[partition] = max(offset + 1, self._ends.get(partition, 0))
 
     async def _is_published(self, name: str, since: Mapping[int, int]) -> bool:
-        """Look for a message. (3) Raises BrokerUnavailable."""
+        """Return whether the message is in the topic (3). Raises BrokerUnavailable."""
         async with translated():
             ends = await self._read_ends()
             reader = await started(self._make_reader, self._address)
@@ -238,7 +240,7 @@ class KafkaSink:
         )
 
     async def _read_ends(self) -> Mapping[TopicPartition, int]:
-        """Return the ends of the partitions, with what open transactions have written."""
+        """Return the ends of the partitions, including the messages of open transactions."""
         reader = await started(lambda: AIOKafkaConsumer(self._address.topic, **self._options), self._address)
         try:
             return await reader.end_offsets(reader.assignment())  # type: ignore[no-any-return]

@@ -1,10 +1,10 @@
 """Kafka as a source. Lanes are the partitions of the topic; the group divides them between a pipeline's processes.
 
-1. Offsets are committed behind what is acknowledged without a gap.
-2. The group takes all partitions back before it divides them anew. What is in progress goes on meanwhile. Afterwards
-   `lost_lanes` says which ones other processes have now; of the others, what is not committed comes again.
+1. Offsets are committed up to the first message that is not acknowledged.
+2. The group takes all partitions back before it divides them again. Work in progress continues meanwhile. Afterwards
+   `lost_lanes` reports the lanes given to other processes; the uncommitted messages of the others are redelivered.
 
-Ranges are read outside of any group, so that no pipeline's offsets are touched.
+Ranges are read outside any group, so that no pipeline's offsets are affected.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
     """A MessageSource: messages of the partitions that the group assigns to this process.
 
     Args:
-        name: of the group
-        lost_after_s: a process that is silent for so long loses its lanes
+        name: Name of the group.
+        lost_after_s: Silence after which a process loses its lanes.
     """
 
     needs_lease = False
@@ -48,7 +48,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         *,
         lost_after_s: float,
     ) -> None:
-        """Raises ConfigError."""
+        """Create the source. Raises ConfigError."""
         self._address = address
         self._name = name
         self._options = client_options(address, login)
@@ -87,22 +87,22 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
         async with translated(wait_s + TIMEOUT_S):
-            found = await self._poll(most, wait_s)
+            messages = await self._poll(most, wait_s)
         ends = time.monotonic() + gather_s
         with suppress(*FAULTS):  # What was found is delivered.
-            while found and len(found) < most and (left_s := ends - time.monotonic()) > 0.0:
-                found += await self._poll(most - len(found), left_s)
-        return found
+            while messages and len(messages) < most and (left_s := ends - time.monotonic()) > 0.0:
+                messages += await self._poll(most - len(messages), left_s)
+        return messages
 
     async def _poll(self, most: int, wait_s: float) -> list[IncomingMessage]:
         records = await self._consumer.getmany(timeout_ms=max(1, int(wait_s * 1000)), max_records=most)
-        found = []
+        messages = []
         for partition, batch in records.items():
             offsets = self._offsets.setdefault(partition, ContiguousOffsets())
             for record in batch:
                 offsets.deliver(record.offset)
-                found.append(incoming(record))
-        return found
+                messages.append(incoming(record))
+        return messages
 
     async def acknowledge(self, message: IncomingMessage) -> None:
         partition, offset = _place(message)
@@ -110,26 +110,28 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             self._offsets[partition].acknowledge(offset)
             await self._commit()
 
-    async def keep(self, messages: Sequence[IncomingMessage]) -> None:
-        """Nothing to do: the client tells the group that this process is there."""
+    async def extend_ack(self, messages: Sequence[IncomingMessage]) -> None:
+        """No-op: the client itself tells the group that this process is alive."""
 
-    async def forget(self) -> None:
-        """Go back to what is not acknowledged."""
+    async def reset(self) -> None:
+        """Seek back to the first message that is not acknowledged."""
         for partition, offsets in self._offsets.items():
             floor = offsets.floor
-            offsets.forget()
+            offsets.reset()
             if floor is not None and partition in self._consumer.assignment():
                 self._consumer.seek(partition, floor)
 
     async def lost_lanes(self) -> set[str]:
-        """Wait until the group has given lanes of this process to others, and return them."""
+        """Wait until the group has given lanes of this process to others, and return those lanes."""
         await self._lanes_lost.wait()
         self._lanes_lost = anyio.Event()
         lost, self._lost = self._lost, set()
         return lost
 
     async def lag(self) -> TopicLag:
-        """Of the lanes of this process; markers of transactions count as messages. Raises BrokerUnavailable."""
+        """Return the consumer lag of this process's lanes; transaction markers count as messages. Raises
+        BrokerUnavailable.
+        """
         async with translated():
             partitions = self._consumer.assignment()
             ends = await self._consumer.end_offsets(partitions) if partitions else {}
@@ -146,14 +148,14 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             await stop(self._opened)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Commit what is done. (2)"""
+        """Commit the acknowledged messages (2)."""
         with suppress(BrokerUnavailable):
             await self._commit()
         for partition in revoked:
             self._offsets.pop(partition, None)
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Note which lanes others have now."""
+        """Record which lanes other processes have now."""
         lanes = {str(partition.partition) for partition in assigned}
         self._lost = (self._lost | self._lanes) - lanes
         self._lanes = lanes
@@ -161,7 +163,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
             self._lanes_lost.set()
 
     async def _commit(self) -> None:
-        """Commit what is acknowledged without a gap; what others acknowledge meanwhile goes with the next commit."""
+        """Commit up to the first message that is not acknowledged; later acknowledgements go with the next commit."""
         async with self._committing, translated():
             due = {partition: offsets.to_commit() for partition, offsets in self._offsets.items()}
             new = {partition: offset for partition, offset in due.items() if offset is not None}
@@ -176,7 +178,7 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def incoming(record: ConsumerRecord[bytes, bytes]) -> IncomingMessage:
-    """Return a record as a message."""
+    """Convert a record to a message."""
     return IncomingMessage(
         body=record.value or b"",
         headers={name.lower(): value.decode("utf-8", "replace") for name, value in record.headers},
@@ -194,9 +196,9 @@ def _place(message: IncomingMessage) -> tuple[TopicPartition, int]:
 
 
 class ContiguousOffsets:
-    """The offsets of one partition, of which the end of what is acknowledged without a gap may be committed.
+    """The offsets of one partition, of which those before the first unacknowledged message may be committed.
 
-    Commits cover everything below them, and messages end in any order.
+    A commit covers all lower offsets, but messages end in any order.
     """
 
     def __init__(self) -> None:
@@ -209,37 +211,37 @@ class ContiguousOffsets:
         return len(self._open)
 
     def deliver(self, offset: int) -> None:
-        """A message was received."""
+        """Record that a message was received."""
         self._open.add(offset)
         self._next = max(offset + 1, self._next or 0)
 
     def acknowledge(self, offset: int) -> None:
-        """A message is done."""
+        """Record that a message is done."""
         self._open.discard(offset)
 
     @property
     def floor(self) -> int | None:
-        """The first offset that is not acknowledged; None before the first delivery."""
+        """First offset that is not acknowledged; None before the first delivery."""
         return min(self._open, default=self._next)
 
     def to_commit(self) -> int | None:
-        """Return the offset to commit; None if it is committed already."""
+        """Return the offset to commit; None if it is already committed."""
         return None if self.floor == self._committed else self.floor
 
     def committed(self, offset: int) -> None:
         self._committed = offset
 
-    def forget(self) -> None:
-        """What was delivered and not acknowledged comes again, from `floor` on."""
+    def reset(self) -> None:
+        """Forget the unacknowledged deliveries: they come again, from `floor` on."""
         self._next = self.floor
         self._open.clear()
 
 
 class KafkaHistory:
-    """A MessageHistory: what is in the partitions of a topic."""
+    """A MessageHistory: the messages in the partitions of a topic."""
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        """Raises ConfigError."""
+        """Create the history. Raises ConfigError."""
         self._address = address
         self._options = client_options(address, login)
         self._consumer: AIOKafkaConsumer | None = None
@@ -258,7 +260,7 @@ class KafkaHistory:
         )
 
     async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
-        """Yield the messages that are there now, each partition's in order.
+        """Yield the messages that exist now, each partition's in order.
 
         Raises BrokerUnavailable, or ConfigError for a partition that does not exist.
         """
@@ -281,17 +283,17 @@ class KafkaHistory:
                     del ends[partition]
 
     async def _seek(self, consumer: AIOKafkaConsumer, wanted: MessageRange) -> dict[TopicPartition, int]:
-        """Go to the beginning of the range. Returns the end of each partition that has messages of it."""
+        """Seek to the beginning of the range. Returns the end of each partition that has messages in it."""
         assigned = consumer.assignment()
         partitions = [each for each in assigned if wanted.lane in (None, str(each.partition))]
         if not partitions:
-            raise ConfigError(f"the topic has no partition {wanted.lane}", where="--replay")
+            raise ConfigError(f"The topic has no partition {wanted.lane}.", where="--replay")
         consumer.pause(*(assigned - set(partitions)))
         starts = await consumer.beginning_offsets(partitions)
         ends = await consumer.end_offsets(partitions)
         if wanted.since:
-            found = await consumer.offsets_for_times(dict.fromkeys(partitions, int(wanted.since * 1000)))
-            starts = {each: found[each].offset if found[each] is not None else ends[each] for each in partitions}
+            offsets = await consumer.offsets_for_times(dict.fromkeys(partitions, int(wanted.since * 1000)))
+            starts = {each: offsets[each].offset if offsets[each] is not None else ends[each] for each in partitions}
         for partition in partitions:
             starts[partition] = max(starts[partition], wanted.first)
             if wanted.last is not None:

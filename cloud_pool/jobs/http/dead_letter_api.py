@@ -37,7 +37,7 @@ class _Changed(msgspec.Struct):
 
 
 class DeadLetterApi:
-    """Handlers for operators, whose scope the caller has checked. Every one raises JobStoreUnavailable."""
+    """Handlers for operators, whose scope the caller has checked. Each raises JobStoreUnavailable."""
 
     def __init__(self, jobs: JobStore) -> None:
         self._jobs = jobs
@@ -62,7 +62,7 @@ class DeadLetterApi:
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
         limit = request.query.get("limit", "100")
         if not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED:
-            raise InvalidRequest(f"`limit` is 1 to {_MAX_LISTED}", param="limit")
+            raise InvalidRequest(f"`limit` is 1 to {_MAX_LISTED}.", param="limit")
         return json_response(_DeadLetters(await self._jobs.dead_letters(int(limit))))
 
     async def _change(

@@ -1,11 +1,11 @@
 """A job's events as server-sent events: its states, and the text of its answer while a worker makes it.
 
 They begin at the start or after Last-Event-ID, and end with the job, or with what may revise its answer. An event's id
-is the last state's id in Redis and, once the job has run, the run's fence and how many characters of its text the
-client has: `1800000000000-0.2-17`. The text of a run that failed is void: the next run's `running` event says that the
-text begins anew. What a client lacks when the job succeeds comes from the result, so a client that reconnects late
-lacks nothing either. A revised answer
-replaces all text before it; of several revisions a client that comes late gets the last one.
+is the id of the last state in Redis and, once the job has run, the run's fence and the number of characters of its text
+that the client has: `1800000000000-0.2-17`. The text of a failed run is void: the next run's `running` event tells the
+client to start again. Text that the client lacks when the job succeeds comes from the result, so a client that
+reconnects late lacks nothing. A revised answer replaces all text before it; of several revisions a late client gets the
+last one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAST_EVENTS = frozenset((*(state.value for state in FINAL_STATES), REVISED, NOT
 
 
 class Position(msgspec.Struct, frozen=True):
-    """What a client has: the states up to an entry of the job's stream, and a part of a run's text."""
+    """Position of a client: the states up to an entry of the job's stream, and a part of a run's text."""
 
     state: str = "0-0"
     run: int = 0  # its fence; 0: none has begun
@@ -67,13 +67,13 @@ def read_last_id(header: str) -> Position:
         return _START
     match = _ID.fullmatch(header)
     if match is None:
-        raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent")
+        raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent.")
     return Position(match[1], int(match[2] or 0), int(match[3] or 0))
 
 
 @dataclass(eq=False, repr=False)
 class EventReader:
-    """Reads the events of one job after a position."""
+    """Reader of the events of one job after a position."""
 
     stores: JobStores
     job: str
@@ -124,14 +124,14 @@ class EventReader:
                 self._followed_at = anyio.current_time()
         command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
         rows = [as_list(row) for row in as_list(await self.stores.database.command(*command, *keys, *last))]
-        found = {as_text(key): as_list(entries) for key, entries in rows}
-        states, texts = found.get(keys[0], []), found.get(keys[-1], []) if self.with_text else []
+        entries_of = {as_text(key): as_list(entries) for key, entries in rows}
+        states, texts = entries_of.get(keys[0], []), entries_of.get(keys[-1], []) if self.with_text else []
         if texts:
             self._read_text = as_text(as_list(texts[-1])[0])
         return states, texts
 
     async def _is_over(self) -> bool:
-        """Whether no event will come after the last one."""
+        """Return whether no event will come after the last one."""
         if self.with_text and await self.stores.jobs.may_be_revised(self.job):  # first: what ends that adds an event
             return False
         database = self.stores.database
@@ -159,19 +159,21 @@ class EventReader:
             yield self._encode(_EventData(name, text=text, revision=revision))
 
     async def _answer(self) -> tuple[str, int]:
-        """Return the text of the answer, and which revision it is; a later one, if it was replaced meanwhile."""
+        """Return the text of the answer and its revision, a later one if it was replaced meanwhile."""
         text = answer_text(await self.stores.jobs.read_result(self.job, self.owner))
         return text, await self.stores.jobs.revision(self.job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
-        """Encode what the client lacks of the text of its run."""
+        """Encode the part of the run's text that the client lacks."""
         for entry in texts:
             part = self.stores.jobs.texts.read(self.owner, self.job, entry)
             if part.fence == self.last.run and (delta := self._delta(part.start, part.text)):
                 yield delta
 
     def _delta(self, start: int, text: str) -> bytes:
-        """Encode what the client lacks of a text that begins at `start`; b"" if it lacks nothing, or more than that."""
+        """Encode the part that the client lacks of a text that begins at `start`; b"" if there is none, or a gap before
+        it.
+        """
         known = self.last.characters - start
         if not 0 <= known < len(text):
             return b""
@@ -183,7 +185,7 @@ class EventReader:
 
 
 def _revision_of(data: bytes) -> int:
-    """The number of the revision that an entry of the stream tells of."""
+    """Return the number of the revision in an entry of the stream."""
     return msgspec.json.decode(data, type=_EventData).revision
 
 

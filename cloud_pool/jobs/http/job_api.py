@@ -1,4 +1,4 @@
-"""/v1/jobs and /v1/webhooks/secret over HTTP. Every handler acts for the authenticated principal alone."""
+"""The routes /v1/jobs and /v1/webhooks/secret. Every handler acts only for the authenticated principal."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ ACCEPTED = "accepted"
 NO_AUDIT: Final = AuditLog("")
 AcceptedKind = Literal["job", "batch"]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
-"""Gets the request, its principal and the id in its path."""
+"""Handler that gets the request, its principal and the id in its path."""
 ROWS_A_READ = 10  # of a list: a read more
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
-"""The principal of a request, from its headers. Raises AuthenticationFailed."""
+"""Function from a request's headers to its principal. Raises AuthenticationFailed."""
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
 AdmitReads = Callable[[Principal, int], Awaitable[None]]
-"""Counts a submission, or a read. Raises RateLimited."""
+"""Function that counts a submission, or reads. Raises RateLimited."""
 _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
 _APPLIED: Final = {"preference-applied": "respond-async"}
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
@@ -73,7 +73,7 @@ class WebhookDisabled(InvalidRequest, code="webhook_disabled"):
 
 
 def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> AuditRecord:
-    """Return the audit record of what is acknowledged: the file has it before the caller is told."""
+    """Return the audit record of an acceptance, written before the caller is told."""
     return AuditRecord(
         at=created_ms / 1000.0,
         id=name,
@@ -90,7 +90,7 @@ def acceptance(principal: Principal, kind: AcceptedKind, name: str, tier: str, c
 class Route(msgspec.Struct, frozen=True):
     """A path and its handlers by method. `pattern` may hold one group: the id that the handler gets.
 
-    `scopes`: a token needs one of them.
+    `scopes`: a token needs one of these scopes.
     """
 
     pattern: re.Pattern[str]
@@ -99,7 +99,7 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """The path with `{id}` in place of the group."""
+        """Path with `{id}` in place of the group."""
         return re.sub(r"\(.*\)", "{id}", self.pattern.pattern)
 
 
@@ -115,14 +115,14 @@ def reads_of_page(request: web.BaseRequest) -> int:
 
 
 async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:
-    """Send the head. Returns whether a body follows, which it does not for HEAD.
+    """Send the head. Returns whether a body follows, which is not the case for HEAD.
 
-    Raises ClientGone: the client left before it.
+    Raises ClientGone if the client left before it.
     """
     try:
         await response.prepare(request)
     except ConnectionError as error:
-        raise ClientGone("the client left before its response began") from error
+        raise ClientGone("The client left before its response began.") from error
     return request.method != hdrs.METH_HEAD
 
 
@@ -132,7 +132,7 @@ async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
         with anyio.fail_after(STALLED_S):
             await response.write(data)
     except (ConnectionError, TimeoutError) as error:
-        raise ClientGone("the client does not read the stream any more") from error
+        raise ClientGone("The client does not read the stream any more.") from error
 
 
 @contextmanager
@@ -199,8 +199,8 @@ class JobApi:
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The methods of each path, with `{id}` for what the path names."""
-        return {one.path: ", ".join(one.methods) for one in self._routes}
+        """Methods by path; `{id}` stands for an identifier in the path."""
+        return {entry.path: ", ".join(entry.methods) for entry in self._routes}
 
     def handler(self, request: web.BaseRequest) -> Handler | None:
         """Return the handler of a request, or None for a path outside the jobs API. Raises MethodNotAllowed."""
@@ -232,12 +232,13 @@ class JobApi:
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Take a plain request with `Prefer: respond-async` as a job: its answer within `wait`, else 202 with the job.
+        """Accept a plain request with `Prefer: respond-async` as a job: its answer within `wait`, else 202 with the
+        job.
 
-        Returns None where the preference is ignored: for other paths and preferences, for a token without the scope
+        Returns None if the preference is ignored: for other paths and preferences, for a token without the scope
         `jobs`, and while no job can be accepted.
 
-        Raises CausewayError: what is wrong with the request, or how the job ended within that time.
+        Raises CausewayError for an invalid request, or for a job that failed within that time.
         """
         wait_s = wait_of(request.headers.getall("Prefer", ()))
         endpoint = _PLAIN.get(request.path) if request.method == hdrs.METH_POST else None
@@ -250,7 +251,7 @@ class JobApi:
         try:
             await self.stores.durability.ensure()
         except JobStoreUnavailable as error:
-            _log.info("answered without a job: %s", error.message)
+            log.info("Answered without a job: %s", error.message)
             return None
         if self.callers.admit is not None:
             await self.callers.admit(principal)
@@ -266,7 +267,7 @@ class JobApi:
         return body_response(await self.stores.jobs.read_result(record.id, record.owner), headers=headers)
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
-        """Return the record once it has ended, or after so long; at once where the caller follows its share."""
+        """Return the record once it has ended, or after `wait_s`; at once if the caller has too many waits."""
         stream = object()
         if not self._event_streams.hold(stream, caller):
             wait_s = 0.0
@@ -286,7 +287,7 @@ class JobApi:
     async def _accept(
         self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
     ) -> tuple[JobRecord, dict[str, str]]:
-        """Return the accepted job, and the headers that tell whether it was known. `endpoint`: of a plain request."""
+        """Return the accepted job, and headers telling whether it was known. `endpoint`: that of a plain request."""
         headers = read_headers(request.headers.items())
         limits = self.callers.limits(principal)
         max_bytes = limits.body_bytes(self.config.max_body_bytes)
@@ -314,7 +315,7 @@ class JobApi:
         )
         job = self.parser.parse(submission, await self.stores.database.now_ms(), limits)
         if job.webhook and await self.stores.outbox.is_disabled(principal.owner, job.webhook):
-            raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")
+            raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now.", param="webhook")
         with enqueue_span(self.trace, job.id, job.tier, headers.traceparent) as traceparent:
             accepted = await self.stores.jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self.stores.jobs.get(accepted.id, principal.owner)
@@ -336,7 +337,7 @@ class JobApi:
         return json_response(job_view(await self.stores.jobs.get(job, principal.owner)))
 
     async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        """Cancel the job of an Idempotency-Key: a device whose connection broke knows no id."""
+        """Cancel the job of an Idempotency-Key, for a device that lost its connection before it learned the id."""
         key = key_digest(request.headers.get("idempotency-key", ""))
         if not key:
             raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
@@ -357,7 +358,7 @@ class JobApi:
             self._event_streams.release(id(request))
 
     def _still_accepted(self, request: web.BaseRequest) -> None:
-        """Raises AuthenticationFailed once the token of a request that goes on has expired or is revoked."""
+        """Raise AuthenticationFailed if the token of a request in progress has expired or is revoked."""
         with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
             self.callers.identify(request)
 

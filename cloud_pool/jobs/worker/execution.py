@@ -1,7 +1,7 @@
-"""One run of a claimed job: its stored request -> chunks -> the body of OpenAI's answer -> its report.
+"""A run of a claimed job: its stored request -> chunks -> the body of OpenAI's answer -> its report.
 
-A run takes a slot of its tier. Its report goes to the job store under the fence of its lease. What a run that failed
-means for its job is decided here, too.
+A run takes a slot of its tier. Its report goes to the job store under the fence of its lease. This module also decides
+the consequence of a failed run for its job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from causeway_server.router.types import Chunk, Embeddings, Modality, RoutingHin
 
 from ...admission import Priority
 from ...cache.caching_service import STATUS_HEADER
-from ...core.late import LateReading
+from ...core.late import DeferredParts
 from ...core.request_context import AnswerHead
 from ...storage.config import JobsConfig
 from ...storage.encryption import ContentKeyMissing
@@ -37,9 +37,9 @@ from ...upstreams.triton.errors import StubProcessDied
 from .runner import JobRun, JobRunner, RunReceipt, TokenRevoked
 
 _PROGRESS_INTERVAL_S = 1.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 ReportProgress = Callable[[bytes], Awaitable[None]]
-"""Gets a Progress as JSON."""
+"""Callback that gets a RunProgress as JSON."""
 FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
 _NOT_STARTED = (
     *(errors.QueueFull, errors.Shed, errors.RateLimited, errors.Draining, errors.CloudSaturated, errors.BreakerOpen),
@@ -54,7 +54,7 @@ _FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]
 }
 _LETTERS: Final[Mapping[str, Priority]] = {"i": "interactive", "s": "standard", "b": "bulk"}
 TURNS: Final = tuple(_LETTERS[letter] for letter in "isiibisiiisi")
-"""Which priority free slots prefer, in turn: 8 interactive, 3 standard, 1 bulk. So bulk jobs are slow but never starve.
+"""Priority preferred by each free slot, in turn: 8 interactive, 3 standard, 1 bulk, so that bulk jobs never starve.
 
 The order is that of nginx's smooth weighted round robin: upstream module, commit
 52327e0627f49dbda1e8db695e63a4b0af4448b1.
@@ -69,9 +69,9 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """An answer. `cache` is the outcome of the shared cache; "" without one.
+    """An answer. `cache`: outcome of the shared cache; "" without one.
 
-    `late`: kinds of part that may revise it. `late_error`: why it is not revised.
+    `late`: kinds of part that may revise it. `late_error`: reason why it is not revised.
     """
 
     body: bytes
@@ -85,14 +85,14 @@ def job_run_of(
     deadline: float,
     receipt: RunReceipt | None = None,
     price_share: float = 1.0,
-    late: LateReading | None = None,
+    late: DeferredParts | None = None,
 ) -> JobRun:
     """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
 
     Args:
-        deadline: of this run, monotonic s
-        receipt, late: as in `execute`
-        price_share: of the tier's price
+        deadline: Deadline of this run, monotonic seconds.
+        receipt, late: The same as in `execute`.
+        price_share: Share of the tier's price.
     """
     hints = RoutingHints(client=record.owner, tags=record.tag_list)
     request = parse_job_request(record.endpoint, record.body, hints)
@@ -117,17 +117,17 @@ async def execute(
     max_bytes: int | None = None,
     report_progress: ReportProgress | None = None,
     on_text: Callable[[str], None] = lambda _: None,
-    late: LateReading | None = None,
+    late: DeferredParts | None = None,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
 
     Args:
-        left_s: of the job; a run gets `attempt_timeout_s` of it at most
-        receipt: gets what the run has cost
-        max_bytes: of the answer's body, where there is a bound besides `max_result_bytes`
-        report_progress: gets a RunProgress as JSON, once a second at most
-        on_text: gets each part of the text, of an answer that is a single text
-        late: reads the request's parts; None: its answer is not revised
+        left_s: Time left for the job; a run gets at most `attempt_timeout_s` of it.
+        receipt: Receipt for the cost of the run.
+        max_bytes: Maximum size of the answer's body, besides `max_result_bytes`.
+        report_progress: Callback that gets a RunProgress as JSON, at most once per second.
+        on_text: Callback for each part of the text, if the answer is a single text.
+        late: Reader of the request's parts; None: the answer is not revised.
     """
     left_s = max(0.0, min(config.attempt_timeout_s, left_s))
     try:
@@ -138,11 +138,11 @@ async def execute(
         created, request = record.begun // 1000, job_run.request
         body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
     except TimeoutError:
-        return errors.DeadlineExceeded("the time for this run is over")
+        return errors.DeadlineExceeded("The time for this run is over.")
     except CausewayError as error:
         return error
     except Exception as error:
-        _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
+        log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
     bound = config.max_result_bytes if max_bytes is None else min(max_bytes, config.max_result_bytes)
     if len(body) > bound:
@@ -190,7 +190,7 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
     for hours uses up no attempts all the same: a worker claims no jobs for a tier that does not answer (see `worker`).
 
     Args:
-        late: the job's own deadline has passed.
+        late: Whether the job's own deadline has passed.
     """
     if late:
         return "expired"  # (1)
@@ -205,12 +205,12 @@ def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
 
 
 def is_tier_unavailable(error: CausewayError) -> bool:
-    """Whether other jobs of the tier would fail as well for now."""
+    """Return whether other jobs of the tier would currently fail as well."""
     return isinstance(error, errors.BackendError) and error.status == 503
 
 
 def was_not_started(error: CausewayError) -> bool:
-    """Whether the error proves that the request did not reach a model."""
+    """Return whether the error proves that the request did not reach a model."""
     if isinstance(error, StubProcessDied):
         return False  # this request may have killed the model's process
     if isinstance(error, errors.BackendError) and error.phase == "connect":
@@ -219,7 +219,7 @@ def was_not_started(error: CausewayError) -> bool:
 
 
 class JobLease:
-    """A job that this worker runs. `now` is monotonic time, s.
+    """A job that this worker runs. `now`: monotonic time in seconds.
 
     The deadline is counted from the claim, whose time comes from Redis: this process's wall clock may be wrong.
     """
@@ -227,7 +227,7 @@ class JobLease:
     def __init__(self, record: JobRecord, now: float) -> None:
         self.record = record
         self.deadline = now + (record.deadline - record.begun) / 1000.0  # monotonic, s
-        self.reading: LateReading | None = None  # of the parts of this run, if its answer may be revised
+        self.reading: DeferredParts | None = None  # of the parts of this run, if its answer may be revised
         self.late: tuple[Modality, ...] = ()  # kinds that will revise it, once the answer is reported
         self.scope = anyio.CancelScope()
         self.release_on_exit = False
@@ -235,7 +235,7 @@ class JobLease:
 
 @dataclass(eq=False, repr=False)
 class RunReports:
-    """Reports runs."""
+    """Reports of runs to the job store."""
 
     store: JobStore
     config: JobsConfig
@@ -243,14 +243,15 @@ class RunReports:
     rng: Callable[[], float] = random.random  # uniform in [0, 1)
 
     async def report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Report a run. Returns the outcome."""
+        """Report a run and return the outcome."""
         return await self.until_stored(lease.record.id, lambda: self._report_once(lease, result, bill))
 
     async def until_stored(self, job: str, report: Callable[[], Awaitable[_T]]) -> _T:
-        """Report, waiting for an unavailable Redis: the answer is worth more than the slot. Returns what `report` does.
+        """Report, waiting for an unavailable Redis, because the answer is worth more than the slot. Returns `report`'s
+        result.
 
         Args:
-            report: may be repeated. Raises JobStoreUnavailable
+            report: Function that reports; it may be repeated and raises JobStoreUnavailable.
         """
         while True:
             try:
@@ -258,15 +259,15 @@ class RunReports:
                 with anyio.CancelScope(shield=True):
                     return await report()
             except errors.JobStoreUnavailable as error:
-                _log.warning("%s: the report waits for Redis: %s", job, error.message)
+                log.warning("%s: the report waits for Redis: %s", job, error.message)
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
     def delay_s(self, error: CausewayError, attempts: int) -> float:
-        """Return the time until a run that failed is repeated."""
+        """Return the delay before a failed run is repeated."""
         return self.config.retry_delay_s(error, attempts, self.rng())
 
     async def _report_once(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Can be repeated. Raises JobStoreUnavailable."""
+        """Report once; can be repeated. Raises JobStoreUnavailable."""
         record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
@@ -287,21 +288,21 @@ class RunReports:
 
 
 class SharedLimit(Protocol):
-    """This worker's part of a tier's permits: `admission.AdmissionController`."""
+    """Interface of a worker's part of a tier's permits, such as `admission.AdmissionController`."""
 
     wants_more: bool
 
     @property
     def limit(self) -> int:
-        """Sequences that may run."""
+        """Number of sequences that may run."""
 
     @property
     def demand(self) -> int:
-        """Sequences that run or wait."""
+        """Number of sequences that run or wait."""
 
 
 class WorkerSlots:
-    """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
+    """The slots of one tier in this worker: `count`, or fewer if its part of the tier's permits is smaller."""
 
     def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
         self.tier = tier

@@ -1,10 +1,10 @@
-"""Revises answers: reads parts that were late for an answer, and makes the answer anew when they have been read.
+"""Revision of answers: parts that were late for an answer are read, and then the answer is made again.
 
-1. A run ends with an answer that lacks parts: its worker keeps the job under the next fence, and reads them on.
+1. A run ends with an answer that lacks parts: its worker keeps the job under the next fence and reads on.
 2. A part has been read: run the job again, in a slot of its tier, and replace the answer; once for each kind of part.
-3. A part will not be read in time, or the run fails: the answer stays, and the job says why.
-4. The job was cancelled or erased, or is another worker's by now: stop.
-5. A worker is lost or drains: another one claims the job, and reads the parts anew, since they are nowhere stored.
+3. A part will not be read in time, or the run fails: the answer stays, and the job records the reason.
+4. The job was cancelled or erased, or another worker has it: stop.
+5. A worker is lost or drains: another one claims the job, and reads the parts again, because they are not stored.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from causeway_server.router.jobs.job import (
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.types import Modality
 
-from ...core.late import LateReading
+from ...core.late import DeferredParts
 from ...storage.config import JobsConfig
 from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
-from ...storage.record import JobRecord, LateAnswer
+from ...storage.record import JobRecord, RevisableAnswer
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, WorkerSlots, classify_failure, execute, job_run_of
 from .runner import JobRunner, RunReceipt
 
 _RELEASE_S = 5.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class LateLease:
-    """An answer that this worker may revise. `deadline`: of the job, monotonic s."""
+class RevisionLease:
+    """An answer that this worker may revise. `deadline`: deadline of the job, monotonic seconds."""
 
     record: JobRecord
-    reading: LateReading
+    reading: DeferredParts
     deadline: float
     receipt: RunReceipt = field(default_factory=RunReceipt)  # of the last run
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -69,23 +69,23 @@ class Revisions:
     reports: RunReports
     config: JobsConfig
     metrics: JobMetrics
-    _leases: dict[str, LateLease] = field(default_factory=dict)
+    _leases: dict[str, RevisionLease] = field(default_factory=dict)
     _rooms: set[str] = field(default_factory=set)  # jobs that wait for late parts, or will when their run is reported
     _stopping: bool = False
 
     @property
     def fences(self) -> dict[str, int]:
-        """The fence of each answer, by job."""
+        """Fence of each answer, by job."""
         return {job: lease.record.fence for job, lease in self._leases.items()}
 
     def lose(self, job: str, fence: int) -> None:
-        """(4)"""
+        """Stop the revision of an answer whose lease is lost (4)."""
         lease = self._leases.get(job)
         if lease is not None and lease.record.fence == fence and not lease.is_reporting:
             lease.scope.cancel()
 
     def stop(self) -> None:
-        """Leave all answers to other workers, also those that come now."""
+        """Leave all answers to other workers, including those that arrive later."""
         self._stopping = True
         for lease in self._leases.values():
             lease.release_on_exit = True
@@ -93,12 +93,12 @@ class Revisions:
 
     # --- (1) ---------------------------------------------------------------------------------------------------------
 
-    def open(self, record: JobRecord, deadline: float) -> LateReading | None:
-        """Return what reads the parts of a run that begins; None if its answer will not be revised.
+    def open(self, record: JobRecord, deadline: float) -> DeferredParts | None:
+        """Return the reader of the parts of a run that begins; None if its answer will not be revised.
 
         Args:
-            record: with its request as it was sent
-            deadline: of the job, monotonic s
+            record: Record with its request as it was sent.
+            deadline: Deadline of the job, monotonic seconds.
 
         Raises CausewayError.
         """
@@ -107,8 +107,8 @@ class Revisions:
         by = min(time.monotonic() + record.revise / 1000.0, deadline)
         return self.runner.read_late(job_run_of(record, by), by)
 
-    def mark(self, job: str, result: JobResult, reading: LateReading) -> JobResult:
-        """Say in an answer which parts may revise it, and keep room for that."""
+    def mark(self, job: str, result: JobResult, reading: DeferredParts) -> JobResult:
+        """Record in an answer which parts may revise it, and keep room for the revision."""
         kinds = late_kinds(reading.records)
         if not kinds:
             return result
@@ -118,7 +118,7 @@ class Revisions:
         return msgspec.structs.replace(result, late=kinds)
 
     async def go_on(self, lease: JobLease, tasks: TaskGroup) -> None:
-        """Read the late parts of a run that has ended on; or end that, if its answer will not be revised."""
+        """Continue reading the late parts of an ended run; stop it if its answer will not be revised."""
         reading, record = lease.reading, lease.record
         if reading is None:
             return
@@ -128,9 +128,9 @@ class Revisions:
                 await reading.close()
             return
         record = msgspec.structs.replace(record, fence=record.fence + 1, late=",".join(lease.late))
-        self._start(LateLease(record, reading, lease.deadline), tasks)
+        self._start(RevisionLease(record, reading, lease.deadline), tasks)
 
-    def _start(self, lease: LateLease, tasks: TaskGroup) -> None:
+    def _start(self, lease: RevisionLease, tasks: TaskGroup) -> None:
         self._rooms.add(lease.record.id)
         self._leases[lease.record.id] = lease
         if self._stopping:
@@ -156,7 +156,7 @@ class Revisions:
             for answer in found.answers:
                 await self._resume(answer, tasks)
 
-    async def _resume(self, answer: LateAnswer, tasks: TaskGroup) -> None:
+    async def _resume(self, answer: RevisableAnswer, tasks: TaskGroup) -> None:
         record, now = answer.record, time.monotonic()
         deadline = now + answer.left_s + (record.deadline - record.late_until) / 1000.0
         try:
@@ -164,9 +164,9 @@ class Revisions:
             by = now + answer.left_s
             reading = self.runner.read_late(job_run_of(record, by), by)
             if reading is None:
-                raise RevisionDropped("no tier reads such parts any more")
+                raise RevisionDropped("No tier reads such parts any more.")
         except ContentKeyMissing as error:
-            _log.error("%s is left to another worker: %s", record.id, error.message)
+            log.error("%s is left to another worker: %s", record.id, error.message)
             return
         except CausewayError as error:
             if await self.store.late.drop(record.id, record.fence, error):
@@ -174,11 +174,11 @@ class Revisions:
             return
         if (older := self._leases.get(record.id)) is not None:
             older.scope.cancel()  # this worker's own lease had run out
-        self._start(LateLease(record, reading, deadline), tasks)
+        self._start(RevisionLease(record, reading, deadline), tasks)
 
     # --- one answer --------------------------------------------------------------------------------------------------
 
-    async def _run(self, lease: LateLease) -> None:
+    async def _run(self, lease: RevisionLease) -> None:
         record = lease.record
         try:
             with lease.scope:
@@ -186,7 +186,7 @@ class Revisions:
             if lease.scope.cancelled_caught:
                 await self._end_early(lease)
         except Exception as error:
-            _log.error("%s: its answer could not be revised: %s", record.id, redacted(error))
+            log.error("%s: its answer could not be revised: %s", record.id, redacted(error))
         finally:
             lease.receipt.close(accepted=False)
             if self._leases.get(record.id) is lease:
@@ -195,24 +195,24 @@ class Revisions:
             with anyio.CancelScope(shield=True):
                 await lease.reading.close()
 
-    async def _end_early(self, lease: LateLease) -> None:
+    async def _end_early(self, lease: RevisionLease) -> None:
         if not lease.release_on_exit:
             self.metrics.count_revisions("superseded")
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S), suppress(JobStoreUnavailable):
             await self.store.release(lease.record.id, lease.record.fence)
 
-    async def _revise_all(self, lease: LateLease) -> None:
+    async def _revise_all(self, lease: RevisionLease) -> None:
         error = await revise_each(lease.record.late_kinds, lease.reading.read, partial(self._revise, lease))
         if error is None:
             return
         record, bill = lease.record, lease.receipt.bill
         dropped = await self._report(lease, partial(self.store.late.drop, record.id, record.fence, error, bill=bill))
         self.metrics.count_revisions(outcome_of(error) if dropped else "superseded")
-        _log.info("%s: its answer is not revised: %s", record.id, error.code)
+        log.info("%s: its answer is not revised: %s", record.id, error.code)
 
-    async def _revise(self, lease: LateLease, kinds: Sequence[Modality]) -> bool:
-        """(2) Returns False if no revision is wanted any more. Raises CausewayError."""
+    async def _revise(self, lease: RevisionLease, kinds: Sequence[Modality]) -> bool:
+        """Revise the answer (2). Returns False if no revision is wanted any more. Raises CausewayError."""
         record = lease.record
         left = tuple(kind for kind in record.late_kinds if kind not in kinds)
         lease.reading.leave_out(left)
@@ -226,7 +226,7 @@ class Revisions:
         self.metrics.count_revisions("made" if revised else "superseded")
         return revised
 
-    async def _report(self, lease: LateLease, report: Callable[[], Awaitable[bool]]) -> bool:
+    async def _report(self, lease: RevisionLease, report: Callable[[], Awaitable[bool]]) -> bool:
         lease.is_reporting = True
         try:
             accepted = await self.reports.until_stored(lease.record.id, report)
@@ -235,7 +235,7 @@ class Revisions:
         lease.receipt.close(accepted=accepted)
         return accepted
 
-    async def _answer(self, lease: LateLease) -> JobResult:
+    async def _answer(self, lease: RevisionLease) -> JobResult:
         """Run the job. A run that could not begin is repeated. Raises CausewayError."""
         attempt = 0
         while not isinstance(result := await self._execute(lease), JobResult):
@@ -246,13 +246,13 @@ class Revisions:
             await anyio.sleep(self.reports.delay_s(result, attempt))
         return result
 
-    async def _execute(self, lease: LateLease) -> JobResult | CausewayError:
+    async def _execute(self, lease: RevisionLease) -> JobResult | CausewayError:
         slots = self.slots[lease.record.tier]
         with anyio.move_on_after(lease.deadline - time.monotonic()):
             await slots.wait_for_slot()
         left_s = lease.deadline - time.monotonic()
         if left_s <= 0.0:
-            return DeadlineExceeded("the job's deadline passed before its answer was revised")
+            return DeadlineExceeded("The job's deadline passed before its answer was revised.")
         lease.receipt = RunReceipt()
         slots.acquire()
         try:

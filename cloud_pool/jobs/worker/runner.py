@@ -1,4 +1,4 @@
-"""What answers a job: the gateway's own service, with tenant limits, usage, cost and an audit record for each run."""
+"""Runners of jobs: the gateway's own service, with tenant limits, usage, cost and an audit record for each run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry, RunEnd
 from ...accounts.tenants.usage import Charge
 from ...cache.caching_service import Billing, CachingService
-from ...core.late import LateReading
+from ...core.late import DeferredParts
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
@@ -37,7 +37,7 @@ from ...upstreams.triton.calls import STOP_S
 
 JobPiece = Piece | Embeddings
 Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
-"""`Service.embed`. Raises CausewayError."""
+"""Type of `Service.embed`. Raises CausewayError."""
 _COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
@@ -51,22 +51,22 @@ if TYPE_CHECKING:
 
 
 class RunReceipt:
-    """A run's bill, for its report, and whether the report was accepted, for the accounts."""
+    """A run's bill for its report, and for the accounts whether the report was accepted."""
 
     def __init__(self) -> None:
         self.bill: RunBill | None = None
         self._on_report: Callable[[RunEnd], None] | None = None
 
     def issue(self, bill: RunBill | None, on_report: Callable[[RunEnd], None]) -> None:
-        """The run has ended. `on_report` gets what became of its report."""
+        """Set the bill at the end of the run. `on_report` is called with the result of its report."""
         self.bill, self._on_report = bill, on_report
 
     def close(self, *, accepted: bool) -> None:
-        """The job store has accepted the report, or never will. Only the first call counts."""
+        """Record whether the job store has accepted the report. Only the first call counts."""
         self._close("accepted" if accepted else "superseded")
 
     def cancel(self) -> None:
-        """The job was cancelled, so there is no report, and the run costs what it has used."""
+        """Bill the run of a cancelled job, which has no report, for what it has used."""
         self._close("cancelled")
 
     def _close(self, end: RunEnd) -> None:
@@ -76,7 +76,7 @@ class RunReceipt:
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a claimed job."""
+    """A run of a claimed job."""
 
     record: JobRecord
     request: Request  # as its record has it, read
@@ -85,28 +85,29 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace | None = None  # of this run
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
     price_share: float = 1.0  # of the tier's price
-    late: LateReading | None = None  # reads the request's parts, if the answer may be revised
+    late: DeferredParts | None = None  # reads the request's parts, if the answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # of this run
 
 
 class JobTiers(Protocol):
-    """What runs jobs."""
+    """Tiers as they run jobs."""
 
     async def ready(self, tier: str) -> bool:
-        """Whether the tier answers a real request."""
+        """Return whether the tier answers a real request."""
 
-    def read_late(self, job_run: JobRun, by: float, /) -> LateReading | None:
-        """Return what reads the parts of a job whose answer may be revised, until `by` (monotonic s); None: nothing.
+    def read_late(self, job_run: JobRun, by: float, /) -> DeferredParts | None:
+        """Return the reader of the parts of a job whose answer may be revised, until `by` (monotonic seconds); None: no
+        parts.
 
         Raises CausewayError.
         """
 
 
 class JobRunner(JobTiers, Protocol):
-    """What a worker needs."""
+    """Interface of a job runner for workers."""
 
     def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Yield the answer, after an AnswerHead if the backend knows one. Closing it stops the work.
+        """Yield the answer, after an AnswerHead if the backend has one. Closing the generator stops the work.
 
         Raises CausewayError.
         """
@@ -116,18 +117,18 @@ class JobRunner(JobTiers, Protocol):
 
 
 class JobBackend(JobTiers, Protocol):
-    """What MeteredRunner needs: it also reports where an answer came from and whether it is billable."""
+    """Interface of MeteredRunner's backend, which also reports an answer's source and whether it is billable."""
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
-        """Raises CausewayError, and so may the generator."""
+        """Start the answer. Raises CausewayError, and so may the generator."""
 
     def max_tokens(self, tier: str) -> int:
-        """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
+        """Return the maximum number of tokens of an answer of the tier, if the request sets none."""
 
 
 @dataclass(eq=False, repr=False)
 class ServiceBackend:
-    """Runs jobs on the same cache and service as interactive requests."""
+    """Backend that runs jobs on the same cache and service as interactive requests."""
 
     caching_service: CachingService
     embed: Embed  # makes the vectors, which are neither cached nor shared
@@ -136,7 +137,7 @@ class ServiceBackend:
     parts: RequestParts | None = None  # reads audio, images and files; None: no tier does
 
     def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
-        """Raises ModelNotFound."""
+        """Start the answer. Raises ModelNotFound."""
         context = self._context(job_run)
         if context.request.kind == "embedding":
             return Billing(lambda _: None, ""), self._vectors(context)
@@ -146,14 +147,14 @@ class ServiceBackend:
         for piece in await self.embed(context):
             yield piece
 
-    def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
-        """Raises ModelNotFound."""
+    def read_late(self, job_run: JobRun, by: float) -> DeferredParts | None:
+        """Return the reader of the job's parts. Raises ModelNotFound."""
         if self.parts is None or not has_parts(job_run.request, self.parts.kinds):
             return None
         return self.parts.read_late(self._context(job_run), by)
 
     def _context(self, job_run: JobRun) -> RequestContext:
-        """Raises ModelNotFound."""
+        """Return the request's context. Raises ModelNotFound."""
         record = job_run.record
         tier = self.tiers.get(record.tier)
         if tier is None:
@@ -180,7 +181,7 @@ class ServiceBackend:
         return self.tiers[tier].max_tokens if tier in self.tiers else 0
 
     async def ready(self, tier: str) -> bool:
-        """Whether an endpoint of the tier answers."""
+        """Return whether an endpoint of the tier answers."""
         return "" in (await self.pools[self.tiers[tier].name].check()).values()
 
 
@@ -188,13 +189,13 @@ class ServiceBackend:
 class MeteredRunner:
     """A JobRunner over a backend.
 
-    A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt; this run leaves no
-    audit record, so that each job has one for each run that happened, or one that says that it expired. Tokens that
-    were generated for another request cost the job nothing.
+    A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt. Such a run leaves no
+    audit record, so each job has one record per actual run, or one that it expired. Tokens that were generated for
+    another request cost the job nothing.
 
     A run is billed when the job store accepts its report, in the same transaction: a run that another worker has taken
     over costs nothing, and a worker that is killed after its report loses no bill. A run whose job was cancelled has no
-    report: it costs its prompt and what was generated until it stopped.
+    report: it costs its prompt and the tokens generated until it stopped.
     """
 
     backend: JobBackend
@@ -205,7 +206,7 @@ class MeteredRunner:
     route: str = "job"  # in usage and audit records
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        """Raises CausewayError."""
+        """Yield the answer of a run. Raises CausewayError."""
         record = job_run.record
         principal = _principal(record.owner)
         entry = self._open(record.id, principal, record.tier)
@@ -245,18 +246,18 @@ class MeteredRunner:
                 )
 
     def _check_token(self, record: JobRecord) -> None:
-        """Raises TokenRevoked or IdentityUnavailable."""
+        """Check the token that submitted the job. Raises TokenRevoked or IdentityUnavailable."""
         if self.revocations is None or not record.token_id:
             return
         try:
             self.revocations.check(record.owner, record.token_id, record.token_issued)
         except AuthenticationFailed as error:
-            raise TokenRevoked(f"The job did not run: {error.message}.") from None
+            raise TokenRevoked(f"The job did not run: {error.message}") from None
 
     async def ready(self, tier: str) -> bool:
         return await self.backend.ready(tier)
 
-    def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
+    def read_late(self, job_run: JobRun, by: float) -> DeferredParts | None:
         return self.backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:
@@ -300,7 +301,7 @@ class MeteredRunner:
     async def _count(
         self, entry: LedgerEntry, billing: Billing, job_run: JobRun, reported: Usage, *, abandoned: bool
     ) -> None:
-        """Set what a run has used: what the answer reported, or, without its end, what was counted upstream."""
+        """Set the usage of a run: the reported one, or, without the answer's end, the one counted upstream."""
         entry.usage = billing.billed(reported)
         if entry.usage.prompt_tokens or not billing.billable:
             return

@@ -2,7 +2,7 @@
 
 1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait until one is queued.
 2. A tier is unavailable: claim nothing for it until it answers a real request.
-3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over; learn which jobs are followed.
+3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over; update which jobs are followed.
 4. After a third of a lease: renew all leases.
 5. Every `reclaim_interval_s`: queue what is due, return jobs of lost workers to their queues, expire late ones.
 6. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from ...observability.tracing import JobTrace
 
 MAX_CHARACTERS: Final = 262_144
-"""Of one run's text; what is beyond comes with the result."""
+"""Maximum length of one run's text in characters; the rest comes with the result."""
 _INTERVAL_S = 0.1
 _OUTDATED = -1
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
@@ -53,7 +53,7 @@ _GAUGES_S = 5.0
 
 
 class RunText:
-    """The text of one run. `wake` is called when there is something to send."""
+    """The text of one run. `wake` is called when there is text to send."""
 
     def __init__(self, record: JobRecord, wake: Callable[[], None]) -> None:
         self.job = record.id
@@ -67,7 +67,7 @@ class RunText:
         self._stored = 0  # characters in Redis
 
     def append(self, part: str) -> None:
-        """Keep the next part, unless the text is too long."""
+        """Append the next part, unless the text is too long."""
         if self._length + len(part) > MAX_CHARACTERS:
             self._length = MAX_CHARACTERS  # a text with a gap would be worse than none
             return
@@ -83,7 +83,7 @@ class RunText:
         self._followed = followed
 
     def unsent(self) -> LiveText | None:
-        """Return what Redis does not have; None where nothing is to be sent."""
+        """Return the text that Redis lacks; None if there is none to send."""
         if not self._followed:
             return None
         self._text += "".join(self._parts)
@@ -92,7 +92,7 @@ class RunText:
         return LiveText(self._owner, self.job, self._fence, self._stored, rest) if rest else None
 
     def set_stored(self, characters: int) -> None:
-        """Record how much Redis has."""
+        """Record how many characters Redis has."""
         if characters == _OUTDATED:
             self._followed = False
         elif characters < len(self._text):
@@ -101,12 +101,12 @@ class RunText:
 
 
 class TextPublisher:
-    """Sends the texts of a worker's runs while they are made, for clients that follow the events of their jobs.
+    """Publisher of the texts of a worker's runs while they are made, for clients that follow their jobs' events.
 
-    1. Each run keeps its text, as far as it came.
-    2. While a client follows the job, what is new goes to Redis: of all runs of the worker in one call, at most ten
-       times a second. The end of a run waits for none of this: its result has the whole text.
-    3. Redis replies how much it has. Where it has less than was sent, the rest is sent again.
+    1. Each run keeps its text so far.
+    2. While a client follows the job, new text goes to Redis: of all runs of the worker in one call, at most ten times
+       a second. The end of a run does not wait for this: its result has the whole text.
+    3. Redis replies how much it has. If it has less than was sent, the rest is sent again.
     """
 
     def __init__(self, store: JobStore) -> None:
@@ -124,7 +124,7 @@ class TextPublisher:
         self._changed.set()
 
     def close(self, text: RunText) -> None:
-        """The run has ended."""
+        """End the text of a run."""
         self._texts.discard(text)
 
     def set_followed(self, jobs: Collection[str]) -> None:
@@ -133,7 +133,7 @@ class TextPublisher:
             text.set_followed(text.job in jobs)
 
     async def run(self) -> None:
-        """Send what is new, until cancelled."""
+        """Send new text until cancelled."""
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
@@ -155,7 +155,7 @@ class TextPublisher:
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """Runs jobs."""
+    """A worker that runs jobs."""
 
     store: JobStore
     runner: JobRunner
@@ -209,13 +209,13 @@ class Worker:
                 more = await self._claim_once(slots, runs)
                 if store_unavailable:
                     store_unavailable = False
-                    _log.info("jobs of %s are claimed again", slots.tier)
+                    log.info("Jobs of %s are claimed again.", slots.tier)
                 if not more:
                     await self.store.wait(slots.tier)
             except JobStoreUnavailable as error:
                 if not store_unavailable:
                     store_unavailable = True
-                    _log.warning("no jobs of %s are claimed: %s", slots.tier, error.message)
+                    log.warning("No jobs of %s are claimed: %s", slots.tier, error.message)
                 leases_current = False
                 await anyio.sleep(_STORE_DELAY_S * (1.0 + self.rng()))
 
@@ -283,13 +283,13 @@ class Worker:
                 receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
         self.metrics.runs.labels(lease.record.tier, outcome).inc()
-        _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
+        log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
 
     async def _was_cancelled(self, record: JobRecord) -> bool:
-        """Whether its owner has cancelled the job during this very run."""
+        """Return whether the owner has cancelled the job during this run."""
         with anyio.move_on_after(_RELEASE_S, shield=True), contextlib.suppress(CausewayError):
-            found = await self.store.get(record.id, record.owner)
-            return found.state is JobState.CANCELLED and found.fence == record.fence
+            current = await self.store.get(record.id, record.owner)
+            return current.state is JobState.CANCELLED and current.fence == record.fence
         return False
 
     async def _execute(
@@ -317,7 +317,7 @@ class Worker:
                 late=lease.reading,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
-            _log.error("%s does not run: %s", record.id, error.message)
+            log.error("%s does not run: %s", record.id, error.message)
             result = error
         except CausewayError as error:
             result = error
@@ -346,13 +346,13 @@ class Worker:
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
         fences = {lease.record.id: lease.record.fence for lease in self._leases.values()} | self._revisions.fences
-        found = await self.store.renew_leases(fences.items(), renew=renew)
-        for job in found.lost:
+        states = await self.store.renew_leases(fences.items(), renew=renew)
+        for job in states.lost:
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
                 lease.scope.cancel()
             self._revisions.lose(job, fences[job])
-        self._texts.set_followed(found.followed)
+        self._texts.set_followed(states.followed)
 
     async def _promote_and_expire(self) -> None:
         while True:
@@ -362,7 +362,7 @@ class Worker:
                 self._record_expired(due.expired)
                 changed = due.changed
             except JobStoreRefused as error:  # one damaged record; it is out of the way by the next time
-                _log.error("some jobs were not promoted or expired: %s", error.message)
+                log.error("Some jobs were not promoted or expired: %s", error.message)
             except JobStoreUnavailable:  # claims say so
                 pass
             if not changed:
@@ -395,4 +395,4 @@ class Worker:
                 await self.store.release(record.id, record.fence)
             self.metrics.runs.labels(record.tier, "released").inc()
         except JobStoreUnavailable as error:
-            _log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)
+            log.warning("%s: not returned to its queue, its lease will end: %s", record.id, error.message)

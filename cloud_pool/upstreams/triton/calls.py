@@ -1,4 +1,4 @@
-"""Calls of one Triton over gRPC: the connection, one call, and how it is ended without harm to other calls.
+"""Connection to one Triton over gRPC, its calls, and their cancellation without harm to other calls.
 
 Cancelling a call while its responses are on their way crashes Triton 24.10 (signal 11, about once in a thousand times),
 and with it every other call in progress. So:
@@ -45,11 +45,11 @@ _OPTIONS = (
     # Without it a new channel to the same address would reuse the old connection.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_CONNECT_FAILED = "failed to connect to all addresses"  # gRPC's text; there is no status of its own for it
+_CONNECT_FAILED = "failed to connect to all addresses"  # gRPC's text, as it has no separate status for this
 _READ_AHEAD = 64  # messages that wait for the reader; beyond that gRPC's flow control holds the server back
 TakeMessage = Callable[[service_pb2.ModelStreamInferResponse], None]
 STOP_S = 5.0
-"""How long a model may take to stop."""
+"""Time that a model may take to stop."""
 _UNSUPPORTED_S = 60.0  # how long a model that did not understand the request is not asked again; it may be replaced
 
 
@@ -79,8 +79,8 @@ class TritonConnection:
     ) -> grpc.aio.UnaryStreamCall:
         """Start ModelStreamInfer for one request.
 
-        The request and the end of requests go out together. With the generated stub they are separate operations, each
-        of which costs a round through gRPC: 0.1 to 0.2 ms to the first token.
+        The request and the half-close are sent together. With the generated stub they are separate operations, each of
+        which costs a round through gRPC: 0.1 to 0.2 ms to the first token.
         """
         return self._stream_infer(request, metadata=metadata, timeout=timeout_s)
 
@@ -103,15 +103,15 @@ class TritonConnection:
 
 
 class CallCancelled(Exception):
-    """The call was cancelled, by us or by the server; the task that waited for it was not."""
+    """The call was cancelled, by us or by the server; the waiting task was not."""
 
 
 class GrpcStream:
-    """One call: the request is sent, and a task that is never cancelled reads the messages.
+    """A call: the request is sent, and a task that is never cancelled reads the messages.
 
-    grpc.aio frees what a read has received only if the read is awaited to its end: the message of a cancelled read
-    stays in memory for ever, with the 30 KB of receive buffer that it lies in (grpc issue 43360). So a reader that
-    leaves cancels the call and not the read; the reads then end by themselves.
+    grpc.aio frees received data only if the read is awaited to its end: the message of a cancelled read stays in memory
+    for ever, with the 30 KB of receive buffer that it lies in (grpc issue 43360). So a reader that leaves cancels the
+    call and not the read; the reads then end by themselves.
 
     `connect_failed`: no connection was made, so nothing was sent. Belongs to the event loop that created it.
     """
@@ -144,11 +144,11 @@ class GrpcStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has ended and everything was read."""
+        """Whether the call has ended and all messages were read."""
         return self._task.done()
 
     def discard(self, take: TakeMessage) -> None:
-        """Give what is unread and what still comes to `take`; the consumer gets CallCancelled."""
+        """Pass all unread and future messages to `take`; the consumer gets CallCancelled."""
         self._take = take
         while self._messages:
             take(self._messages.popleft())
@@ -157,14 +157,14 @@ class GrpcStream:
         _wake(self._room_waiter)
 
     def cancel(self) -> None:
-        """Cancel the call unless it is over: the server stops its work, and what still comes in is discarded."""
+        """Cancel the call unless it is over: the server stops its work, and messages still arriving are discarded."""
         self._take = self._take or _drop
         self._messages.clear()
         self.call.cancel()
         _wake(self._room_waiter)
 
     async def ended(self) -> None:
-        """Return when the call has ended, which is soon after `cancel`. May be cancelled itself."""
+        """Wait until the call has ended, which is soon after `cancel`. May be cancelled itself."""
         await asyncio.wait([self._task])
 
     async def _read(self) -> None:
@@ -198,7 +198,7 @@ class GrpcStream:
 
 
 def _drop(_message: service_pb2.ModelStreamInferResponse) -> None:
-    """Nothing counts it."""
+    """Ignore the message: it is not counted."""
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
@@ -225,22 +225,22 @@ class RunningCall(msgspec.Struct, eq=False):
             self.meter.input_tokens = max(self.meter.input_tokens, delta.input_tokens)
 
     def end(self) -> None:
-        """End the count: nothing more comes."""
+        """End the count of the call's tokens."""
         if self.meter is not None:
             self.meter.end()
 
     def fail(self, error: CausewayError) -> None:
-        """Cancel the call: nothing more is expected from its model. The first error counts."""
+        """Cancel the call with an error: no more messages are expected. The first error counts."""
         self.ended_by = self.ended_by or error
         self.stream.cancel()
 
     def expire(self) -> None:
         """End the call at its deadline."""
-        self.ended_by = self.ended_by or DeadlineExceeded("the time for this request is over")
+        self.ended_by = self.ended_by or DeadlineExceeded("The time for this request is over.")
         self.discard()
 
     def discard(self) -> None:
-        """Only count what still comes."""
+        """Only count the messages that still arrive."""
         self.stream.discard(self._count_message)
 
     def _count_message(self, message: service_pb2.ModelStreamInferResponse) -> None:

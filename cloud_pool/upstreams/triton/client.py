@@ -1,15 +1,15 @@
-"""One Triton server, over the gRPC stubs that tritonclient ships.
+"""A Triton server, over the gRPC stubs that tritonclient ships.
 
-Its InferenceServerClient is not used: it drops the flag of the last response, which tells a whole answer from a broken
-one, and sends each request through an iterator and numpy. Each request is one call, so that the call's end is the end
-of the work (`calls`).
+Its InferenceServerClient is not used: it drops the flag of the last response, which distinguishes a whole answer from a
+broken one, and sends each request through an iterator and numpy. Each request is one call, so that the call's end is
+the end of the work (`calls`).
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves calls in
 progress hanging for ever. So the pool probes a model that is silent although it has work (`last_received_at`, `probe`).
-At the stub's error every call of the model is failed and the model is unloaded and loaded again by one of the gateways;
-the others see in the repository's index that a repair is under way, and wait. This does not repair a Triton without
-explicit model control or with another key, nor one that died with its stub: a stub killed while it holds the lock of
-the shared memory aborts the server (boost lock_exception, about one time in ten), which the launcher then starts again.
+At the stub's error every call of the model is failed, and one of the gateways unloads and loads the model; the others
+see in the repository's index that a repair is in progress, and wait. This cannot repair a Triton without explicit model
+control or with another key, nor one that died with its stub: a stub killed while it holds the lock of the shared memory
+aborts the server (boost lock_exception, about one time in ten), which the launcher then restarts.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ _POLL_S = 0.2
 _ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: the gateway that repaired it is gone
 _CALL_OVER = "Internal error from Core"
 _IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class TritonClient:
     """A client of one server.
 
     Args:
-        address: host:port of its gRPC.
-        tasks: runs repairs and requests to stop.
-        clock: monotonic time in seconds.
-        reloaded: gets the name of each model that this gateway loaded again.
-        pauses_s: between attempts to load a model.
-        chance: random number in [0, 1), to spread repairs by several gateways.
-        stop_s: how long a model may take to stop a call.
-        key_file: holds the key of the server's model control.
+        address: Address of its gRPC port, as host:port.
+        tasks: Parent of repairs and requests to stop.
+        clock: Monotonic clock, in seconds.
+        reloaded: Callback for the name of each model that this gateway loaded again.
+        pauses_s: Pauses between attempts to load a model.
+        chance: Random number in [0, 1), to spread repairs by several gateways.
+        stop_s: Time that a model may take to stop a call.
+        key_file: File with the key of the server's model control.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class TritonClient:
     async def generate(self, request: InferenceRequest, *, repairs: bool = True) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one request. Raises CausewayError; closing the generator stops the work in Triton.
 
-        `repairs` False: call a model also while it is being loaded again, and leave it as it is if it is dead.
+        `repairs` False: call a model even while it is being loaded, and do not repair it if it is dead.
         """
         if repairs and request.model in self._in_repair:
-            raise EngineUnavailable("the model is being loaded again", phase="connect", retry_after_s=RETRY_S)
+            raise EngineUnavailable("The model is being loaded again.", phase="connect", retry_after_s=RETRY_S)
         left_s = request.deadline - self._clock()
         if left_s <= 0.0:
-            raise DeadlineExceeded("the time for this request is over")
+            raise DeadlineExceeded("The time for this request is over.")
         metadata = [("traceparent", request.traceparent)] if request.traceparent else []
         name = next(self._call_names)
         message = to_infer_request(request, left_s, name)
@@ -152,9 +152,9 @@ class TritonClient:
             raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False, repairs: bool = True) -> None:
-        """Run a tiny inference; nothing less shows that the model works. Raises CausewayError.
+        """Run a tiny inference, because only that proves that the model works. Raises CausewayError.
 
-        `embed`: make a vector, for a model that makes nothing else. `repairs`: as for `generate`.
+        `embed`: request a vector, for models that only embed. `repairs`: as for `generate`.
         """
         request = InferenceRequest(
             model=model,
@@ -174,7 +174,9 @@ class TritonClient:
 
     def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
         """Fail the model's calls in progress with `error`; `begun` False: only those without a response yet."""
-        for call in [one for one in self._calls if one.model == model and (begun or not one.has_responses)]:
+        for call in [
+            running for running in self._calls if running.model == model and (begun or not running.has_responses)
+        ]:
             call.fail(error)
 
     async def close(self) -> None:
@@ -182,7 +184,7 @@ class TritonClient:
         await self._connection.close()
 
     def renew(self) -> None:
-        """Open a new connection in place of one that nothing comes through any more."""
+        """Replace a connection through which nothing arrives any more."""
         if not self._closed:
             self._connection.renew()
 
@@ -193,7 +195,8 @@ class TritonClient:
     def repair(self, model: str, *, embed: bool = False) -> None:
         """Mark the model as being repaired and fail its calls, so that none waits for the dead process.
 
-        `embed`: the failed call was for a vector; so is the probe that shows whether another gateway was faster.
+        `embed`: whether the failed call was for a vector; then the probe that checks for another gateway's repair is
+        one too.
         """
         if self._closed or model in self._in_repair:
             return
@@ -201,16 +204,16 @@ class TritonClient:
         # A call without a response can be retried elsewhere; one that has begun is broken.
         self.fail_calls(model, stub_process_died("first_token"), begun=False)
         self.fail_calls(
-            model, StreamBroken("the model's process died during the answer", phase="stream", retry_after_s=RETRY_S)
+            model, StreamBroken("The model's process died during the answer.", phase="stream", retry_after_s=RETRY_S)
         )
         self._tasks.start_soon(self._reload, model, embed)
 
     async def check_model_control(self) -> None:
-        """Wait until the server answers, and warn if anyone may change what it serves, or if we may not."""
+        """Wait until the server answers, and warn if its model control is open to everybody, or closed to us."""
         stub, request = self._connection.stub, service_pb2.RepositoryIndexRequest()
         try:
             await stub.RepositoryIndex(request, timeout=LOAD_S, wait_for_ready=True)
-            _log.warning(
+            log.warning(
                 "Triton at %s: its model control is open to every program that reaches its port, and loading a model "
                 "runs code. Start it with `causeway-cloud triton`, or with the option --grpc-restricted-protocol.",
                 self.address,
@@ -228,20 +231,20 @@ class TritonClient:
             await stub.RepositoryIndex(request, timeout=LOAD_S, metadata=self._key_metadata())
         except grpc.aio.AioRpcError as error:
             if is_refusal(error.details()):
-                _log.warning(
+                log.warning(
                     "Triton at %s: refuses the key of its model control, so that a model whose process dies stays "
                     "dead. Set triton_key_file to the file that was given to its launcher as --key-file.",
                     self.address,
                 )
 
     def _key_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of a call that needs the key. Read each time: the launcher may start after us."""
+        """Return the metadata of a call that needs the key, read each time: the launcher may start after us."""
         if self._key_file is None or not self._key_file.exists():
             return ()
         try:
             return ((HEADER, read_key(self._key_file)),)
         except ConfigError as error:
-            _log.error("%s", error.message)
+            log.error("%s", error.message)
             return ()
 
     async def _reload(self, model: str, embed: bool) -> None:
@@ -249,22 +252,22 @@ class TritonClient:
             await asyncio.sleep(SPREAD_S * self._chance())
             if self._closed or await self._repaired_by_peer(model, embed):
                 return
-            _log.warning("%s: the process of %s died, loading the model again", self.address, model)
+            log.warning("%s: the process of %s died; the model is loaded again.", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
             await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S, metadata=self._key_metadata())
             await self._load(model)
             self._reloaded(model)
-            _log.warning("%s: %s is loaded again", self.address, model)
+            log.warning("%s: %s is loaded again.", self.address, model)
         except grpc.aio.AioRpcError as error:
-            _log.error("%s: %s could not be loaded again: %s", self.address, model, error.details())
+            log.error("%s: %s could not be loaded again: %s", self.address, model, error.details())
         finally:
             # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)
 
     async def _repaired_by_peer(self, model: str, embed: bool) -> bool:
-        """Return whether another gateway reloads the model or has done so, after waiting for it.
+        """Wait for another gateway's repair; return whether one is reloading the model or has done so.
 
-        The index calls a dead model ready, and the reported death may be an old one, so the model is probed.
+        The index reports a dead model as ready, and the reported death may be an old one, so the model is probed.
         """
         repair = await self._await_peer_repair(model)
         if repair == "none":
@@ -274,7 +277,7 @@ class TritonClient:
         return repair == "done"
 
     async def _await_peer_repair(self, model: str) -> Literal["none", "done", "abandoned"]:
-        """Wait while another gateway repairs the model. `abandoned`: it stays unloaded."""
+        """Wait while another gateway repairs the model. `abandoned`: the model stays unloaded."""
         give_up_at: float | None = None
         state = first = await self._state_of(model)
         while state in _IN_REPAIR:
@@ -302,10 +305,10 @@ class TritonClient:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return ""
             raise
-        return next((one.state for one in index.models if one.name == model), "")
+        return next((entry.state for entry in index.models if entry.name == model), "")
 
     async def _load(self, model: str) -> None:
-        """Load the model, with retries: while it is unloaded, nothing else would load it.
+        """Load the model, with retries, because no other process would load it.
 
         Raises:
             AioRpcError: Triton is gone; it loads its models when it is back.
@@ -318,7 +321,7 @@ class TritonClient:
             except grpc.aio.AioRpcError as error:
                 if pause_s is None or error.code() is grpc.StatusCode.UNAVAILABLE:
                     raise
-                _log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details())
+                log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details())
             await asyncio.sleep(pause_s)
 
 
@@ -328,13 +331,13 @@ def _reached(phase: Phase, stream: GrpcStream) -> Phase:
 
 
 def _logged(request: InferenceRequest, error: CausewayError) -> CausewayError:
-    """Log the error's code alone: Triton's text may quote the request."""
-    _log.debug("%s: %s", request.request_id, error.code)
+    """Log only the error's code, because Triton's text may quote the request."""
+    log.debug("%s: %s", request.request_id, error.code)
     return error
 
 
 def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:
     error = translate(code.name, details or "", phase)
     if phase == "stream" and (code is grpc.StatusCode.OK or isinstance(error, CloudUnreachable)):
-        return StreamBroken("Triton ended the stream before the answer's end", phase="stream", retry_after_s=RETRY_S)
+        return StreamBroken("Triton ended the stream before the answer's end.", phase="stream", retry_after_s=RETRY_S)
     return error

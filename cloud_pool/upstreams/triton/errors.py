@@ -1,4 +1,4 @@
-"""Translates Triton's errors: gRPC status and text in, a class of router.errors out.
+"""Translation of Triton's errors: gRPC status and text to a class of router.errors.
 
     unreachable, killed                        UNAVAILABLE            503 cloud_unreachable
     our engine's own codes ("queue_full: …")   in the stream          that class
@@ -33,18 +33,18 @@ from causeway_server.router.errors import (
 )
 
 RETRY_S = 1.0
-"""A dead stub is reloaded, and a killed Triton is back, within seconds."""
+"""Retry-After: a dead stub is reloaded, and a killed Triton is back, within seconds."""
 
 _REJECTED = re.compile(
     r"\[request id: |.*(?:inference input|inference request|inputs but got|raw_input_contents)", re.DOTALL
 )
-"""Beginnings of the texts of errors that Triton finds before a model has seen the request."""
+"""Beginnings of errors that Triton finds before a model has seen the request."""
 _CLASSES = {
     code: kind
     for code, kind in error_classes().items()
     if kind.__module__ == CausewayError.__module__ and kind not in (BackendError, ClientGone)
 }
-"""The classes that a code of our engine stands for."""
+"""Error classes by code of our engine."""
 _CODE = re.compile(r"^([a-z][a-z_]+): (.*)$", re.DOTALL)
 
 
@@ -54,7 +54,7 @@ class StubProcessDied(EngineUnavailable):
 
 def stub_process_died(phase: Phase) -> StubProcessDied:
     return StubProcessDied(
-        "the model's process in Triton died; it is being restarted", phase=phase, retry_after_s=RETRY_S
+        "The model's process in Triton died; it is being restarted.", phase=phase, retry_after_s=RETRY_S
     )
 
 
@@ -75,16 +75,16 @@ def translate(status: str, text: str, phase: Phase) -> CausewayError:
     if "is not healthy" in lower:
         return stub_process_died(phase)
     if status == "NOT_FOUND" or ("unknown model" in lower) or ("is not ready" in lower):
-        return EngineUnavailable("the model is not loaded in Triton", phase=phase, retry_after_s=RETRY_S)
+        return EngineUnavailable("The model is not loaded in Triton.", phase=phase, retry_after_s=RETRY_S)
     if "exceeds maximum queue size" in lower or "request timeout expired" in lower:
-        return QueueFull("Triton's queue is full", retry_after_s=RETRY_S)
+        return QueueFull("Triton's queue is full.", retry_after_s=RETRY_S)
     if status in ("UNAVAILABLE", "CANCELLED"):
-        return CloudUnreachable("Triton cannot be reached", phase=phase, retry_after_s=RETRY_S)
+        return CloudUnreachable("Triton cannot be reached.", phase=phase, retry_after_s=RETRY_S)
     if status == "DEADLINE_EXCEEDED":
-        return DeadlineExceeded("the time for this request is over")
+        return DeadlineExceeded("The time for this request is over.")
     if status in ("INVALID_ARGUMENT", "UNIMPLEMENTED") or (not status and _REJECTED.match(text)):
-        return CloudRejected(f"Triton refused the request: {_first_line(text)}", phase=phase)
-    return CloudFailed("the model failed in Triton", phase=phase)
+        return CloudRejected(f"Triton refused the request: {_first_line(text)}.", phase=phase)
+    return CloudFailed("The model failed in Triton.", phase=phase)
 
 
 def _first_line(text: str) -> str:

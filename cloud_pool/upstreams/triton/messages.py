@@ -1,16 +1,16 @@
-"""What the gateway and our models in Triton tell each other, in the tensors of Triton's vLLM backend. Pure.
+"""Messages between the gateway and our models in Triton, in the tensors of Triton's vLLM backend. Pure.
 
 `sampling_parameters` is JSON that the gateway writes and our CPU model reads. Names and defaults are those of vLLM's
-`SamplingParams`, so a stock vLLM deployment accepts what the gateway writes. Grammars travel in that backend's form: a
-JSON document inside a string, under `guided_decoding` (up to release 25.08) or `structured_outputs`.
+`SamplingParams`, so a stock vLLM deployment accepts what the gateway writes. Grammars are sent in that backend's form:
+a JSON document inside a string, under `guided_decoding` (up to release 25.08) or `structured_outputs`.
 
 `logprobs` is JSON, one `{token id: {logprob, rank, decoded_token}}` per token. The chosen token comes first, then the
-best ones by rank (which may include it). We do not know token ids, so our keys only tell entries apart. The key `bytes`
-is ours, written only for a token that is not UTF-8 by itself; vLLM has none.
+best ones by rank (which may include it). Our engine has no token ids there, so its keys only distinguish entries. The
+key `bytes` is ours, written only for a token that is not valid UTF-8 alone; vLLM has none.
 
 An encoder model gets JSON in the tensor `job`, beside the part as the bytes that the client sent, and answers JSON in
-`text_output`. What becomes of the part is an answer and no error of Triton's: a file that kills its decoder says
-nothing about the tier.
+`text_output`. The outcome of a part is an answer and not an error of Triton: a file that kills its decoder does not
+count against the tier.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ GuidedKey = Literal["guided_decoding", "structured_outputs"]
 ANY_OBJECT = "{}"
 """The JSON schema of any object (models.llama_cpp.protocol)."""
 _LOWEST = -9999.0
-"""JSON has no -inf; OpenAI's servers write this value for it."""
+"""Lowest log probability: JSON has no -inf; OpenAI's servers write this value for it."""
 
 
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Constrained decoding. `grammar` is llguidance's Lark here, and in vLLM another
-    form, so the gateway only ever sends schemas.
+    """Constrained decoding. `grammar` is llguidance's Lark here, and in vLLM another form, so the gateway only ever
+    sends schemas.
 
     The fields from `copy_source` on are understood by our engine alone (models.llama_cpp.protocol.Job).
     """
@@ -50,14 +50,14 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def schema(self) -> str:
-        """The JSON schema as text, "" for none. Raises InvalidRequest if it is not a JSON object."""
+        """JSON schema as text, "" for none. Raises InvalidRequest if it is not a JSON object."""
         if self.json is None:
             return ANY_OBJECT if self.json_object else ""
         if isinstance(self.json, str):
             try:
                 msgspec.json.decode(self.json, type=dict[str, object])
             except msgspec.DecodeError as error:
-                raise InvalidRequest(f"the JSON schema is not an object: {error}") from error
+                raise InvalidRequest(f"The JSON schema is not an object: {error}") from error
             return self.json
         # Keep the order of keys: the model answers in this order.
         return msgspec.json.encode(self.json).decode()
@@ -90,7 +90,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
 
     @property
     def guided(self) -> Guided:
-        """The constraints, decoded. Raises InvalidRequest if the string inside is not a valid `Guided` document."""
+        """Decoded constraints. Raises InvalidRequest if the string inside is not a valid `Guided` document."""
         document = self.guided_decoding or self.structured_outputs
         if not isinstance(document, str):
             return document or Guided()
@@ -100,7 +100,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
             raise InvalidRequest(f"sampling_parameters.guided_decoding: {error}") from error
 
     def sampling(self, index: int) -> Sampling:
-        """Return the sampling of sequence `index` of n; each gets a seed of its own, or all n would be identical."""
+        """Return the sampling of sequence `index` of n, with a different seed for each, so that they differ."""
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -136,19 +136,19 @@ def from_request(
     """Translate `request` into the parameters of one of its sequences.
 
     Args:
-        request: the client's request.
-        max_tokens: the answer's limit where the request has none.
+        request: Request of the client.
+        max_tokens: Limit of the answer if the request sets none.
         schema: JSON schema of the answer, "" for free text.
-        guided_key: the field under which the tier's vLLM release reads grammars.
-        frame: what stands around the objects of the schema (our engine only).
-        thinking: how the model thinks, if the request may bound it (our engine only).
-        temperature: used where the request has none.
-        copy_source: without a schema, the text that tool-call arguments must be copied from (our engine only).
-        answer_prefix: the part of such an answer that was already generated.
-        adapter: the LoRA adapter of the model that answers.
+        guided_key: Field under which the tier's vLLM release reads grammars.
+        frame: Text around the objects of the schema (our engine only).
+        thinking: Format of the model's thinking, if the request may bound it (our engine only).
+        temperature: Temperature if the request sets none.
+        copy_source: Text that tool-call arguments must be copied from, without a schema (our engine only).
+        answer_prefix: Part of such an answer that was already generated.
+        adapter: LoRA adapter of the model that answers.
 
     Raises:
-        InvalidRequest: a field outside OpenAI's API has the wrong type.
+        InvalidRequest: A field outside OpenAI's API has the wrong type.
     """
     sampling = request.sampling
     rules = (
@@ -205,9 +205,9 @@ def decode_parameters(document: bytes | str) -> SamplingParameters:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"sampling_parameters: {error}") from error
     if bad_tokens:
-        raise InvalidRequest(f"sampling_parameters.logit_bias: {bad_tokens[0]!r} is not a token id")
+        raise InvalidRequest(f"sampling_parameters.logit_bias: {bad_tokens[0]!r} is not a token id.")
     if not 1 <= parameters.n <= 128:
-        raise InvalidRequest(f"sampling_parameters.n: {parameters.n} is not between 1 and 128")
+        raise InvalidRequest(f"sampling_parameters.n: {parameters.n} is not between 1 and 128.")
     return parameters
 
 
@@ -273,7 +273,7 @@ def _alternative(entry: _Entry) -> TokenAlternative:
 
 
 class EncodeJob(msgspec.Struct, frozen=True):
-    """What to find in a part. All but `kind`: as `AudioTerms` and `Transcribe`, for an audio clip."""
+    """The extraction requested for a part. For audio, all fields but `kind` are as in `AudioTerms` and `Transcribe`."""
 
     kind: Modality
     language: str = ""
@@ -284,23 +284,23 @@ class EncodeJob(msgspec.Struct, frozen=True):
 
 
 class PartRead(msgspec.Struct, frozen=True, tag="read"):
-    """The part was read. `seconds`: of an audio clip."""
+    """The part was read. `seconds`: duration of audio."""
 
     found: Found
     seconds: float = 0.0
 
 
 class PartFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """It was not. `late`: in time."""
+    """The part could not be read. `late`: it timed out."""
 
     reason: str
     late: bool = False
 
 
 PartReply = SegmentFound | PartRead | Refused | PartFailed
-"""Segments, where they are asked for, and then one of the others."""
+"""Reply for a part: segments, if requested, followed by one of the others."""
 
 read_job = msgspec.json.Decoder(EncodeJob).decode
-"""Read the tensor `job`. Raises msgspec.DecodeError."""
+"""Decode the tensor `job`. Raises msgspec.DecodeError."""
 read_reply = msgspec.json.Decoder[PartReply](PartReply).decode
-"""Read the tensor `text_output`. Raises msgspec.DecodeError."""
+"""Decode the tensor `text_output`. Raises msgspec.DecodeError."""

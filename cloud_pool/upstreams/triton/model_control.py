@@ -1,4 +1,4 @@
-"""The key of Triton's model control: a caller without it can change nothing that Triton serves.
+"""The key of Triton's model control: a caller without it cannot change what Triton serves.
 
 Triton's port answers every caller. Loading a model with files of the caller's own is running code there, so the calls
 that change or reveal what is served take a key in their metadata: our launcher gives it to Triton, and gateways and
@@ -26,16 +26,16 @@ _MIN_LENGTH = 16
 
 
 def default_key_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the account's own key file, ``~/.local/state/causeway-triton/key``, or below $XDG_STATE_HOME."""
+    """Return the user's default key file, ``~/.local/state/causeway-triton/key``, or below $XDG_STATE_HOME."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/"), ".local", "state"))
     return Path(state, "causeway-triton", "key")
 
 
 def ensure_key(path: Path) -> str:
-    """Return the key in `path`; make a random one if there is no file.
+    """Return the key in `path`, creating a random one if there is no file.
 
     Raises:
-        ConfigError: The file cannot be made or read, or other accounts can read it.
+        ConfigError: The file cannot be created or read, or other users can read it.
     """
     if path.exists():
         return read_key(path)
@@ -71,7 +71,7 @@ def read_key(path: Path) -> str:
 
 
 def restriction(key: str) -> str:
-    """Return the command-line option that has Triton ask for `key`."""
+    """Return the command-line option that makes Triton require `key`."""
     return f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{_NAME}={key}"
 
 

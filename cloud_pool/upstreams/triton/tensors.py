@@ -1,4 +1,4 @@
-"""One sequence to the tensors of Triton's vLLM backend, and its responses back. Pure.
+"""Conversion of a sequence to the tensors of Triton's vLLM backend, and of its responses back. Pure.
 
 BYTES tensors hold a 4-byte little-endian length and the bytes for each element, BOOL one byte, numbers are
 little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor contents").
@@ -28,14 +28,14 @@ _FINAL = "triton_final_response"
 
 
 class EncodePart(msgspec.Struct, frozen=True):
-    """A part of a request and what to find in it, for an encoder model."""
+    """A part of a request and the extraction requested for it, for an encoder model."""
 
     job: EncodeJob
     data: bytes
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tier is asked to generate: one sequence."""
+    """A request to a tier to generate one sequence."""
 
     model: str
     prompt: str | tuple[int, ...]  # text, or token ids (our own model only)
@@ -51,14 +51,14 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimated_tokens(self) -> int:
-        """About how many tokens are read before the first answer: a part counts as if its bytes were text."""
+        """Estimated number of tokens prefilled before the first answer; a part counts as if its bytes were text."""
         if self.part is not None:
             return len(self.part.data) // _BYTES_PER_TOKEN
         return len(self.prompt) // _BYTES_PER_TOKEN if isinstance(self.prompt, str) else len(self.prompt)
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """One response of a sequence; the last one may have nothing but `final`."""
+    """A response of a sequence; the last one may hold only `final`."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -72,9 +72,9 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
     """Encode a request.
 
     Args:
-        request: what to generate.
-        left_s: time that the engine has, from now.
-        call: name by which our own model can be asked to stop.
+        request: Request to encode.
+        left_s: Time that the engine has, from now.
+        call: Name by which our own model can be asked to stop.
     """
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
     if request.part is not None:
@@ -124,7 +124,7 @@ def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> D
         if final:
             return Delta(final=True)
         raise CloudFailed(
-            "Triton's response has no text_output: it is not a text model, or numpy 2 is in its environment",
+            "Triton's response has no text_output: the model generates no text, or its environment has numpy 2.",
             phase="stream",
         )
     try:
@@ -151,13 +151,13 @@ def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: 
 
 
 def _text(raw: bytes) -> bytes:
-    """Return the one text of a tensor. Raises struct.error."""
+    """Return the single text of a tensor. Raises struct.error."""
     (length,) = _LENGTH.unpack_from(raw)
     if length != len(raw) - _LENGTH.size:
-        raise struct.error("a tensor has not the text of one sequence")
+        raise struct.error("A tensor does not hold the text of one sequence.")
     return raw[_LENGTH.size :]
 
 
 def _number(raw: bytes | None) -> int:
-    """Return the one number of a tensor, 0 where there is none. Raises struct.error."""
+    """Return the single number of a tensor, 0 if there is none. Raises struct.error."""
     return _LENGTH.unpack(raw)[0] if raw else 0

@@ -18,8 +18,8 @@ from causeway_server.cloud_pool.cli.erase import erase
 from causeway_server.cloud_pool.erasure import (
     ErasedKind,
     Erasure,
+    ErasureConflict,
     ErasureSubject,
-    StillAtWork,
     gateway_kinds,
     job_kinds,
     sign,
@@ -191,7 +191,7 @@ async def test_a_tenant_that_goes_on_working_gets_no_receipt(stores: JobStores, 
             return await self._kind.erase(name)
 
     kinds = [Restless(kind, 0) for kind in job_kinds(stores)]
-    with pytest.raises(StillAtWork, match="revoke its tokens"):
+    with pytest.raises(ErasureConflict, match="revoke its tokens"):
         await Erasure(stores.database, kinds).erase(ACME, [])
 
 
@@ -206,7 +206,7 @@ async def test_a_changed_receipt_is_not_valid(stores: JobStores, tmp_path: Path)
     for data in (json.dumps(document).encode(), b"{}", b"", signed[:-40]):
         with pytest.raises(ConfigError):
             verify(data, read_jwks(tmp_path / "keys.json"))
-    with pytest.raises(ConfigError, match="no key of the set"):
+    with pytest.raises(ConfigError, match="No key of the set"):
         verify(signed, read_jwks(tmp_path / "others.json"))
 
 
@@ -228,15 +228,20 @@ def test_the_command_counts_asks_erases_and_signs(
     run = CliRunner().invoke
     for arguments, answer, status, said in (
         (["--config", str(gateway)], "", 2, "exactly one of --tenant"),
-        (["--config", str(gateway), "--device", "kiosk"], "", 2, "write the tenant before it"),
+        (["--config", str(gateway), "--device", "kiosk"], "", 2, "Write the tenant before it"),
         ([*command, "--dry-run"], "", 0, "1\tjobs"),
-        (command, "", 2, "name the key that signs"),
+        (command, "", 2, "Name the private key that signs"),
         (signed, "n\n", 2, f"Erase tenant {SECRET} for good? Nothing was changed: there is no terminal to ask at"),
         ([*signed, "--yes", "--receipt", str(tmp_path / "absent" / "r")], "", 2, "No such file or directory"),
         ([*signed, "--yes"], "", 0, "1\tjobs"),
         ([*command, "--dry-run"], "", 0, "0\tjobs"),
-        ([*command, "--dry-run"], "", 0, f"nothing is stored of tenant {SECRET}. Devices of a token file are of the"),
-        (["--verify", str(receipt), "--keys", str(tmp_path / "keys.json")], "", 0, f"valid: tenant {SECRET}"),
+        ([*command, "--dry-run"], "", 0, f"There is no data of tenant {SECRET}. Devices of a token file are of the"),
+        (
+            ["--verify", str(receipt), "--keys", str(tmp_path / "keys.json")],
+            "",
+            0,
+            f"The receipt is valid: tenant {SECRET}",
+        ),
     ):
         result = run(erase, arguments, input=answer)
         assert (result.exit_code, said in result.output) == (status, True), result.output

@@ -9,7 +9,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from causeway_server.cloud_pool.cache.caching_service import Billing
-from causeway_server.cloud_pool.core.late import LateReading
+from causeway_server.cloud_pool.core.late import DeferredParts
 from causeway_server.cloud_pool.core.request_context import AnswerHead, RequestContext
 from causeway_server.cloud_pool.jobs.metrics import JobMetrics
 from causeway_server.cloud_pool.jobs.worker.execution import WorkerSlots
@@ -35,7 +35,7 @@ async def no_vectors(context: RequestContext) -> tuple[AnswerHead, Embeddings]:
     raise AssertionError(f"{context.id} asks for vectors")
 
 
-ReadLate = Callable[[JobRun, float], LateReading | None]
+ReadLate = Callable[[JobRun, float], DeferredParts | None]
 
 
 def read_nothing(_job_run: JobRun, _by: float) -> None:

@@ -87,7 +87,7 @@ async def test_dead_letters_are_listed_retried_and_purged(
     assert (status, "no terminal to ask at; --yes" in text) == (2, True)
     assert second in (await asyncio.to_thread(dlq, "list"))[1]
     assert await asyncio.to_thread(dlq, "purge", "--all", "--yes") == (0, f"{second}\tpurged\n")
-    assert await asyncio.to_thread(dlq, "list") == (0, "no dead letters\n")
+    assert await asyncio.to_thread(dlq, "list") == (0, "There are no dead letters.\n")
     assert (await asyncio.to_thread(dlq, "purge"))[0] == 2
     today = JobStores.open(config)  # the command uses the real clock
     assert [record.id for record in (await today.jobs.claim("w", "large", ["standard"] * 3)).records] == [first]

@@ -66,7 +66,7 @@ def unix_ms(text: str) -> int:
 )
 def test_the_hours_are_a_wall_clocks(hours: str, zone: str, now: str, start: str, end: str) -> None:
     off_peak = OffPeakHours(OffPeakConfig(hours=hours, timezone=zone))
-    first, second, *_ = off_peak.openings(unix_ms(now))
+    first, second, *_ = off_peak.windows(unix_ms(now))
     assert (first.start, first.end) == (unix_ms(start), unix_ms(end))
     assert first.end < second.start <= first.start + 25 * HOUR_MS
     assert off_peak.wait_ms(unix_ms(now)) == max(0, unix_ms(start) - unix_ms(now))

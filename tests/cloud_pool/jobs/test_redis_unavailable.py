@@ -61,10 +61,10 @@ async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: py
     assert pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 6 + ["INFO"]
     first = caplog.messages[0]
-    assert "waiting for Redis" in first
+    assert "Waiting for Redis" in first
     assert "cannot be reached: no such file or directory. Start it" in first
     assert "1.0 s" in first
-    assert caplog.messages[-1] == "Redis answers"
+    assert caplog.messages[-1] == "Redis answers."
 
 
 async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None:
@@ -161,7 +161,7 @@ def worker(redis: RedisServer) -> Command:
 async def test_the_command_waits_for_redis_and_then_is_ready(stopped_redis: RedisServer) -> None:
     command = worker(stopped_redis)
     try:
-        await until(lambda: any("waiting for Redis" in line for line in command.log))
+        await until(lambda: any("Waiting for Redis" in line for line in command.log))
         assert command.process.poll() is None
         stopped_redis.start()
         operator = (await asyncio.to_thread(command.ready))["operator"]
@@ -176,7 +176,7 @@ async def test_the_command_waits_for_redis_and_then_is_ready(stopped_redis: Redi
 async def test_sigterm_ends_a_waiting_worker_with_status_0(stopped_redis: RedisServer) -> None:
     command = worker(stopped_redis)
     try:
-        await until(lambda: any("waiting for Redis" in line for line in command.log))
+        await until(lambda: any("Waiting for Redis" in line for line in command.log))
     finally:
         status = command.stop()
     assert status == 0

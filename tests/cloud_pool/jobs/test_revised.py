@@ -19,7 +19,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from causeway_server.cloud_pool.core.late import LateReading
+from causeway_server.cloud_pool.core.late import DeferredParts
 from causeway_server.cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from causeway_server.cloud_pool.jobs.submission import SubmissionParser
 from causeway_server.cloud_pool.jobs.worker.runner import JobRun
@@ -68,13 +68,13 @@ class Encoders:
     def go_on(self, kind: Modality = "audio") -> None:
         self._ready[kind].set()
 
-    def read_late(self, job_run: JobRun, by: float) -> LateReading:
+    def read_late(self, job_run: JobRun, by: float) -> DeferredParts:
         branches = {
             kind: _Branch(self, ready, words)
             for (kind, ready), words in zip(self._ready.items(), (HEARD, SEEN), strict=True)
         }
         graph = EncoderGraph(branches, JobMemory(FORGETS, 8), max_parts=8, clock=time.monotonic)
-        return LateReading(graph, job_run.request, by)
+        return DeferredParts(graph, job_run.request, by)
 
 
 class _Branch:

@@ -304,6 +304,6 @@ async def test_an_outage_of_redis_is_logged_once(
             stop.set()
     messages = [message for message in caplog.messages if "claimed" in message]
     assert messages == [
-        "no jobs of large are claimed: the job store does not answer",
-        "jobs of large are claimed again",
+        "No jobs of large are claimed: the job store does not answer",
+        "Jobs of large are claimed again.",
     ]

@@ -424,13 +424,13 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
     ("flags", "words"),
     [
         (("--model", "speech", "--encoder-python", "python"), "causeway-models pull speech"),
-        (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks what files needs"),
+        (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks packages of files"),
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--model", "hearing=speech"), "causeway-router[voice]"),
         (("--model", "nope"), "and the encoders speech, images, files."),
-        (("--model", "large=nope"), "no model named 'nope': there are the language models assistant, assistant-large"),
-        (("--model", "assistant", "--model", "assistant=assistant-large"), "two models are served as 'assistant'"),
-        (("--model", "edge-quality"), "no model named 'edge-quality'"),  # it computes a signal, and answers nothing
+        (("--model", "large=nope"), "No model named 'nope': there are the language models assistant, assistant-large"),
+        (("--model", "assistant", "--model", "assistant=assistant-large"), "Two models are served as 'assistant'"),
+        (("--model", "edge-quality"), "No model named 'edge-quality'"),  # it computes a signal, and answers nothing
     ],
 )
 def test_a_model_that_is_not_here_is_named_with_how_to_get_it(

@@ -30,15 +30,19 @@ def test_urls_name_a_server_sentinels_or_a_cluster() -> None:
     ("address", "key", "reason"),
     [
         ("http://a", "redis", "redis\\+sentinel://"),
-        ("redis+sentinel://a:1", "redis", "name the master"),
-        ("redis+sentinel://a:1/m/x", "redis", "name the master"),
-        ("redis+sentinel://a:x/m", "redis", "'a:x' is no host:port"),
+        ("redis+sentinel://a:1", "redis", "Name the master"),
+        ("redis+sentinel://a:1/m/x", "redis", "Name the master"),
+        ("redis+sentinel://a:x/m", "redis", "'a:x' is not a host:port"),
         ("redis+cluster://a:1/0", "redis", "no databases"),
         ("redis+cluster://me:secret@a:1", "redis", "password_file"),
-        (RedisConfig(url="redis://a", username="me"), "redis.username", "needs a password_file"),
+        (RedisConfig(url="redis://a", username="me"), "redis.username", "Set `password_file`"),
         (RedisConfig(url="redis://a", ca_file="x"), "redis.ca_file", "rediss"),
-        (RedisConfig(url="rediss://a", cert_file="x"), "redis.cert_file", "go together"),
-        (RedisConfig(url="redis://a", sentinel_password_file="x"), "redis.sentinel_password_file", "no Sentinels"),
+        (RedisConfig(url="rediss://a", cert_file="x"), "redis.cert_file", "together"),
+        (
+            RedisConfig(url="redis://a", sentinel_password_file="x"),
+            "redis.sentinel_password_file",
+            "not one of Sentinels",
+        ),
     ],
 )
 def test_a_wrong_address_names_its_key_and_what_to_write(address: str | RedisConfig, key: str, reason: str) -> None:
@@ -64,7 +68,7 @@ def test_a_message_shows_no_password(url: str, shown: str) -> None:
 def test_jobs_on_a_cluster_are_refused_at_start(tmp_path: Path, address: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(f"jobs:\n  redis: {address}\n")
-    with pytest.raises(ConfigError, match=r"jobs.redis.*jobs do not run on a Redis Cluster.*redis\+sentinel"):
+    with pytest.raises(ConfigError, match=r"jobs.redis.*Jobs do not run on a Redis Cluster.*redis\+sentinel"):
         load_config(path, Flags())
 
 

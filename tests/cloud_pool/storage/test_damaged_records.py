@@ -79,7 +79,7 @@ async def test_a_lost_delivery_holds_back_no_other(
     assert await bed.status(job, "acme/device") == "failed"
     assert bed.unreadable == 1
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        f"{lost.id} has failed: its record is lost"
+        f"{lost.id} has failed: its record is lost."
     ]
     assert await database.command("GET", database.key("webhooks_pending")) == b"0"
 
@@ -108,7 +108,7 @@ async def test_a_tenant_whose_data_is_damaged_is_set_aside(
     other = await bed.ended_job(url(receiver), "other/device")
     assert await sender.deliver_due() == 1
     assert await bed.status(other, "other/device") == "delivered"
-    assert "webhooks of tenant acme wait for a minute" in caplog.text
+    assert "Webhooks of tenant acme wait for a minute" in caplog.text
     await database.command("DEL", leases)
     assert await sender.deliver_due() == 0
     bed.clock.now += 60.0
@@ -177,7 +177,7 @@ async def test_a_tenant_whose_usage_is_damaged_holds_back_no_other(
             usage.record(charge(tenant))
         assert await usage.flush()
         assert usage.lost == 1
-        assert "usage of acme" in caplog.text
+        assert "Usage of acme" in caplog.text
         assert [row.requests for row in await read_usage(client, "other", "2027-01-15")] == [1]
 
 
@@ -194,7 +194,7 @@ async def test_a_bill_that_cannot_be_read_holds_back_no_other(
         await database.command("HSET", database.key("usage"), name, value)
     assert await UsageOutbox(database, add).flush()
     assert [batch.sums for batch in added if batch.sums] == [{"prompt|l|job": 5}]
-    assert caplog.text.count("a bill that cannot be read is lost") == 3
+    assert caplog.text.count("A bill that cannot be read is lost") == 3
 
 
 async def test_a_tenant_whose_limits_are_damaged_is_checked_locally_alone(redis_server: RedisServer) -> None:

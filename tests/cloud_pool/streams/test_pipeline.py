@@ -341,7 +341,7 @@ async def test_one_process_receives_and_the_other_takes_over(start: Start, topic
         await topics.send(encoded("q1", partitionkey="k"), encoded("q2", partitionkey="k"))
         await until(lambda: _ran(first, 2))
         await until(lambda: _reached(old, "in_flight", 2.0))
-        for part, method in ((old.effects, "hold"), (old.source, "receive"), (old.source, "keep")):
+        for part, method in ((old.effects, "hold"), (old.source, "receive"), (old.source, "extend_ack")):
             setattr(part, method, paused(getattr(part, method), release))
         async with start(second, lease_s=0.6):
             await topics.until(2)

@@ -94,7 +94,7 @@ async def test_forgotten_messages_come_again_in_order(broker: RealBroker) -> Non
     async with writing(topic) as sink, reading(topic) as source:
         await publish(sink, 1, 4)
         assert await receive_all(source, 3) == numbers(1, 3)
-        await source.forget()
+        await source.reset()
         assert await receive_all(source, 4) == numbers(1, 4)
 
 
@@ -102,7 +102,7 @@ async def test_a_batch_ends_by_size_or_by_time(broker: RealBroker) -> None:
     topic = await broker.create_topic()
     async with writing(topic) as sink, reading(topic) as source:
         assert await source.receive(3, 0.05, 0.01) == []
-        await source.forget()  # JetStream may still answer what was asked just now.
+        await source.reset()  # JetStream may still answer what was asked just now.
         await publish(sink, 1, 4)
         assert [message.body for message in await source.receive(3, 30.0, 30.0)] == numbers(1, 3)
         assert [message.body for message in await source.receive(3, 30.0, 0.01)] == [b"4"]
@@ -198,7 +198,7 @@ async def test_a_killed_broker_loses_and_reorders_nothing(broker: RealBroker) ->
         finally:
             broker.start()
         await insist_publish(sink, b"5")
-        await source.forget()
+        await source.reset()
         # Before these may come what was on its way, and what was acknowledged: an acknowledgement may be lost.
         assert (await receive_through(source, b"5"))[-4:] == numbers(2, 5)
 
@@ -214,7 +214,7 @@ async def test_a_partition_ends_and_nothing_is_lost(broker: RealBroker) -> None:
                 await store(sink, outgoing("late", b"3"))
         finally:
             broker.resume()
-        await source.forget()
+        await source.reset()
         await insist_publish(sink, b"3")
         assert (await receive_through(source, b"3"))[-3:] == numbers(1, 3)
 
@@ -260,5 +260,5 @@ async def receive_through(source: MessageSource, last: bytes) -> list[bytes]:
             except BrokerUnavailable:
                 found.clear()
                 await asyncio.sleep(0.02)
-                await source.forget()
+                await source.reset()
     return found

@@ -113,7 +113,7 @@ async def test_a_connection_ends_when_its_token_is_revoked(replica: Replica, tmp
             fleet.revoke("kiosk-1")
             assert (await client.closed()).code == 4401
             refused = [event["error"]["message"] for event in client.events if event["type"] == "error"]
-            assert refused == ["the device's tokens have been revoked"]
+            assert refused == ["The device's tokens have been revoked."]
             await until(lambda: "cancelled" in replica.noted("revoked"))
             assert done(await other.ask(orders("goes-on", *words(1))))["status"] == "completed"
 

@@ -81,7 +81,7 @@ async def test_revoke_and_show_tokens_and_devices(folder: Path, empty_redis: Red
         result = await run_on_thread("revoke", "--redis", empty_redis.url, *what)
         assert result.exit_code == 0, result.output
         assert f"{what[1]}" in result.stdout
-        assert "gateways refuse" in result.stdout
+        assert "Gateways refuse" in result.stdout
         async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
             revoked = RevocationList(IdentityConfig(), client)
             await revoked.refresh()
@@ -121,5 +121,5 @@ def test_revoking_a_key_removes_it_from_the_set(folder: Path) -> None:
     assert run("new", "--private", folder / "b.pem", "--keys", folder / "keys.json").exit_code == 0
     result = run("revoke", "--key", old, "--keys", folder / "keys.json")
     assert result.exit_code == 0
-    assert f"removed key {old} from {folder / 'keys.json'}, which has 1 left" in result.stdout
+    assert f"Removed key {old} from {folder / 'keys.json'}, which has 1 left" in result.stdout
     assert old not in {key.kid for key in read_jwks(folder / "keys.json").keys}

@@ -33,14 +33,14 @@ def test_private_keys_stay_out_of_the_key_set(issuer: Issuer) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "not a set"),
-        ("[]", "not a set"),
+        ("", "Not a set"),
+        ("[]", "Not a set"),
         ('{"keys": []}', "no key"),
-        ('{"keys": [{"kid": "a", "kty": "RSA", "crv": "Ed25519", "x": ""}]}', "not a set"),
-        ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "X25519", "x": ""}]}', "not a set"),
+        ('{"keys": [{"kid": "a", "kty": "RSA", "crv": "Ed25519", "x": ""}]}', "Not a set"),
+        ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "X25519", "x": ""}]}', "Not a set"),
         ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "Ed25519", "x": "AAAA"}]}', "3 bytes"),
         ('{"keys": [{"kid": "a", "kty": "OKP", "crv": "Ed25519", "x": "AAAA", "d": "AAAA"}]}', "private"),
-        ('{"keys": [{"kid": "a", "kty": "oct", "k": "c2VjcmV0"}]}', "not a set"),
+        ('{"keys": [{"kid": "a", "kty": "oct", "k": "c2VjcmV0"}]}', "Not a set"),
     ],
 )
 def test_an_invalid_key_file_is_a_config_error(tmp_path: Path, text: str, why: str) -> None:
@@ -54,7 +54,7 @@ def test_an_invalid_key_file_is_a_config_error(tmp_path: Path, text: str, why: s
 def test_duplicate_key_ids_are_refused(issuer: Issuer) -> None:
     found = read_jwks(issuer.key_file)
     issuer.key_file.write_bytes(msgspec.json.encode({"keys": [*found.keys, *found.keys]}))
-    with pytest.raises(ConfigError, match="two keys"):
+    with pytest.raises(ConfigError, match="Two keys"):
         KeySet(issuer.key_file)
 
 
@@ -91,9 +91,9 @@ def test_invalid_private_key_files_are_refused(issuer: Issuer, tmp_path: Path) -
     with pytest.raises(ConfigError, match="No such file"):
         read_private(path)
     path.write_text("rubbish")
-    with pytest.raises(ConfigError, match="not a private key"):
+    with pytest.raises(ConfigError, match="not an unencrypted private key"):
         read_private(path)
     other = generate_private_key(SECP256R1())
     path.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    with pytest.raises(ConfigError, match="not an Ed25519"):
+    with pytest.raises(ConfigError, match="Not an Ed25519"):
         read_private(path)

@@ -163,7 +163,7 @@ async def test_an_answer_ends_when_its_token_is_revoked(
         gateway.service.held.set()
         (status, cut), (_, whole) = await asyncio.gather(*asking)
         assert status == (200 if stream else 401)
-        assert "the token has been revoked" in cut
+        assert "The token has been revoked." in cut
         assert "stop" not in cut
         assert "stop" in whole
         await until(lambda: len(audited(audit)) == 2)
@@ -187,7 +187,7 @@ async def test_a_tenants_limits_apply(issuer: Issuer) -> None:
         assert (status, body["error"]["param"]) == (400, "max_tokens")
         status, body = await gateway.post(good, {**ASK, "n": 5})
         assert (status, body["error"]["param"]) == (400, "n")
-        assert "your limit is 4 in one request (max_sequences)" in body["error"]["message"]
+        assert "our limit is 4 in one request (max_sequences)" in body["error"]["message"]
         status, body = await gateway.post(token(issuer, tenant="slow"), {**ASK, "n": 3})
         assert status == 400
         assert "your limit is 2 at once (burst)" in body["error"]["message"]

@@ -31,7 +31,7 @@ class EncoderParameters(msgspec.Struct, frozen=True):
 
 
 class EncoderGauges:
-    """The encoder's figures on Triton's /metrics, as causeway_encoder_<name>{model=…}."""
+    """Metrics of the encoder on Triton's /metrics, as causeway_encoder_<name>{model=…}."""
 
     def __init__(self, model: str) -> None:
         # The families must live as long as their metrics.
@@ -47,7 +47,7 @@ class EncoderGauges:
 
 
 class PartSender:
-    """model_runtime.Responder over Triton's response sender."""
+    """A model_runtime.Responder over Triton's response sender."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
@@ -94,22 +94,22 @@ class EncoderModel:
 
 
 TritonPythonModel = EncoderModel
-"""The name that the Python backend looks for."""
+"""Class name that the Python backend looks for."""
 
 
 def part_request_of(request: Any) -> PartRequest:
-    """Raises InvalidRequest."""
+    """Parse a request. Raises InvalidRequest."""
     parameters = msgspec.json.decode(request.parameters() or "{}", type=EncoderParameters)
     deadline_s = None if parameters.causeway_deadline_ms is None else parameters.causeway_deadline_ms / 1000.0
     job, part = bytes_of(request, "job"), bytes_of(request, "part")
     if job is None or part is None:
         if bytes_of(request, "text_input") is not None:
             return PartRequest(None)
-        raise InvalidRequest("part or job is missing")
+        raise InvalidRequest("The tensor `part` or `job` is missing.")
     try:
         return PartRequest(read_job(job), part, deadline_s, parameters.causeway_call)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"job: {error}") from error
+        raise InvalidRequest(f"`job`: {error}") from error
 
 
 def bytes_of(request: Any, name: str) -> bytes | None:

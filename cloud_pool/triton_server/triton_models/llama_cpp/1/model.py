@@ -50,7 +50,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True):
 
 
 class Gauges:
-    """The engine's figures on Triton's /metrics, as causeway_engine_<name>{model=…}."""
+    """Metrics of the engine on Triton's /metrics, as causeway_engine_<name>{model=…}."""
 
     def __init__(self, model: str) -> None:
         # The families must live as long as their metrics.
@@ -70,7 +70,7 @@ class Gauges:
 
 
 class Sender:
-    """model_runtime.Responder over Triton's response sender."""
+    """A model_runtime.Responder over Triton's response sender."""
 
     def __init__(self, sender: Any, requested: RequestedOutputs) -> None:
         self._sender = sender
@@ -125,7 +125,7 @@ class TritonPythonModel:
 
 
 def model_request_of(request: Any) -> ModelRequest:
-    """Raises InvalidRequest."""
+    """Parse a request. Raises InvalidRequest."""
     parameters = msgspec.json.decode(request.parameters() or "{}", type=Parameters)
     deadline_s = None if parameters.causeway_deadline_ms is None else parameters.causeway_deadline_ms / 1000.0
     embedding = text_of(request, "embedding_request")
@@ -147,7 +147,7 @@ def model_request_of(request: Any) -> ModelRequest:
         )
     prompt, token_ids = text_of(request, "text_input"), token_ids_of(request)
     if prompt is None and not token_ids:
-        raise InvalidRequest("text_input is missing")
+        raise InvalidRequest("text_input is missing.")
     stream = flag_of(request, "stream") or False
     without_input = flag_of(request, "exclude_input_in_output")
     return ModelRequest(
@@ -198,7 +198,7 @@ def flag_of(request: Any, name: str) -> bool | None:
 
 
 def tensors_of(response: ModelResponse, requested: RequestedOutputs) -> list[Any]:
-    """text_output and the requested optional outputs: shape [n] each, num_input_tokens [1]."""
+    """Return text_output and the requested optional outputs: shape [n] each, num_input_tokens [1]."""
     texts = response.texts
     if response.embedding:
         texts = (msgspec.json.encode(response.embedding).decode(),)
