@@ -135,7 +135,7 @@ class Server(msgspec.Struct):
             self.bodies.release(http)
 
     def _answer(self, http: HttpExchange) -> Awaitable[web.StreamResponse]:
-        """Raises NotFound or MethodNotAllowed."""
+        """Answer a request. Raises NotFound or MethodNotAllowed."""
         if isinstance(http, PlainRequest):
             return cast("ExchangeHandler", self.routes[http.path][1])(http)  # its method and path are of `PLAIN`
         return self._handler(http)(http)
