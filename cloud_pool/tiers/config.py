@@ -19,9 +19,7 @@ from ..upstreams.triton.messages import GuidedKey
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
 PARTS: tuple[Modality, ...] = ("audio", "image", "file")
 """Kind of part that an encoder reads."""
-NO_AUDIO = (
-    "This gateway does not understand audio: its operator has to configure an encoder (a tier that `can: [audio]`)."
-)
+NO_AUDIO = "This gateway does not understand audio: its operator has to configure a tier that `can: [audio]`."
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
 
