@@ -15,7 +15,7 @@ from causeway_server.router.errors import CausewayError, JobStoreUnavailable
 from ..config import Config
 from ..redis.connect import client_fault, eviction_fault, open_redis
 from ..storage.config import with_shared_redis
-from .process import ConfigSource, redis_options
+from .process import ConfigSource, format_option, redis_options
 
 
 class CheckResult(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 @click.command()
 @redis_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@format_option
 def doctor(source: ConfigSource, as_json: bool) -> None:
     """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
     findings = asyncio.run(examine(source.load()))

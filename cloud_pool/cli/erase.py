@@ -57,7 +57,7 @@ def erase(
     signed: Path | None,
     key_file: Path | None,
 ) -> None:
-    """Erase what is stored of a tenant, a device or a user, and print a signed receipt.
+    """Erase all data of a tenant, device or user. Prints a signed receipt.
 
     Revoke its tokens first. A run that was interrupted is continued by the same command.
     """

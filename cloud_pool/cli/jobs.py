@@ -17,7 +17,7 @@ from causeway_server.router.serving.process import ask
 from ..config import Config
 from ..storage.config import with_shared_redis
 from ..storage.job_store import JobStore
-from .process import PROGRAM, ConfigSource, redis_options, refuse, report_errors
+from .process import PROGRAM, ConfigSource, format_option, redis_options, refuse, report_errors
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores
@@ -31,7 +31,7 @@ T = TypeVar("T")
 @click.pass_context
 @redis_options
 def dlq(context: click.Context, source: ConfigSource) -> None:
-    """Manage dead letters: jobs that used up their attempts. Their content is never shown."""
+    """Manage dead letters, the jobs that have used up their attempts. Their content is never shown."""
     context.obj = source
 
 
@@ -40,7 +40,7 @@ def dlq(context: click.Context, source: ConfigSource) -> None:
 @click.pass_obj
 @report_errors
 def list_dead_letters(source: ConfigSource, limit: int) -> None:
-    """List dead letters, newest first: time, job, owner, tier, attempts, code of the last error."""
+    """List dead letters, newest first. Columns: time, job, owner, tier, attempts, code of the last error."""
     letters = _run(source.load(), lambda stores: stores.jobs.dead_letters(limit))
     if not letters:
         click.echo("There are no dead letters.", err=True)
@@ -79,10 +79,10 @@ def jobs() -> None:
 
 @jobs.command("reconcile")
 @redis_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@format_option
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
 def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ...]) -> None:
-    """Name jobs and batches that were acknowledged and are gone from Redis, such as after a failover.
+    """Name acknowledged jobs and batches that Redis has lost, such as by a failover.
 
     FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
     rotated; by default the configuration's own. Exits with status 1 if anything is missing.

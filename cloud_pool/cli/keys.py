@@ -31,12 +31,11 @@ from .process import PATH, ConfigSource, redis_options, report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 
 _DEFAULTS = IdentityConfig()
-_SECONDS_PER_DAY = 86400.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
-    """Manage devices' tokens (signing keys, issuing, revocation), and the keys that encrypt jobs."""
+    """Manage device tokens and the keys that encrypt jobs."""
 
 
 @keys.command()
@@ -83,7 +82,13 @@ def new(private: Path, key_file: Path) -> None:
     help="A kind of content that messages may have; repeatable; none: all.",
 )
 @click.option("--region", "regions", multiple=True, help="A gateways' identity.region; repeatable; none: all.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Lifetime.")
+@click.option(
+    "--lifetime-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30 * 86400.0,
+    show_default="30 days",
+    help="Lifetime of the token in seconds.",
+)
 @click.option("--issuer", default=_DEFAULTS.issuer, show_default=True, help="As in the gateways' identity.issuer.")
 @click.option(
     "--audience", default=_DEFAULTS.audience, show_default=True, help="As in the gateways' identity.audience."
@@ -99,7 +104,7 @@ def issue(
     models: tuple[str, ...],
     modalities: tuple[Modality, ...],
     regions: tuple[str, ...],
-    days: float,
+    lifetime_s: float,
     issuer: str,
     audience: str,
 ) -> None:
@@ -121,7 +126,7 @@ def issue(
         issuer=issuer,
         audience=audience,
         now=time.time(),
-        lifetime_s=days * _SECONDS_PER_DAY,
+        lifetime_s=lifetime_s,
     )
     click.echo(f"The token {claims.jti} is valid until {_date(claims.exp)}.", err=True)
     click.echo(token)
@@ -138,7 +143,7 @@ def issue(
 )
 @report_errors
 def rotate(file: Path, after_s: float) -> None:
-    """Add a key that encrypts jobs to FILE, their `jobs.encryption_key_file`, and print its id.
+    """Add a key that encrypts jobs, and print its id. FILE is their `jobs.encryption_key_file`.
 
     The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
     """
@@ -198,7 +203,7 @@ async def _revoke(config: Config, token_id: str | None, device: str | None, now:
 @click.option("--keys", "key_file", type=PATH, help="List the keys of this JWKS file.")
 @redis_options
 def show(source: ConfigSource, token: str | None, key_file: Path | None) -> None:
-    """Show a token's claims (unverified), the keys of a key set, or the revocations in the gateways' Redis."""
+    """Show a token's claims, a key set, or the revocations. Claims are not verified; revocations are in Redis."""
     if token is not None:
         _show_token(token)
     if key_file is not None:

@@ -20,17 +20,17 @@ _PORT = click.IntRange(0, 65535)
 _ON_DEMAND = {
     "keys": (
         *(".keys", "keys"),
-        "Manage device tokens (`keys new`, `issue`, `show`, `revoke`) and the keys that encrypt jobs (`rotate`).",
+        "Manage device tokens and the keys that encrypt jobs. Commands: new, issue, rotate, revoke, show.",
     ),
     "worker": (".background", "worker", "Run jobs from Redis on the tiers."),
     "stream": (".background", "stream", "Answer the messages of a broker's topic on the tiers."),
     "doctor": (".doctor", "doctor", "Check Redis, the store of jobs and the collector of traces."),
     "dlq": (
         *(".jobs", "dlq"),
-        "List, retry or purge dead letters: jobs that have used up their attempts (`dlq list`, `retry`, `purge`).",
+        "Manage dead letters, the jobs that have used up their attempts. Commands: list, retry, purge.",
     ),
-    "jobs": (".jobs", "jobs", "Name accepted jobs and batches that Redis has lost (`jobs reconcile`)."),
-    "erase": (".erase", "erase", "Erase what is stored of a tenant, a device or a user, with a signed receipt."),
+    "jobs": (".jobs", "jobs", "Name accepted jobs and batches that Redis has lost. Command: reconcile."),
+    "erase": (".erase", "erase", "Erase all data of a tenant, device or user, with a signed receipt."),
     "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
@@ -59,7 +59,7 @@ def serve(process: ConfiguredProcess) -> None:
 @main.command("config")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of the file, for editors, instead.")
 def list_config_keys(*, schema: bool) -> None:
-    """List every key of the configuration file with its default and its meaning."""
+    """List all configuration keys with default and meaning."""
     if schema:
         click.echo(schema_of(Config, "Causeway gateway"), nl=False)
         return
@@ -69,7 +69,7 @@ def list_config_keys(*, schema: bool) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of a gateway with jobs; each serves its own as /openapi.json."""
+    """Print the OpenAPI document of a gateway with jobs. Each gateway serves its own as /openapi.json."""
     from ..openapi import gateway_document
 
     click.echo(msgspec.json.format(msgspec.json.encode(gateway_document())))

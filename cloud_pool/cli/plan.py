@@ -28,6 +28,7 @@ from ..planning import (
     measure,
     plan,
 )
+from .process import format_option
 
 
 class _LengthsType(click.ParamType[Lengths]):
@@ -75,7 +76,7 @@ class _PointType(click.ParamType[ThroughputPoint]):
 @click.option("--measure", "url", help="Measure a replica at this OpenAI URL (ending in /v1) instead.")
 @click.option("--model", default="assistant-large", show_default=True, help="For --measure.")
 @click.option("--token", envvar="CAUSEWAY_TOKEN", default="", help="For --measure.")
-@click.option("--at", "sequences", type=click.IntRange(min=1), multiple=True, default=(1, 4, 16), show_default=True,
+@click.option("--sequences", type=click.IntRange(min=1), multiple=True, default=(1, 4, 16), show_default=True,
               help="Concurrent sequences for --measure; repeatable.")  # fmt: skip
 @click.option(
     "--slots",
@@ -95,7 +96,7 @@ class _PointType(click.ParamType[ThroughputPoint]):
     "--zones", type=click.IntRange(min=1), default=1, show_default=True, help="Above 1: any one zone may be lost."
 )
 @click.option("--usd-per-hour", type=float, default=0.0, help="Cost of one replica.")
-@click.option("--json", "as_json", is_flag=True)
+@format_option
 def plan_command(
     peak_rps: float,
     prompt: Lengths,

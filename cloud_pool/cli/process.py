@@ -50,6 +50,18 @@ def report_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+format_option = click.option(
+    "--format",
+    "as_json",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    callback=lambda _context, _option, value: value == "json",
+    help="Form of the output.",
+)
+"""Option `--format human|json`; the command gets `as_json`."""
+
+
 class ConfigSource(NamedTuple):
     """Options that name the gateways' Redis. They are read on use, because other work needs no valid configuration."""
 

@@ -20,7 +20,7 @@ from ..accounts.tenants.usage import UsageRow, read_usage
 from ..config import Config
 from ..redis.connect import client_fault, open_redis
 from ..storage.config import JobsConfig, with_shared_redis
-from .process import OTHER_NAMES, ConfigSource, redis_options
+from .process import OTHER_NAMES, ConfigSource, format_option, redis_options
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @click.argument("tenant")
 @redis_options
 @click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@format_option
 def usage_command(source: ConfigSource, tenant: str, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
     rows = asyncio.run(_read(source.load(), tenant, day))

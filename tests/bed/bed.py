@@ -268,7 +268,7 @@ class Bed:
 
     def reconcile(self) -> set[str]:
         """Return the ids that `causeway-cloud jobs reconcile` names. Raises RuntimeError if it fails."""
-        command = [sys.executable, "-m", "causeway_server.cloud_pool", "jobs", "reconcile", "--json"]
+        command = [sys.executable, "-m", "causeway_server.cloud_pool", "jobs", "reconcile", "--format", "json"]
         command += ["--config", str(self.folder / "gateway.yaml")]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if found.returncode not in (0, 1):

@@ -172,7 +172,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert table.exit_code == 0, table.output
     assert "10, 5 in each of 2 zones (5 without redundancy)" in table.output
     assert "20.00 USD/h" in table.output
-    document = json.loads(run_plan(*args, "--json").output)
+    document = json.loads(run_plan(*args, "--format", "json").output)
     assert document["plan"]["replicas"] == 10
     assert document["measured"]["decode"] == [{"sequences": 8, "tokens_per_s": 500.0}]
 

@@ -106,7 +106,7 @@ async def test_reconcile_names_each_lost_job_and_batch(bed: Bed, database: Redis
     assert [row[1] for row in rows] == [names[1], names[3], batch]
     assert [row[2] for row in rows] == ["acme/1"] * 3
     assert rows[0][0].endswith("+00:00")
-    status, printed = await bed.reconcile("--json")
+    status, printed = await bed.reconcile("--format", "json")
     found = json.loads(printed)
     assert (status, found["acknowledged"], found["too_old"], found["unreadable_lines"]) == (1, 5, 0, 0)
     assert [(lost["id"], lost["kind"]) for lost in found["lost"]] == [
@@ -126,7 +126,7 @@ async def test_rotated_files_old_acceptances_and_cut_lines(bed: Bed, tmp_path: P
     rotated = tmp_path / "audit.1.gz"
     lines = [msgspec.json.encode(record) for record in (old, gone, ran)]
     rotated.write_bytes(gzip.compress(b"\n".join([*lines, b'{"at":1,"route":"job","id":"jo'])))
-    status, printed = await bed.reconcile("--json", str(rotated), str(bed.audit_file))
+    status, printed = await bed.reconcile("--format", "json", str(rotated), str(bed.audit_file))
     found = json.loads(printed)
     assert (status, found["acknowledged"], found["too_old"], found["unreadable_lines"]) == (1, 3, 1, 1)
     assert [(lost["id"], lost["last_run"]) for lost in found["lost"]] == [("job_gone", "ok")]

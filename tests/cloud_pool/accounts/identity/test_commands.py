@@ -44,14 +44,17 @@ def test_issued_tokens_verify_and_stand_alone_on_stdout(folder: Path) -> None:
 
 def test_scopes_and_lifetime_are_set_and_checked(folder: Path) -> None:
     claims = TokenVerifier(IdentityConfig(), KeySet(folder / "keys.json")).verify(
-        issued(folder, "--scope", "chat", "--days", "1"), now=0.0, now_unix=time.time()
+        issued(folder, "--scope", "chat", "--lifetime-s", "86400"), now=0.0, now_unix=time.time()
     )
     assert claims.scope == "chat"
     assert claims.exp - claims.iat == 86400
     spaced = run("issue", "--private", folder / "a.pem", "--tenant", "a b", "--device", "x")
     assert spaced.exit_code == 2
     assert "1 to 64 letters, digits" in spaced.output
-    assert run("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--days", "0").exit_code == 2
+    assert (
+        run("issue", "--private", folder / "a.pem", "--tenant", "a", "--device", "x", "--lifetime-s", "0").exit_code
+        == 2
+    )
     assert run("issue", "--private", folder / "none.pem", "--tenant", "a", "--device", "x").exit_code == 2
 
 

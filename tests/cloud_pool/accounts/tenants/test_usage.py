@@ -141,9 +141,9 @@ async def test_the_usage_command_prints_a_table_or_json(redis_server: RedisServe
     shown = await run("acme", "--redis", redis_server.url, "--day", DAY)
     assert shown.exit_code == 0
     assert "0.650000" in shown.output
-    listed = await run("acme", "--redis", redis_server.url, "--day", DAY, "--json")
+    listed = await run("acme", "--redis", redis_server.url, "--day", DAY, "--format", "json")
     assert json.loads(listed.output)[0]["prompt_tokens"] == 1000
-    assert json.loads((await run("other", "--redis", redis_server.url, "--day", DAY, "--json")).output) == []
+    assert json.loads((await run("other", "--redis", redis_server.url, "--day", DAY, "--format", "json")).output) == []
     assert (
         f"other has no recorded usage on {DAY}"
         in (await run("other", "--redis", redis_server.url, "--day", DAY)).output
