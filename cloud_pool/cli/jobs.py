@@ -82,7 +82,7 @@ def jobs() -> None:
 @format_option
 @click.argument("files", nargs=-1, type=_AUDIT_FILE)
 def reconcile_command(source: ConfigSource, as_json: bool, files: tuple[Path, ...]) -> None:
-    """Name acknowledged jobs and batches that Redis has lost, such as by a failover.
+    """Name acknowledged jobs and batches that Redis has lost. A failover can lose them.
 
     FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
     rotated; by default the configuration's own. Exits with status 1 if anything is missing.

@@ -30,7 +30,7 @@ _ON_DEMAND = {
         "Manage dead letters, the jobs that have used up their attempts. Commands: list, retry, purge.",
     ),
     "jobs": (".jobs", "jobs", "Name accepted jobs and batches that Redis has lost. Command: reconcile."),
-    "erase": (".erase", "erase", "Erase all data of a tenant, device or user, with a signed receipt."),
+    "erase": (".erase", "erase", "Erase all data of a tenant, device or user. Prints a signed receipt."),
     "plan": (".plan", "plan_command", "Compute how many replicas a load needs, and what they cost."),
     "usage": (".usage", "usage_command", "Show a tenant's usage and cost on a day."),
 }
