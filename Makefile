@@ -4,8 +4,6 @@ PREPARE = $(PYTHON) -m edge_node.deploy.prepare
 BIN = .venv/bin
 ARGS ?=
 WORKERS ?=
-# `make check` runs the first two; the others have few tests of the fast tier, and to import them takes long.
-NOT_QUICK = $(foreach folder,check docs bed conformance e2e edge_node/agent fleet/operators fleet/server models/train,--ignore tests/$(folder))
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
 UP_qwen = --small qwen-05b --large qwen-15b
@@ -32,7 +30,7 @@ test: ## Set up, then check and run every test, two folders at a time (WORKERS=1
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
-	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or nats or kafka or mosquitto or postgres or chromium or engine or slow)' --hypothesis-profile=quick $(NOT_QUICK) $(ARGS)
+	@exec $(BIN)/python -m tests --quick --pytest="$(ARGS)"
 
 check: ## Lint, format, types, import directions, pages
 	@$(PREPARE) check

@@ -1,5 +1,6 @@
 """`python -m tests`: run the folders of tests, two at a time, each in a pytest of its own.
 
+`--quick` runs the tests that need no services in two pytests, each of which imports its part of the product only.
 The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
 Ctrl-C and SIGTERM let the running folders stop their servers and begin no more; a second one kills them.
 """
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -31,13 +33,33 @@ LONGEST = (
     *("conformance", "edge_node", "cloud_pool", "fleet/operators", "bed", "models", "cloud_pool/http", "docs"),
     *("edge_node/agent", "edge_node/jobs", "cloud_pool/dispatch", "cloud_pool/jobs", "cloud_pool/storage"),
 )
+# Of about the same time each; the other rooms have few tests of the fast tier, and to import them takes long.
+QUICK = ("edge_node attacks", "models router cloud_pool fleet policies bench")
+NOT_QUICK = ("edge_node/agent", "fleet/operators", "fleet/server", "models/train")
+QUICK_ARGUMENTS = (
+    "--quiet",
+    "--hypothesis-profile=quick",
+    *("-m", "not (triton or redis or nats or kafka or mosquitto or postgres or chromium or engine or slow)"),
+)
+NOTHING_SELECTED = 5  # pytest's exit status
 _SUMMARY = "short test summary info"
 
 
 class Suite:
-    """Runs folders. `failures` are lines for the end of the output; `counts` are pytest's words: passed, skipped."""
+    """Runs folders. `failures` are lines for the end of the output; `counts` are pytest's words: passed, skipped.
 
-    def __init__(self, folders: Sequence[str], workers: int, logs: Path, apart: Sequence[str] = ()) -> None:
+    Folders with a space between them share a pytest, which gets `arguments`. Rooms of `apart` are left out of others.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        workers: int,
+        logs: Path,
+        *,
+        apart: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> None:
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
         self.interrupted = 0
@@ -46,6 +68,7 @@ class Suite:
         self._workers = workers
         self._logs = logs
         self._apart = apart
+        self._arguments = arguments
         self._running: set[asyncio.subprocess.Process] = set()
 
     async def run(self) -> None:
@@ -80,10 +103,11 @@ class Suite:
 
     async def _run(self, folder: str) -> tuple[int, str]:
         """Return pytest's exit status and its output."""
-        log = self._logs / f"{folder.strip('/').replace('/', '-')}.log"
+        log = self._logs / f"{folder.strip('/').replace('/', '-').replace(' ', '+')}.log"
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "pytest", "--no-header", folder, *self._ignored_below(folder)),
+                *(sys.executable, "-m", "pytest", "--no-header", *folder.split(), *self._ignored_below(folder)),
+                *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -107,7 +131,7 @@ class Suite:
     def _count(self, folder: str, status: int, output: str) -> None:
         last = output.rstrip().rpartition("\n")[2].partition(" in ")[0]
         self.counts.update({word.removesuffix("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)})
-        if status != 0:
+        if status != 0 and not (status == NOTHING_SELECTED and self._arguments):
             lines = output.rpartition(_SUMMARY)[2].splitlines() if _SUMMARY in output else []
             failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
             self.failures += failed or [f"{folder}: pytest ended with status {status}"]
@@ -125,14 +149,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("folders", nargs="*", help="default: all")
     cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--quick", action="store_true", help="only the tests that are fast and need no services")
+    parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="with --quick: more arguments of pytest")
     parser.add_argument("--workers", type=int, default=min(cores, 2), help="folders at a time (default: %(default)s)")
     parser.add_argument("--logs", type=Path, default=LOGS, help="keep the outputs here (default: .run/tests)")
     chosen = parser.parse_args()
     if chosen.workers < 1:
         parser.error("--workers: at least 1")
-    folders = chosen.folders or [os.path.relpath(folder) for folder in folders_with_tests()]
     began = time.monotonic()
-    suite = Suite(folders, chosen.workers, chosen.logs, apart=() if chosen.folders else APART)
+    if chosen.folders:
+        suite = Suite(chosen.folders, chosen.workers, chosen.logs)
+    elif chosen.quick:
+        folders = [" ".join(os.path.relpath(TESTS / name) for name in group.split()) for group in QUICK]
+        arguments = [*QUICK_ARGUMENTS, *shlex.split(chosen.pytest)]
+        suite = Suite(folders, chosen.workers, chosen.logs, apart=NOT_QUICK, arguments=arguments)
+    else:
+        folders = [os.path.relpath(folder) for folder in folders_with_tests()]
+        suite = Suite(folders, chosen.workers, chosen.logs, apart=APART)
     asyncio.run(suite.run())
     counts = ", ".join(f"{number} {word}" for word, number in suite.counts.items())
     print(*suite.failures, f"{counts or 'no tests ran'} in {time.monotonic() - began:.0f} s", sep="\n", flush=True)

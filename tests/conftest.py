@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,12 @@ settings.register_profile("quick", settings.get_profile("repeatable"), max_examp
 settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.load_profile("repeatable")
 
+# Compiled modules are kept, whatever the shell says: else each of some thousand processes compiles all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The suite runs several processes on each core: threads that spin for others cost numpy tens of times its work.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["XDG_DATA_HOME"] = os.devnull
 # Child processes import workers and scripted parts of the tests by their names.
 _paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -185,6 +185,7 @@ async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list
     ]
 
 
+@pytest.mark.slow
 async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
     cloud = await ScriptedCloud().start()  # without any target the daemon is never ready
     async with daemon(tmp_path, cloud_only(tmp_path, cloud.url)) as (process, _):

@@ -47,6 +47,7 @@ def test_other_harm_gets_no_further_than_the_second_stage(effect: Effect) -> Non
     assert all(run.state in (RolloutState.REVERTED, RolloutState.PAUSED) and run.stage <= 1 for run in runs)
 
 
+@pytest.mark.slow
 def test_a_small_fleet_pauses_where_nothing_is_certain() -> None:
     """One device of 20 cannot prove anything by its requests; an approver decides."""
     runs = [simulate_rollout(seed, 20, Effect(errors=0.05)) for seed in range(20)]

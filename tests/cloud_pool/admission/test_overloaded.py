@@ -116,7 +116,7 @@ def test_with_interactive_load_only_waits_stay_near_half_the_objective(seed: int
 def test_a_flooding_tenant_moves_anothers_p99_by_less_than_a_fifth(priority: Priority) -> None:
     def p99(*tenants: Callers) -> tuple[float, float]:
         found: list[RequestResult] = []
-        for seed in range(4):
+        for seed in SEEDS:
             run = Simulation(BIG, list(tenants), settings(128), seed).until(260.0)
             found += [one for one in run.of(40.0, 240.0) if one.callers.tenant == "quiet"]
         assert all(one.error is None for one in found)

@@ -137,6 +137,7 @@ async def test_an_empty_budget_ends_retries() -> None:
     assert it.counted.retries == []
 
 
+@pytest.mark.slow
 async def test_amplification_with_every_first_attempt_failing() -> None:
     """At 20 requests a second, endpoints get at most 1.2 attempts a request, and exactly the share that the budget pays
     for succeeds."""

@@ -16,6 +16,7 @@ SHARES = st.floats(min_value=0.0, max_value=1.0)
 ROUNDING = 1e-6
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(EVENTS, SHARES)
 def test_without_a_minimum_extras_never_exceed_their_share(events: list[tuple[str, float]], share: float) -> None:

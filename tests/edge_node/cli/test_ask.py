@@ -119,6 +119,7 @@ def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:
     assert (result.exit_code, "not UTF-8 text" in result.stderr) == (2, True)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_during_an_answer_is_exit_code_130(device: Device) -> None:
     """And stops the work: the daemon sees the client go."""
     device.engine.pause_after = 1

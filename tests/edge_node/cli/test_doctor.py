@@ -460,6 +460,7 @@ def test_an_unreachable_cloud_is_a_warning() -> None:
 # --- all together ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_warning_and_failure_has_an_advice(tmp_path: Path) -> None:
     """All checks, on a device with many problems."""
     config = Config(

@@ -48,6 +48,7 @@ def test_a_missing_and_an_altered_model_are_named_with_what_to_do(config: Config
     assert next(check_encoders(config, lambda _: True)).level == "fail"
 
 
+@pytest.mark.slow
 def test_voices_and_what_they_need_are_named(config: Config, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     file = write_voice(tmp_path / "files", "duo", speakers={"ann": 0, "bob": 1})

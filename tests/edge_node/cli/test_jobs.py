@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from causeway_server.edge_node.cli.main import main
@@ -21,6 +22,7 @@ async def call(device: Device, *arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, ["jobs", *arguments, "--url", url])
 
 
+@pytest.mark.slow
 async def test_dead_letters_are_listed_with_their_reason_retried_and_purged(tmp_path: Path) -> None:
     async with running(tmp_path, cloud=JobCloud(), jobs=OutboxConfig(max_attempts=1)) as device:
         device.engine.fault = "corrupt"

@@ -129,6 +129,7 @@ def test_a_container_without_sysfs_has_only_memory(tmp_path: Path) -> None:
 GARBAGE = ["", "hot", "nan", "inf", "-inf", "999999999", "-273151", "\xff\x00", "0x", "1e400", "1 2", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_in_any_file_makes_only_that_sensor_absent(tmp_path: Path, garbage: str | None) -> None:
     """Nothing is raised, and the other files are still read."""

@@ -166,6 +166,7 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
     assert {"check", "level", "found", "advice"} == document["findings"][0].keys()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_on_the_device_is_a_red_line_at_the_start(tmp_path: Path) -> None:
     """The daemon listens, and does not claim to be ready: nothing can answer."""
     policy = tmp_path / "policy.yaml"

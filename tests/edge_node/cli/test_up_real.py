@@ -59,6 +59,7 @@ def routes(printed: str) -> list[str]:
     return [line[34:].split()[0] for line in rows]
 
 
+@pytest.mark.slow
 def test_a_bad_policy_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("version: 1\nname: kiosk\ntarget: {}\n")
     process = Run(tmp_path / "runs", "--policy", str(tmp_path / "policy.yaml"))

@@ -31,6 +31,7 @@ from .test_parts import named
 MIB = 1024 * 1024
 
 
+@pytest.mark.slow
 async def test_files_survive_a_restart_and_only_their_owner_reads_them(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -55,6 +56,7 @@ async def test_a_deleted_file_is_overwritten_before_its_name_goes(tmp_path: Path
         assert left == bytes(len(left))
 
 
+@pytest.mark.slow
 async def test_what_a_killed_daemon_left_is_erased_at_the_start(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -112,6 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(state)], check=True)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_507_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     async with filing(tmp_path) as (device, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -188,6 +191,7 @@ async def test_one_client_does_not_fill_the_folder_for_others(
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"\xff", b'{"id": 7, "of_a_newer_version": true}'], ids=["bit rot", "newer"])
 async def test_a_file_whose_header_cannot_be_read_is_set_aside_and_taken_back(tmp_path: Path, damage: bytes) -> None:
     """After an upgrade: a downgrade erases nothing."""

@@ -53,6 +53,7 @@ HOSTILE: list[tuple[str, bytes, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "words"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
 async def test_a_wrong_form_is_refused_and_leaves_nothing(tmp_path: Path, body: bytes, words: str) -> None:
     async with filing(tmp_path) as (device, client):
@@ -65,6 +66,7 @@ async def test_a_wrong_form_is_refused_and_leaves_nothing(tmp_path: Path, body: 
         assert (await client.files.create(file=("a.txt", b"hello"), purpose="user_data")).bytes == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "kept"),
     [
@@ -91,6 +93,7 @@ async def test_a_file_without_a_name_is_taken(tmp_path: Path) -> None:
         assert (answer.status, answer.json["filename"]) == (200, "file")
 
 
+@pytest.mark.slow
 async def test_a_file_is_as_large_as_a_request_can_carry_and_no_larger(tmp_path: Path) -> None:
     server = ServerConfig(port=0, drain_s=1.0, max_body_bytes=100_000)
     async with filing(tmp_path, server=server) as (device, client):

@@ -26,6 +26,7 @@ def job(file_id: str, question: str = "When is it due?") -> dict[str, object]:
     return {"model": "auto", "messages": [{"role": "user", "content": [text(question), named(file_id)]}]}
 
 
+@pytest.mark.slow
 async def test_a_job_is_answered_after_its_file_was_deleted_and_its_repeat_is_the_same_job(tmp_path: Path) -> None:
     key = {"Idempotency-Key": "once"}
     async with filing(tmp_path, jobs=JOBS, cloud=JobCloud()) as (device, client):
@@ -57,6 +58,7 @@ async def test_a_device_whose_jobs_take_no_parts_takes_no_named_ones(tmp_path: P
         assert "jobs.accept_parts" in refused.message
 
 
+@pytest.mark.slow
 async def test_a_request_that_becomes_a_job_has_its_file(tmp_path: Path) -> None:
     async with filing(tmp_path, jobs=JOBS, cloud=JobCloud()) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")

@@ -60,6 +60,7 @@ async def test_head_deletes_no_file(tmp_path: Path) -> None:
         assert await client.files.retrieve(note.id) == note
 
 
+@pytest.mark.slow
 async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -92,6 +93,7 @@ async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Pat
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 async def test_a_named_file_is_the_same_request_as_its_bytes(tmp_path: Path) -> None:
     """Text for the model, hash in the record, encoder's memory and the answer's cache."""
     async with filing(tmp_path) as (device, client):
@@ -117,6 +119,7 @@ async def test_a_named_file_is_the_same_request_as_its_bytes(tmp_path: Path) -> 
             assert [one.headers["x-causeway-cache"] for one in (first, again)] == ["miss", "hit"]
 
 
+@pytest.mark.slow
 async def test_responses_name_files_and_images(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -143,6 +146,7 @@ async def test_responses_name_files_and_images(tmp_path: Path) -> None:
         assert "image_url" in (await post(device, "/v1/responses", {"model": "auto", "input": [empty]})).message
 
 
+@pytest.mark.slow
 async def test_a_file_of_another_key_does_not_exist(tmp_path: Path) -> None:
     async with filing(tmp_path, server=server_of_keys()) as (device, kiosk):
         till = client_of(device, "till")
@@ -171,6 +175,7 @@ async def test_the_cloud_gets_the_facts_of_a_named_file_that_must_stay(tmp_path:
         assert base64.b64encode(NOTE.encode()).decode() not in sent
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> None:
     server = ServerConfig(port=0, drain_s=1.0, max_body_bytes=40_000)
     async with filing(tmp_path, server=server) as (device, client):
@@ -193,6 +198,7 @@ async def test_what_cannot_be_named_is_refused_at_its_part(tmp_path: Path) -> No
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 async def test_a_file_that_goes_while_its_request_is_answered_is_answered_with(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     engine.gate = asyncio.Event()
@@ -208,6 +214,7 @@ async def test_a_file_that_goes_while_its_request_is_answered_is_answered_with(t
         assert (await ask(device, named(uploaded.id))).status == 404
 
 
+@pytest.mark.slow
 async def test_a_device_keeps_no_files_unless_its_owner_says_so(tmp_path: Path) -> None:
     """What it kept before can still be named, and deleted."""
     async with filing(tmp_path, files=DeviceFilesConfig()) as (device, client):
@@ -246,6 +253,7 @@ async def test_files_expire_by_the_devices_own_time(tmp_path: Path) -> None:
         assert device.parts.files.stats.expired == 1
 
 
+@pytest.mark.slow
 async def test_an_audio_clip_in_a_file_is_a_spoken_command(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, client):
         uploaded = await client.files.create(file=("a.wav", SPEECH), purpose="user_data")
@@ -253,6 +261,7 @@ async def test_an_audio_clip_in_a_file_is_a_spoken_command(tmp_path: Path) -> No
         assert prompt(device.engine).content == COMMAND
 
 
+@pytest.mark.slow
 async def test_the_sdk_uploads_a_file_and_deletes_it(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, _):
         async with AsyncCauseway(f"http://127.0.0.1:{device.app.port}") as client:

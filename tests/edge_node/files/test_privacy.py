@@ -35,6 +35,7 @@ async def ask(device: Device, file_id: str, **more: object) -> Answer:
     return await post(device, "/v1/chat/completions", body(file_id, **more), CLOUD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", RESTRICTED, ids=["tag", "preference"])
 async def test_a_file_that_was_uploaded_as_private_never_leaves(tmp_path: Path, headers: dict[str, str]) -> None:
     async with filing(tmp_path) as (device, _):
@@ -77,6 +78,7 @@ async def test_a_malformed_hint_of_a_body_is_still_refused_by_its_path(tmp_path:
             assert (await ask(device, private, causeway=wrong)).status == 400
 
 
+@pytest.mark.slow
 async def test_a_file_keeps_its_tags_over_a_restart_and_one_of_an_earlier_version_has_none(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, _):
         private, plain = await upload(device, RESTRICTED[0]), await upload(device, {})

@@ -436,12 +436,14 @@ async def assert_read(device: Device, answer: Answer, expected: Read) -> None:
     assert expected.note in record.outcome.attempts[0].detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 async def test_a_stream_is_read_as_it_was_meant(device: Device, name: str) -> None:
     upstream, expected = STREAMS[name]
     await assert_read(device, await ask(device, upstream, stream=True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLES)
 async def test_a_whole_answer_is_read_as_it_was_meant(device: Device, name: str) -> None:
     upstream, expected = WHOLES[name]
@@ -494,6 +496,7 @@ UNREADABLE_STREAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("status", REFUSALS)

@@ -267,6 +267,7 @@ def sent(gate: CloudGate, seconds: float, *, start: float = 100.0, reachable: bo
     return [now for now in times if gate.may_send(now, reachable=reachable, backlog=True)]
 
 
+@pytest.mark.slow
 def test_a_thousand_devices_do_not_storm_the_cloud_that_comes_back() -> None:
     config = OutboxConfig(jitter_s=30.0, cloud_rate_per_s=1.0)
     first = Counter[int]()

@@ -91,6 +91,7 @@ async def test_a_reader_delays_the_erasure_and_nothing_else(tmp_path: Path) -> N
     store.close()
 
 
+@pytest.mark.slow
 async def test_no_copy_stays_where_rows_moved_between_pages(tmp_path: Path) -> None:
     """Jobs of many sizes end in another order than they came."""
     chance, store = random.Random(7), await opened(tmp_path, erase_after_s=NEVER_S)

@@ -50,6 +50,7 @@ def test_no_query_reads_the_whole_table(query: str) -> None:
     assert not [step for step in steps if not step.startswith(fine)], steps
 
 
+@pytest.mark.slow
 async def test_requests_with_images_are_not_read_into_memory_all_at_once(tmp_path: Path) -> None:
     """One that is larger than the bound comes alone."""
     store = await opened(tmp_path, OutboxConfig())

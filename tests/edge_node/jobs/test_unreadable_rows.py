@@ -45,6 +45,7 @@ def endpoint(name: str) -> Edit:
     return lambda fields: fields.update(endpoint=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

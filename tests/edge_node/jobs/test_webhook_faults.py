@@ -260,6 +260,7 @@ async def raw(answer: bytes) -> AsyncIterator[int]:
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [b"", b"HTTP/1.1 200 OK\r\nx: " + b"x" * 65536, b"not http at all\r\n\r\n"],
@@ -375,6 +376,7 @@ async def test_each_owner_has_a_secret_of_its_own(tmp_path: Path) -> None:
         assert await run(secrets, "me") == mine
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_a_url_whose_job_was_purged(tmp_path: Path) -> None:
     """URLs hold tokens. Rows of other lengths came and went, so that they moved between pages."""
     chance = random.Random(7)

@@ -78,6 +78,7 @@ def texts(message: Message) -> list[str]:
     return [part.text for part in message.content if isinstance(part, TextPart)]
 
 
+@pytest.mark.slow
 async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record_has_only_its_hash(
     tmp_path: Path,
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_said(tmp_path: Path) -> None:
     policy = POLICY.replace("m-small", "assistant")  # its manifest says `transcripts: spoken`
     async with running(
@@ -114,6 +116,7 @@ async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_s
         assert messages == [{"role": "user", "content": "Wake me up at six a.m., please!"}]
 
 
+@pytest.mark.slow
 async def test_a_doubtful_transcript_is_less_likely_to_be_answered_right(tmp_path: Path) -> None:
     """The shipped calibrator has learned it from speech; none is surer than if it were typed."""
     policy = POLICY.replace("m-small", "assistant")
@@ -130,6 +133,7 @@ async def test_a_doubtful_transcript_is_less_likely_to_be_answered_right(tmp_pat
     assert doubtful < clear <= typed
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_typed_text_an_audio_clip_and_an_image_are_fused_in_their_order_with_their_confidence(
     tmp_path: Path,
@@ -157,6 +161,7 @@ def test_what_an_image_may_show_is_said_with_its_probability(words: str, expecte
     assert texts(fuse(seen, {(0, 0): shown}, ("image",)).messages[0]) == [expected]
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_branches_of_one_request_run_at_the_same_time(tmp_path: Path) -> None:
     """Each encoder waits for the other one: one after the other they would end in a timeout."""
@@ -172,6 +177,7 @@ async def test_branches_of_one_request_run_at_the_same_time(tmp_path: Path) -> N
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
 
 
+@pytest.mark.slow
 async def test_an_audio_clip_in_which_nobody_speaks_is_a_clear_error_alone_and_a_fact_beside_text(
     tmp_path: Path,
 ) -> None:
@@ -200,6 +206,7 @@ def test_a_branch_that_hangs_is_left_out_and_said_so(tmp_path: Path) -> None:
     run_jumping(hang)
 
 
+@pytest.mark.slow
 async def test_a_branch_that_dies_is_left_out_and_said_so(tmp_path: Path) -> None:
     async with running(tmp_path, encoders={"audio": encoder("", "die")}, parts=PATIENT) as device:
         await assert_left_out(device, functools.partial(ask, device), "failed")
@@ -221,6 +228,7 @@ async def assert_left_out(device: Device, send: Callable[..., Awaitable[Answer]]
     device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_a_policy_may_answer_from_the_first_branch_that_is_ready(tmp_path: Path) -> None:
     policy = POLICY.replace("edge-first\n    use", "edge-first\n    wait_for: first\n    use")
@@ -266,6 +274,7 @@ async def test_a_preview_that_reads_parts_takes_turns_with_requests(tmp_path: Pa
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp_path: Path) -> None:
     url: dict[str, object] = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
     cases: list[tuple[dict[str, object], str, str]] = [
@@ -297,6 +306,7 @@ async def test_without_an_encoder_and_for_files_it_is_the_clear_400_as_before(tm
         assert (await ask(device, audio())).code == "unsupported_feature"
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_a_target_that_takes_images_gets_the_image_and_the_fallback_its_facts(tmp_path: Path) -> None:
     async with running(tmp_path, policy=MIXED, encoders=BOTH) as device:
@@ -311,6 +321,7 @@ async def test_a_target_that_takes_images_gets_the_image_and_the_fallback_its_fa
         assert INVOICE in texts(prompt(device.engine))[1]
 
 
+@pytest.mark.slow
 async def test_signals_of_a_spoken_request_are_those_of_its_words(tmp_path: Path) -> None:
     async with running(tmp_path, policy=ASKS_TOKENS, encoders=BOTH) as device:
         answer = await ask(device, audio())

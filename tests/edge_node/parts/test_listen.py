@@ -22,6 +22,7 @@ async def run(device: Device, *arguments: str, stdin: bytes = b"") -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, ["listen", *arguments, "--url", url], input=stdin)
 
 
+@pytest.mark.slow
 async def test_a_file_and_stdin_are_heard_and_answered_with_route_and_times(tmp_path: Path) -> None:
     file = tmp_path / "a.wav"
     file.write_bytes(SPEECH)
@@ -62,6 +63,7 @@ def test_without_a_microphone_it_says_what_one_needs() -> None:
     assert "causeway-router[microphone]" in result.stderr
 
 
+@pytest.mark.slow
 async def test_the_sdk_transcribes(tmp_path: Path) -> None:
     async with (
         running(tmp_path, encoders={"audio": encoder(COMMAND)}) as device,

@@ -540,6 +540,7 @@ async def test_nothing_else_is_tried_again(
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_builds_write_the_sync_client(tmp_path: Path) -> None:
     """A checkout without `_sync` gives an sdist, and the sdist a wheel, that holds the sync client and outbox."""
     checkout = tmp_path / "checkout"

@@ -146,6 +146,7 @@ async def test_a_refused_request_gets_no_stale_answer(device: Device) -> None:
     assert answer.status == 503
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_identical_requests_in_progress_share_one_generation(device: Device, stream: bool) -> None:
     """Each request has its own outcome and id."""

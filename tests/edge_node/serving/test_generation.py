@@ -229,6 +229,7 @@ def test_the_buffer_counts_the_bytes_of_embeddings() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["join", "leave", "word", "step"]), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_every_subscriber_that_stays_gets_the_complete_answer(steps: list[str]) -> None:

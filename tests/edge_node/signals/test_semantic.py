@@ -125,6 +125,7 @@ async def test_without_a_semantic_rule_nothing_is_compared(device: Device) -> No
     assert (await device.ask(POLITE, temperature=0)).headers["x-causeway-cache"] == "miss"
 
 
+@pytest.mark.slow
 def test_without_a_semantic_rule_nothing_is_imported() -> None:
     """Neither the judge nor numpy nor ONNX Runtime, by what the service imports and by activating a policy."""
     program = (

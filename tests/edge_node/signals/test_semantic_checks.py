@@ -67,6 +67,7 @@ async def test_private_and_sampled_answers_are_never_checked(tmp_path: Path) -> 
         assert await checks(device) == {}
 
 
+@pytest.mark.slow
 async def test_the_budget_of_the_day_bounds_checks(tmp_path: Path) -> None:
     policy = CHECKED.replace("usd_per_day: 1.0", "usd_per_day: 0.005")  # one answer costs 0.01
     async with running(tmp_path, policy=policy) as device:
@@ -172,6 +173,7 @@ FAILURES: list[tuple[Callable[[Device], Awaitable[None]], str, str, list[str]]] 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("fail", "tags", "code", "errors"), FAILURES, ids=[one[0].__name__ for one in FAILURES])
 async def test_a_check_that_fails_costs_nobody_the_answer(

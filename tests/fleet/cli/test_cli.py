@@ -119,6 +119,7 @@ def test_test_runs_every_case(folder: Path) -> None:
     assert "FAIL" not in result.output
 
 
+@pytest.mark.slow
 def test_test_shows_the_expected_and_the_actual_value(folder: Path) -> None:
     spoil(folder, "request.prompt_tokens < 48", "request.prompt_tokens < 4")
     result = run("test", folder)
@@ -130,6 +131,7 @@ def test_test_shows_the_expected_and_the_actual_value(folder: Path) -> None:
     assert "      - expected  rule_held fast-path" in result.output
 
 
+@pytest.mark.slow
 def test_test_refuses_an_invalid_policy(folder: Path) -> None:
     """Whether or not a case names it."""
     spoil(folder, "at: edge", "at: egde", "private.yaml")
@@ -140,6 +142,7 @@ def test_test_refuses_an_invalid_policy(folder: Path) -> None:
     assert run("test", folder).exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -161,6 +164,7 @@ def test_a_case_file_is_read_as_strictly_as_a_policy(folder: Path, old: str, new
     assert f"{folder / 'cases' / 'default.yaml'}:" in result.output
 
 
+@pytest.mark.slow
 def test_an_expected_error_that_does_not_come_is_a_difference(folder: Path) -> None:
     spoil(folder / "cases", "request: {model: gpt-4o}", "request: {model: small}")
     result = run("test", folder)

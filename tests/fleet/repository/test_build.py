@@ -129,6 +129,7 @@ def test_an_adapter_is_a_part_of_its_model(fleet: Path) -> None:
     assert {blob.sha256 for blob in bundle.manifest.blobs} == set(bundle.files)
 
 
+@pytest.mark.slow
 def test_a_changed_adapter_is_told_apart(fleet: Path) -> None:
     """Added, other weights, another scale, other golden prompts, removed."""
     manifests = [build(fleet)["kiosk"].manifest]

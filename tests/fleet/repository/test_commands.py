@@ -56,6 +56,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
     assert "3 files, 0 errors, 0 warnings" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "line", "key", "words"),
     [

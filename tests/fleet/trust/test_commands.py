@@ -56,6 +56,7 @@ def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
     assert sign(folder, "carla").exit_code == 0
 
 
+@pytest.mark.slow
 def test_diff_says_what_would_change(folder: Path) -> None:
     assert "kiosk: serial 1\n  first bundle: policy, 1 case file, 1 model, 3 settings" in run("diff", folder).output
     sign(folder, "anna", "ben")

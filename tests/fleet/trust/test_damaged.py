@@ -47,6 +47,7 @@ def device(fleet: SignedFleet, folder: Path, replaced: dict[str, bytes] | None =
     return verifier(folder, fleet.root, served(fleet.published.path, replaced))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("role", ["timestamp", "snapshot"])
 @pytest.mark.parametrize("by", ["server", "sign"])
@@ -121,6 +122,7 @@ def test_a_device_refuses_a_damaged_source_says_where_and_takes_the_next_whole_o
     device(fleet, tmp_path / "device").refresh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["timestamp.json", "snapshot.json", "targets.json", "root.json"])
 def test_a_device_fetches_its_own_damaged_copy_anew_and_its_floor_stays(

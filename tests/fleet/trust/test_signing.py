@@ -67,6 +67,7 @@ def test_metadata_is_renewed_in_its_last_third(fleet: SignedFleet) -> None:
     assert (root.version, artifacts.version, artifacts.published) == (1, 2, True)
 
 
+@pytest.mark.slow
 def test_another_content_needs_all_signatures_again(fleet: SignedFleet) -> None:
     fleet.release()
     edit(fleet.path / "fleet.yaml", "engine.threads: 4", "engine.threads: 2")
@@ -80,6 +81,7 @@ def test_another_content_needs_all_signatures_again(fleet: SignedFleet) -> None:
     assert (manifest.serial, manifest.settings["engine.threads"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_new_root_needs_the_old_keys_and_the_new(fleet: SignedFleet, tmp_path: Path) -> None:
     """A device that trusts only the first root follows."""
     fleet.release()
@@ -108,6 +110,7 @@ def test_a_rollout_of_an_unsigned_bundle_is_not_published(fleet: SignedFleet) ->
         fleet.publish(plan_of("a" * 64))
 
 
+@pytest.mark.slow
 def test_earlier_bundles_stay_signed(fleet: SignedFleet, tmp_path: Path) -> None:
     first = fleet.release()
     edit(fleet.path / "fleet.yaml", "engine.threads: 4", "engine.threads: 2")

@@ -82,6 +82,7 @@ def test_curves_become_a_table_a_csv_and_an_svg() -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 4
 
 
+@pytest.mark.slow
 def test_evaluate_routing_measures_the_shipped_pair(tmp_path: Path) -> None:
     """The second run reuses the answers of the first one."""
     pytest.importorskip("llama_cpp")

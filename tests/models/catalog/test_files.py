@@ -36,6 +36,7 @@ def test_an_owners_gguf_becomes_usable_by_name(tmp_path: Path) -> None:
     assert mine.is_file()
 
 
+@pytest.mark.slow
 def test_a_truncated_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(SHIPPED.read_bytes()[:5000])

@@ -77,6 +77,7 @@ def test_add_with_calls_records_that_the_model_answers_with_calls(tmp_path: Path
     assert [find_artifact(name, (tmp_path,)).manifest.answers for name in ("free", "calling")] == ["text", "calls"]
 
 
+@pytest.mark.slow
 def test_an_added_model_is_found_without_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every command, and by the daemon, whose catalogue it is."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -110,6 +111,7 @@ def test_fit_counts_the_process_of_an_encoder_before_it_is_pulled(name: str) -> 
     assert "orin-nano-8gb" in output
 
 
+@pytest.mark.slow
 def test_evaluate_prints_a_table_or_json(tmp_path: Path) -> None:
     """`--source` names the label set where the file's name does not."""
     file = tmp_path / "mine.jsonl"

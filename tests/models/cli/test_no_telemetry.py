@@ -23,6 +23,7 @@ OnnxGraph(Path("models/artifacts/encoder/model.onnx"))
 """
 
 
+@pytest.mark.slow
 def test_a_session_leaves_no_device_id_and_no_events(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name not in _SUPPRESSED_BY}
     environ |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_DATA_HOME": str(tmp_path)}
@@ -30,6 +31,7 @@ def test_a_session_leaves_no_device_id_and_no_events(tmp_path: Path) -> None:
     assert [str(path) for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", [package for package in FOLDERS if package != "models"])
 def test_only_models_imports_libraries_that_bring_onnx_runtime(package: str) -> None:
     """`models/__init__.py` is then imported before them, and turns telemetry off."""

@@ -81,6 +81,7 @@ def test_without_words_there_are_no_arguments() -> None:
     assert not accepts(grammar, call(""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -79,6 +79,7 @@ HELD: list[tuple[object, list[object], list[object]]] = [  # a schema, values of
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "values", "others"), HELD, ids=lambda one: json.dumps(one)[:60])
 def test_what_is_accepted_holds(schema: object, values: list[object], others: list[object]) -> None:
     whole = inside(schema, **{"$defs": {"C": {"enum": ["x", "yy"]}, "Node": NODE}})
@@ -269,6 +270,7 @@ def test_a_large_schema_is_held() -> None:
     assert accepts(schema, {names[7]: True, names[800]: False})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", CORPUS.values(), ids=CORPUS)
 def test_what_generators_emit_holds(schema: dict[str, object]) -> None:
     """60 models of pydantic, zod and an OpenAPI generator. Sets alone are refused: their items must be unique."""

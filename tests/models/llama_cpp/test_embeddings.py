@@ -36,6 +36,7 @@ def close(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return float(np.dot(one, other)) > 0.999
 
 
+@pytest.mark.slow
 def test_short_texts_do_not_wait_for_a_long_one(rig: Rig) -> None:
     jobs = rig.between_steps(
         lambda: [
@@ -50,6 +51,7 @@ def test_short_texts_do_not_wait_for_a_long_one(rig: Rig) -> None:
     assert all(close(*pair) for pair in zip([embeddings[0], *embeddings[1:5]], alone, strict=True))
 
 
+@pytest.mark.slow
 def test_a_caller_s_own_short_texts_do_not_wait_for_its_long_one(rig: Rig) -> None:
     jobs = rig.between_steps(lambda: [rig.start(text, embed=True, caller="a") for text in (LONG, *SHORT)])
     for job in jobs:
@@ -65,6 +67,7 @@ def test_short_texts_share_steps(rig: Rig) -> None:
     assert rig.engine.stats().steps - before < len(SHORT)
 
 
+@pytest.mark.slow
 def test_each_chunk_of_a_long_text_is_a_step(rig: Rig) -> None:
     """The daemon restarts an engine that makes no step: a long text must not look like that."""
     before = rig.engine.stats().steps
@@ -72,6 +75,7 @@ def test_each_chunk_of_a_long_text_is_a_step(rig: Rig) -> None:
     assert rig.engine.stats().steps - before >= 3000 // 256
 
 
+@pytest.mark.slow
 def test_answers_go_on_beside_a_long_text(rig: Rig) -> None:
     jobs = rig.between_steps(
         lambda: [rig.start(LONG, embed=True), rig.start("hello", max_tokens=8, ignore_eos=True)],
@@ -81,6 +85,7 @@ def test_answers_go_on_beside_a_long_text(rig: Rig) -> None:
     assert [job for job in rig.finished_jobs() if job in jobs] == [jobs[1], jobs[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [LONG, SHORT[0]])
 def test_a_cancelled_text_leaves_its_room(rig: Rig, text: str) -> None:
     """A text as long as the context is embedded after one that was cancelled in its middle."""
@@ -90,6 +95,7 @@ def test_a_cancelled_text_leaves_its_room(rig: Rig, text: str) -> None:
     assert rig.run("turn " * 4000, embed=True).end.embedding
 
 
+@pytest.mark.slow
 def test_long_texts_for_which_there_is_no_room_together_follow_each_other(rig: Rig) -> None:
     jobs = rig.between_steps(lambda: [rig.start(LONG, embed=True, caller=caller) for caller in "abc"])
     embeddings = [rig.answer(job).end.embedding for job in jobs]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from causeway_server.models.llama_cpp.native.resources import (
     choose_layers,
     fitting_layers,
@@ -37,6 +39,7 @@ def test_sizes_are_those_of_the_file_and_of_its_part_of_the_cache(tiny_model: Pa
     assert output == 4 * 64 * len(vocabulary()[0])
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_offloaded(tiny_model: Path) -> None:
     options = EngineOptions(model_path=str(tiny_model))
     assert options.gpu_layers == "auto"

@@ -175,6 +175,7 @@ def test_a_broken_context_ends_every_job(tiny_options: EngineOptions) -> None:
     assert len(failures) == 1
 
 
+@pytest.mark.slow
 def test_hundreds_of_jobs_leave_nothing_behind(make_rig: MakeRig) -> None:
     """All kinds at once, some cancelled: each has one end."""
     rig = make_rig(sequences=4, queue=1000)

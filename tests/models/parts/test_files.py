@@ -53,6 +53,7 @@ async def test_the_text_of_a_file_reaches_the_model_and_the_record_has_its_hash(
         assert NOTE in texts(prompt(device.engine))[1]
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_an_image_in_a_file_is_read_as_an_image(tmp_path: Path) -> None:
     seen = file(png(32, 16), "image/png")
@@ -67,6 +68,7 @@ async def test_an_image_in_a_file_is_read_as_an_image(tmp_path: Path) -> None:
         assert "no encoder for images" in (await ask(device, text("hello"), seen)).message
 
 
+@pytest.mark.slow
 async def test_files_that_are_not_taken_are_named_and_the_next_one_is(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, object], str, str]] = [
         (file(b"%PDF-1.7\n", "application/pdf", filename="a.pdf"), "file_data", "a PDF"),

@@ -147,6 +147,7 @@ def solid(level: int) -> dict[str, object]:
     return image(file.getvalue())
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny: Artifact, tmp_path: Path) -> None:
     models = (str(tiny.folder.parent),)
@@ -176,6 +177,7 @@ async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tmp_path: Path) -> None:
     """Here: its files are gone when the first image comes."""
@@ -196,6 +198,7 @@ async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tm
         device.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_under_hybrid_the_text_of_an_image_stands_in_for_a_projector_that_fails(
     tiny: Artifact, tmp_path: Path

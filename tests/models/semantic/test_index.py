@@ -63,6 +63,7 @@ def test_one_bucket_keeps_its_entries_through_removals(judge: Judge) -> None:
         assert match.similarity == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_nearest_of_many_is_found(judge: Judge) -> None:
     """10,000 entries in one bucket, the default bound: exact inner product finds the equal one."""
     index, question = SemanticIndex(judge), asked(judge, "what is the weather")

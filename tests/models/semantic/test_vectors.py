@@ -72,6 +72,7 @@ def assert_finds_all(vectors: VectorTable, rows: Vector, query: Vector, most: in
         assert product == pytest.approx(exact, abs=slack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_codes_find_what_a_search_of_all_finds(kind: str) -> None:
     rows = KINDS[kind]().astype(np.float32)

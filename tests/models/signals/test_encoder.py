@@ -204,6 +204,7 @@ def test_a_table_learns_from_its_teacher(published: Path, tmp_path: Path) -> Non
     assert float(table("turn on the lights") @ table("lights the on turn")) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     (data / "intents").mkdir(parents=True)

@@ -140,6 +140,7 @@ def test_every_signal_is_listed_with_its_recorded_value() -> None:
     msgspec.json.encode(tuple(listed.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNALS)
 def test_every_signal_can_be_set_to_its_recorded_value(name: str) -> None:
     (value,) = [each.value for each in what_if(policy(), record(), {}).signals if each.name == name]

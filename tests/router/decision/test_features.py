@@ -43,6 +43,7 @@ def _outcome(request: Request) -> object:
         return type(error), error.message
 
 
+@pytest.mark.slow
 @given(requests())
 def test_a_rebuilt_request_has_the_same_signals_and_the_same_decision(request: Request) -> None:
     rebuilt = request_of(features_of(request))
@@ -56,6 +57,7 @@ def test_a_rebuilt_request_has_the_same_signals_and_the_same_decision(request: R
     assert features_of(rebuilt) == features_of(request), "features of features are the same"
 
 
+@pytest.mark.slow
 @given(requests())
 def test_features_can_be_encoded_and_read_again(request: Request) -> None:
     features = features_of(request)

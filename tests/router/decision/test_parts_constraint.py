@@ -78,6 +78,7 @@ def test_one_that_cannot_be_evaluated_binds() -> None:
     assert decision(IMAGE, encoders=("image",), policy=unknown).parts_on_device
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_the_cloud_never_receives_a_part(tmp_path: Path) -> None:
     async with running(tmp_path, policy=KEPT, encoders=BOTH) as device:

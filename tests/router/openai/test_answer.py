@@ -238,6 +238,7 @@ def test_models() -> None:
     assert Model.model_validate_json(encode_model(ModelObject("auto", "causeway", 1))).owned_by == "causeway"
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 3), st.none() | st.integers(0, 2), st.booleans())
 def test_official_types_validate_every_chat_answer(data, n, logprobs, include_usage) -> None:  # type: ignore[no-untyped-def]
     """Whole and streamed have equal content."""
@@ -267,6 +268,7 @@ def test_official_types_validate_every_chat_answer(data, n, logprobs, include_us
         assert read[-1].usage == answer.usage
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 2), st.none() | st.integers(0, 2))
 @settings(max_examples=80)
 def test_official_types_validate_every_completion(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]

@@ -365,6 +365,7 @@ def test_a_200_without_an_answer_is_a_failed_target(body: bytes) -> None:
         decode_answer(body)
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 3))
 def test_our_own_answers_decode_to_what_was_encoded(data, n) -> None:  # type: ignore[no-untyped-def]
     request = Request(kind="chat", model="m", n=n, include_usage=True)

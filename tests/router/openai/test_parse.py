@@ -541,6 +541,7 @@ def test_other_spellings_are_not_repeated_keys() -> None:
     assert (request.messages[0].content, request.extra) == ("café /", '{"x":100.0}')
 
 
+@pytest.mark.slow
 @given(chat_requests())
 def test_a_chat_request_survives_a_round_trip(request: Request) -> None:
     """Without its hints."""
@@ -622,6 +623,7 @@ def test_any_fields_parse_or_raise_invalid_request(parse, fields) -> None:  # ty
         json.loads(encode_request(request, "m"))
 
 
+@pytest.mark.slow
 @given(chat_requests(), st.data())
 def test_a_damaged_body_parses_or_raises_invalid_request(request: Request, data: st.DataObject) -> None:
     """One byte changed, removed or repeated in a valid body."""

@@ -31,6 +31,7 @@ CHAT = Request(kind="chat", model="auto")
 CHUNKS = [Chunk("Hel", tokens=1), Chunk("lo", tokens=1), Chunk(finish_reason="stop"), Chunk(usage=Usage(3, 2))]
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 3))
 @settings(max_examples=80)
 def test_storing_loses_nothing(data, n) -> None:  # type: ignore[no-untyped-def]
@@ -89,6 +90,7 @@ def test_a_stored_chunk_has_the_fields_of_a_chunk() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 2), st.none() | st.just(1))
 @settings(max_examples=80)
 def test_a_cached_answer_is_the_encoded_answer(data, n, logprobs) -> None:  # type: ignore[no-untyped-def]
@@ -100,6 +102,7 @@ def test_a_cached_answer_is_the_encoded_answer(data, n, logprobs) -> None:  # ty
     assert (answer.id, answer.created) == ('id"\n', 77)
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 2), st.booleans())
 @settings(max_examples=80)
 def test_a_cached_answer_streams(data, n, include_usage) -> None:  # type: ignore[no-untyped-def]
@@ -139,6 +142,7 @@ def test_an_unfinished_answer_cannot_be_cached(chunks: list[Chunk]) -> None:
         CachedAnswer(CHAT, "small", chunks)
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 3))
 @settings(max_examples=60)
 def test_coalescing_twice_changes_nothing(data, n) -> None:  # type: ignore[no-untyped-def]

@@ -15,6 +15,7 @@ from causeway_server.router.types import Request, RoutingHints
 from .values import chat_requests, hints
 
 
+@pytest.mark.slow
 @given(chat_requests(), hints)
 @settings(max_examples=100)
 def test_hints_are_never_sent(request: Request, wished: RoutingHints) -> None:

@@ -118,6 +118,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", REFUSED)
 def test_each_mistake_is_refused_at_activation(source: str) -> None:
     offset, words = REFUSED[source]

@@ -41,6 +41,7 @@ def rule(condition: str, policy: str = MIXED) -> str:
     return policy.replace("routes:", f"routes:\n  - name: seen\n    when: {condition}\n    use: [large]")
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_the_size_of_images_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
     async with running(tmp_path, policy=rule("request.image_pixels > 1000"), encoders=BOTH) as device:
@@ -58,6 +59,7 @@ async def test_the_size_of_images_decides_and_no_encoder_runs_for_it(tmp_path: P
         assert "messages[0].content[1].image_url.url" in invalid.message
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_text_in_an_image_decides_and_is_read_once(tmp_path: Path) -> None:
     policy = rule("images.text").replace("use: [large]", "use: [small]", 1)
@@ -72,6 +74,7 @@ async def test_text_in_an_image_decides_and_is_read_once(tmp_path: Path) -> None
         assert (await device.ask()).headers["x-causeway-reason"] == "edge-first"  # no image: no text in one
 
 
+@pytest.mark.slow
 @needs_pillow
 @pytest.mark.parametrize(("words", "fault", "known"), [("", "", False), ("words", "die", None)])
 async def test_images_without_text_and_images_that_cannot_be_read(
@@ -91,6 +94,7 @@ async def test_images_without_text_and_images_that_cannot_be_read(
         assert absent == ([] if known is False else ["images.text"])
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_what_is_known_of_an_image_is_recorded_beside_a_broken_audio(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(signals="all")) as device:
@@ -101,6 +105,7 @@ async def test_what_is_known_of_an_image_is_recorded_beside_a_broken_audio(tmp_p
         assert (record.estimates.image_pixels, record.estimates.audio_s) == (IMAGE_32X16, None)
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH, decisions=DecisionsConfig(signals="all")) as device:
@@ -109,6 +114,7 @@ async def test_records_can_keep_every_signal(tmp_path: Path) -> None:
         assert record.unrecorded == ()
 
 
+@pytest.mark.slow
 @needs_pillow
 async def test_a_signal_that_was_not_computed_is_unknown_until_it_is_set(tmp_path: Path) -> None:
     named = parse_policy(rule("images.text"))
@@ -123,6 +129,7 @@ async def test_a_signal_that_was_not_computed_is_unknown_until_it_is_set(tmp_pat
         assert what_if(named, typed, {}).changed.hangs_on == ()
 
 
+@pytest.mark.slow
 async def test_the_length_of_audio_clips_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
     async with running(tmp_path, policy=rule("request.audio_s > 0.3", POLICY), encoders=SPOKEN) as device:
         two = await ask(device, text("hello"), audio(), audio())
@@ -137,6 +144,7 @@ async def test_the_length_of_audio_clips_decides_and_no_encoder_runs_for_it(tmp_
         assert "messages[0].content[1].input_audio.data" in invalid.message
 
 
+@pytest.mark.slow
 async def test_speech_and_its_language_decide_and_are_heard_once(tmp_path: Path) -> None:
     policy = rule('audio.speech && request.language == "en"', POLICY).replace("use: [large]", "use: [small]", 1)
     async with running(tmp_path, policy=policy, encoders=SPOKEN) as device:
@@ -151,6 +159,7 @@ async def test_speech_and_its_language_decide_and_are_heard_once(tmp_path: Path)
         assert (await device.ask()).headers["x-causeway-reason"] == "edge-first"
 
 
+@pytest.mark.slow
 async def test_speech_that_cannot_be_heard_is_absent_and_a_constraint_on_it_binds(tmp_path: Path) -> None:
     kept = POLICY.replace("constraints:", "constraints:\n  - {name: heard, when: audio.speech, keep: on_device}")
     async with running(tmp_path, policy=kept, encoders={"audio": encoder("", "die")}) as device:

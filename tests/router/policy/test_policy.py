@@ -555,6 +555,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(trees)
 def test_any_tree_is_a_policy_or_a_policy_error(tree: object) -> None:
     accepted_or_refused(yaml.safe_dump(tree, allow_unicode=True))
@@ -565,6 +566,7 @@ def test_any_text_is_a_policy_or_a_policy_error(text: str) -> None:
     accepted_or_refused(text)
 
 
+@pytest.mark.slow
 @given(st.integers(0, len(KIOSK) - 1), st.integers(0, 12), st.text(alphabet="{}[]&*!|>-:,'\"\\ \nab1.", max_size=4))
 def test_a_damaged_policy_is_accepted_or_refused(start: int, length: int, patch: str) -> None:
     accepted_or_refused(KIOSK[:start] + patch + KIOSK[start + length :])

@@ -364,6 +364,7 @@ async def test_at_the_limit_a_connection_that_ends_makes_room_for_another() -> N
     assert len(server.writers) == 2
 
 
+@pytest.mark.slow
 async def test_an_answer_that_nobody_reads_is_not_taken_from_the_server() -> None:
     size = 64 * 1024 * 1024
     server = Server([OK + b"Content-Length: %d\r\n\r\n" % size, b"x" * size], [HELLO])

@@ -159,6 +159,7 @@ def test_what_is_a_call_and_what_is_text(text: str, left: str, calls: list[Call]
     assert parse(text) == (left, calls)
 
 
+@pytest.mark.slow
 def test_arguments_too_deep_to_read_are_text() -> None:
     text = '{"name":"lamp","arguments":' + '{"a":' * 100_000 + "1" + "}" * 100_001
     left, calls = parse(text, 10, 1000, 400_000)

@@ -83,6 +83,7 @@ async def test_a_tenants_limits_apply_and_each_response_is_audited(issuer: Issue
         peer.cut()
 
 
+@pytest.mark.slow
 async def test_a_peer_that_floods_and_reads_nothing_takes_bounded_memory(issuer: Issuer) -> None:
     """Others are served meanwhile."""
     async with sessions(config(issuer)) as gateway:

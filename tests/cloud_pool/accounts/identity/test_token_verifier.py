@@ -175,6 +175,7 @@ def test_malformed_tokens_are_refused(issuer: Issuer) -> None:
         refusal_of(verifier, token)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_mutation_is_refused_or_says_what_was_signed(data: st.DataObject) -> None:
     verifier, whole, signed = _signed()
@@ -196,6 +197,7 @@ def _signed() -> tuple[TokenVerifier, str, Claims]:
         return verifier, whole, verifier.verify(whole, now=0.0, now_unix=NOW)
 
 
+@pytest.mark.slow
 def test_an_oversized_token_is_refused(issuer: Issuer) -> None:
     """For its length alone, even if it is valid."""
     room = issuer.config.max_token_bytes
