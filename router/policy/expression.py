@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import cel
 import msgspec
 
+from .cel_library import cel
 from .cel_source import METHODS, ExpressionError, Token, conditions, needed_signals, rewrite, scan, text_at
 from .signals import SIGNALS, Expression, SignalValues, Value
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-import cel
 import msgspec
 
 from ..types import (
@@ -34,6 +33,7 @@ from ..types import (
     TextPart,
     replace_surrogates,
 )
+from .cel_library import cel
 
 SignalType = Literal["int", "double", "bool", "string", "list"]  # list: of strings
 Value = int | float | bool | str | list[str]
