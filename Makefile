@@ -55,22 +55,22 @@ encoders:
 	@$(BIN)/causeway-models pull speech $(if $(YES),--yes)
 
 demo-voice: encoders ## Spoken commands on the device, measured (needs espeak-ng; DATA=hwu64.jsonl: its held-back rows)
-	@exec $(BIN)/python -m tests.bench.voice $(if $(DATA),--data $(DATA)) $(ARGS)
+	@exec $(BIN)/python -m tests.bench voice $(if $(DATA),--data $(DATA)) $(ARGS)
 
 demo-invoice: encoders ## Typed and spoken questions about an image, answered by a 0.5B model on the device (needs espeak-ng)
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
-	@exec $(BIN)/python -m tests.bench.parts invoice $(ARGS)
+	@exec $(BIN)/python -m tests.bench parts invoice $(ARGS)
 
 bench: ## Set up, then measure against the parts themselves
-	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)
+	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(or $(ARGS),all)
 
 bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside llama_cpp.server and raw llama_decode
 	@$(PREPARE) bench
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
-	@exec $(BIN)/python -m tests.bench.decoding.real_weights $(ARGS)
+	@exec $(BIN)/python -m tests.bench real-weights $(ARGS)
 
 bench-peers: ## Measure our edge beside LiteLLM and nginx, which it sets up
-	@$(PREPARE) check && exec $(BIN)/python -m tests.bench.streaming.peers
+	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers
 
 docs: ## Write the pages' reference tables anew from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs

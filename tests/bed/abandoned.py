@@ -1,8 +1,8 @@
 """Requests that are left at random moments, whole and streamed, with one and with two choices, against a real gateway
 before our engine in a real Triton: the tokens in the audit log are those that the engine has generated.
 
-    python -m tests.bed.abandoned                  1,000 requests
-    python -m tests.bed.abandoned --requests 100 --seed 7
+    python -m tests.bench abandoned                  1,000 requests
+    python -m tests.bench abandoned --requests 100 --seed 7
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import asyncio
 import contextlib
 import os
 import random
-import sys
 import tempfile
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
+from tests.bench.rows import Row, checks
 from tests.cloud_pool.conftest import Command, Pool
-from tests.tool import run_tool
 from tests.waiting import until
 
 CONFIG = """
@@ -137,16 +136,17 @@ async def run(requests: int, seed: int) -> Figures:
         triton.stop()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     figures = asyncio.run(run(arguments.requests, arguments.seed))
     for name, value in msgspec.structs.asdict(figures).items():
         print(f"{name}: {value}")
-    return int(figures.charged != figures.generated or figures.wrong_prompts > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    wrong = {
+        f"{figures.charged} tokens charged, {figures.generated} generated": figures.charged != figures.generated,
+        f"{figures.wrong_prompts} wrong prompts": figures.wrong_prompts > 0,
+    }
+    return checks([text for text, found in wrong.items() if found])

@@ -1,8 +1,8 @@
-"""`python -m tests.bed.ablation BED [--rounds 5]`: what each mechanism is worth; BED `virtual`: in virtual time.
+"""`python -m tests.bench ablation BED [--rounds 5]`: what each mechanism is worth; BED `virtual`: in virtual time.
 
 A bed runs once with everything, and once without each mechanism in turn, in an order that each round rotates. In
-virtual time (`tests.bed.virtual`) each mechanism is left out of the scenarios where it can matter, with answers of one
-length and of many, and a round is a seed.
+virtual time (`tests.bench virtual`) each mechanism is left out of the scenarios where it can matter, with answers of
+one length and of many, and a round is a seed.
 
 A figure of a mechanism is the median over the rounds of its run over that round's run with everything, with the lowest
 and the highest: an interval that contains 1 shows no effect of the mechanism.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tool import run_tool
+from tests.bench.rows import Row
 
 from .figures import FIGURES, table
 from .without import MECHANISMS
@@ -44,22 +44,24 @@ WHERE = {
 """The scenarios in virtual time, and the mechanisms that can matter in each."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bed", choices=(*ARGUMENTS, "virtual"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=MECHANISMS, action="append", help="repeatable; default: all")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     chosen = tuple(arguments.only or MECHANISMS)
     if arguments.bed == "virtual":
         in_virtual_time(arguments.rounds, chosen)
-        return
+        return []
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(arguments.rounds):
         turn = number % len(chosen)
         found = {name: run(arguments.bed, name) for name in (EVERYTHING, *chosen[turn:], *chosen[:turn])}
         rounds.append(found)
         print(table(("without", *found[EVERYTHING]), rows(rounds, chosen)), flush=True)
+    return []
 
 
 def in_virtual_time(count: int, chosen: tuple[str, ...]) -> None:
@@ -86,7 +88,7 @@ def run(bed: str, without: str) -> dict[str, float]:
 def figures_of(bed: str, arguments: tuple[str, ...], without: str) -> list[dict[str, float]]:
     """Run the bed; return all the figures that it prints."""
     flags = ("--without", without) if without else ()
-    command = [sys.executable, "-m", f"tests.bed.{bed}", *arguments, *flags]
+    command = [sys.executable, "-m", "tests.bench", bed, *arguments, *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line.removeprefix(FIGURES) for line in done.stdout.splitlines() if line.startswith(FIGURES)]
     if not found:
@@ -102,7 +104,3 @@ def rows(rounds: list[dict[str, dict[str, float]]], chosen: tuple[str, ...]) -> 
         return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
     return [[mechanism, *(cell(mechanism, figure) for figure in rounds[0][EVERYTHING])] for mechanism in chosen]
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))

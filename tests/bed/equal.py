@@ -1,4 +1,4 @@
-"""`python -m tests.bed.equal`: equal requests at two gateways with a shared cache.
+"""`python -m tests.bench equal`: equal requests at two gateways with a shared cache.
 
 A streamed request goes to one gateway and 50 ms later to the other, eight different ones at a time. The second client
 should get its tokens while the first one does, and no model should be called twice. Figures by round: the second's time
@@ -11,12 +11,11 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
 
 import aiohttp
 
-from tests.tool import run_tool
+from tests.bench.rows import Row
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark
@@ -75,11 +74,12 @@ def calls_of(bed: Bed) -> list[str]:
     return [mark for mark in bed.replicas[0].calls() if mark != "-"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     add_without(parser)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     with running_bed(
         ("assistant-large",),
         speed=SPEED,
@@ -89,7 +89,4 @@ def main() -> None:
         without=arguments.without,
     ) as bed:
         asyncio.run(measure(bed, arguments.rounds))
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return []

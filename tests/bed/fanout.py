@@ -1,4 +1,4 @@
-"""`python -m tests.bed.fanout`: one tenant fans out, another chats.
+"""`python -m tests.bench fanout`: one tenant fans out, another chats.
 
 The quiet tenant sends chats, a fifth of the tier's capacity, throughout. In turns with it alone, the other tenant sends
 completions of n=16 answers to each of 8 prompts, 6 of them at any moment: 768 sequences for a server of 16. The quiet
@@ -15,13 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import sys
 import time
 
 import aiohttp
 
 from causeway_server.cloud_pool.admission import AdmissionConfig
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .bed import Bed, Model, running_bed
 from .client import RequestResult, new_mark
@@ -147,13 +146,14 @@ def _first_ms(results: list[RequestResult], share: float) -> float:
     return ttft_ms(answers(results), share)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of each calm and each attack")
     parser.add_argument("--rounds", type=int, default=2, help="number of pairs of a calm and an attack")
     parser.add_argument("--model", choices=("paced", "journaled"), default="paced")
     parser.add_argument("--reserved-share", type=float, default=AdmissionConfig().reserved_share)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     model: Model = arguments.model
     tier = {
         "concurrency": SPEED.slots,
@@ -162,10 +162,4 @@ def main() -> int:
     }
     with running_bed(("assistant-large",), model=model, speed=SPEED, tier=tier, workers=0) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.rounds, judged=model == "paced"))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

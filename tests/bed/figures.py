@@ -1,4 +1,4 @@
-"""Quantiles, text tables, and the line of figures that `tests.bed.ablation` reads."""
+"""Quantiles, text tables, and the line of figures that `tests.bench ablation` reads."""
 
 from __future__ import annotations
 

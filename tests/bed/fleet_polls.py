@@ -1,4 +1,4 @@
-"""`python -m tests.bed.fleet_polls`: one control plane, 15,000 parked polls, a change that wakes 5,000 of them.
+"""`python -m tests.bench fleet-polls`: one control plane, 15,000 parked polls, a change that wakes 5,000 of them.
 
 Every device has its identity and its token; a third of them are of the cohort that changes. The change is committed by
 another process, as an operator's command would. Prints the server's memory before and after, and how long after the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from causeway_server.fleet.store.generations import advance
 from causeway_server.router.serving.http.addresses import raise_file_limit
 from tests.bench.fleet import plane
 from tests.bench.fleet.devices import device_name
-from tests.tool import run_tool
+from tests.bench.rows import Row
 
 COHORT = "others"  # every third device: see tests.bench.fleet.server
 MOST_MB, MOST_S = 250.0, 3.0
@@ -57,8 +56,7 @@ class _Poll(asyncio.Protocol):
             self.answered.set_result(time.monotonic())
 
 
-async def measure(folder: Path, count: int) -> int:
-    """Return the exit code."""
+async def measure(folder: Path, count: int) -> list[Row]:
     database = f"sqlite:///{folder / 'fleet.db'}"
     with plane(folder / "fleet", database, count) as (port, pid):
         server = psutil.Process(pid)
@@ -69,12 +67,10 @@ async def measure(folder: Path, count: int) -> int:
         parked_mb = server.memory_info().rss / 1e6
         told = await _tell(database, polls[::3])
     p50, p99 = told[len(told) // 2], told[int(len(told) * 0.99)]
-    print(
-        f"memory: {empty_mb:.0f} MB without devices, {parked_mb:.0f} MB with {count} parked polls, "
-        f"at most {MOST_MB:.0f}"
-    )
-    print(f"told {len(told)} devices: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {MOST_S:.0f}; all {told[-1]:.2f} s")
-    return int(parked_mb > MOST_MB or p99 > MOST_S)
+    return [
+        Row("memory", parked_mb, "MB", MOST_MB, note=f"{count} parked polls; {empty_mb:.0f} MB without devices"),
+        Row("told, p99", p99, "s", MOST_S, note=f"{len(told)} devices, p50 {p50:.2f} s, all {told[-1]:.2f} s"),
+    ]
 
 
 async def _parked(port: int, key: TokenKey, count: int) -> list[_Poll]:
@@ -102,14 +98,12 @@ async def _tell(database: str, polls: list[_Poll]) -> list[float]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=15_000)
-    devices = parser.parse_args().devices
+
+
+def main(options: argparse.Namespace) -> list[Row]:
+    devices = options.devices
     raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
         return uvloop.run(measure(Path(folder), devices))
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))

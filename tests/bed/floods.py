@@ -1,5 +1,5 @@
-"""`python -m tests.bed.floods [--seconds 20]`: one tenant floods a gateway in every way that needs no GPU; another one
-submits jobs beside it.
+"""`python -m tests.bench floods [--seconds 20]`: one tenant floods a gateway in every way that needs no GPU; another
+one submits jobs beside it.
 
 The gateway has a real Redis and no Triton. It has a core of its own where there are two, the clients have another, and
 the flood runs in a process of its own at the lowest priority. The quiet tenant submits, reads and cancels a job ten
@@ -25,9 +25,9 @@ import aiohttp
 import msgspec
 
 from causeway_server.cloud_pool.accounts.identity.issuing import issue
+from tests.bench.rows import Row, checks
 from tests.cloud_pool.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
-from tests.tool import run_tool
 
 from .figures import print_figures, quantile, table
 
@@ -163,7 +163,7 @@ async def observe(target: Target, seconds: float) -> Seen:
 def flooding(name: str, target: Target) -> Iterator[None]:
     """Flood from a process of its own at the lowest priority."""
     told = ["--flood", name, "--url", target.url, "--grpc", str(target.grpc_port), "--token", target.token]
-    process = subprocess.Popen([sys.executable, "-m", "tests.bed.floods", *told])
+    process = subprocess.Popen([sys.executable, "-m", "tests.bench", "floods", *told])
     try:
         yield
     finally:
@@ -244,24 +244,19 @@ def _token(issuer: Issuer, tenant: str) -> str:
     )[0]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="pairs of a measurement alone and one beside a flood")
     for name in ("--flood", "--url", "--token"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
     parser.add_argument("--grpc", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     if arguments.flood:
         os.nice(19)
         asyncio.run(FLOODS[arguments.flood](Target(arguments.url, arguments.grpc, arguments.token)))  # type: ignore[arg-type]
-        return 0
+        return []
     with tempfile.TemporaryDirectory(prefix="causeway-floods-") as folder, gateway(Path(folder)) as (quiet, flood):
         failures = measure(quiet, flood, arguments.seconds, arguments.rounds)
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

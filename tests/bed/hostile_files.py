@@ -1,4 +1,4 @@
-"""`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile audio, images and files through both daemons.
+"""`python -m tests.bench hostile-files [--files 2000]`: seeded hostile audio, images and files through both daemons.
 
 Each is a good one with bytes flipped, cut, doubled or spliced, or one of the lists that the tests use. Decoders are
 real, encoders tiny; those of the gateway are in a real Triton. Every answer must be a 200, a 400 that names the part,
@@ -17,7 +17,6 @@ import contextlib
 import importlib.util
 import io
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ import numpy as np
 import psutil
 
 from causeway_server.models.parts.installed import ENCODERS
+from tests.bench.rows import Row, checks
 from tests.cloud_pool.conftest import ROOT, Command
 from tests.cloud_pool.dispatch.replica import Replica
 from tests.edge_node.device import running
@@ -35,7 +35,6 @@ from tests.edge_node.parts.test_fusion import ask, audio, image, text
 from tests.models.parts.compressed import COMPRESSED, compressed
 from tests.models.parts.files import HOSTILE_CLIPS, HOSTILE_IMAGES, HOSTILE_TEXTS, header, png, tone, wav
 from tests.models.parts.test_files import ALL, file
-from tests.tool import run_tool
 
 GATEWAY = f"""
 server: {{port: 0, max_body_bytes: 20000000}}
@@ -211,15 +210,13 @@ async def run(files: int, seed: int, daemons: tuple[str, ...]) -> bool:
     return passed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bed.hostile_files", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--daemon", choices=("edge", "gateway"), action="append", help="by default both")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     daemons = tuple(arguments.daemon or ("edge", "gateway"))
-    sys.exit(0 if asyncio.run(run(arguments.files, arguments.seed, daemons)) else 1)
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    passed = asyncio.run(run(arguments.files, arguments.seed, daemons))
+    return checks([] if passed else ["a daemon is not within its bounds"])

@@ -1,4 +1,4 @@
-"""`python -m tests.bed.job_queues`: one tenant has 20,000 jobs queued. What do they cost, and whom do they delay?
+"""`python -m tests.bench job-queues`: one tenant has 20,000 jobs queued. What do they cost, and whom do they delay?
 
 1. Its daily budget is spent, so the jobs wait for the next day. Beyond what the idle processes use, they cost at most
    MAX_CORE of a core, workers, gateways and Redis together, and MAX_COMMANDS commands of Redis a second, those of
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -29,7 +28,7 @@ from causeway_server.cloud_pool.accounts.tenants.usage import tenant_key
 from causeway_server.cloud_pool.storage.config import JobsConfig
 from causeway_server.cloud_pool.storage.record import JobRecord, NewJob
 from causeway_server.cloud_pool.storage.stores import JobStores
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark
@@ -220,19 +219,14 @@ async def measure(bed: Bed, arguments: argparse.Namespace) -> list[str]:
         await stores.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=20_000, help="the backlog")
     parser.add_argument("--seconds", type=float, default=120.0, help="duration of each measurement of costs")
     parser.add_argument("--rounds", type=int, default=5, help="how often ten jobs are submitted, alone and beside it")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     jobs = {"concurrency": SPEED.slots // 2, "max_unfinished": arguments.jobs}
     with running_bed((TIER,), speed=SPEED, config=CONFIG | {"jobs": jobs}) as bed:
         failures = asyncio.run(measure(bed, arguments))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

@@ -1,4 +1,4 @@
-"""`python -m tests.bed.kills [--rounds 20] [--seed N]`: kill -9 of each process at random moments, under load.
+"""`python -m tests.bench kills [--rounds 20] [--seed N]`: kill -9 of each process at random moments, under load.
 
 A round kills, in random order and at random moments, a gateway, a worker, Redis, one Triton, both Tritons and one
 Triton's model process (stub). The bed restarts gateway, worker and Redis as a supervisor does; Triton's launcher
@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import collections
 import random
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -31,8 +30,8 @@ from contextlib import AsyncExitStack
 import aiohttp
 import msgspec
 
+from tests.bench.rows import Row, checks
 from tests.cloud_pool.jobs.webhook_receiver import Receiver, receiving
-from tests.tool import run_tool
 
 from .batch_load import BatchLoad
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
@@ -321,8 +320,7 @@ async def run(
     return rounds, failures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", choices=("journaled", "paced"), default="journaled", help="paced: long answers")
@@ -330,7 +328,9 @@ def main() -> int:
     parser.add_argument("--within-s", type=float, default=3.0, help="longest time between two kills")
     parser.add_argument("--streams-per-s", type=float, default=8.0)
     parser.add_argument("--jobs-per-s", type=float, default=2.0)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     rng = random.Random(arguments.seed)
     plan = [rng.sample(VICTIMS, len(VICTIMS)) for _ in range(arguments.rounds)]
     replicas = 0 if arguments.single else REPLICAS
@@ -346,10 +346,4 @@ def main() -> int:
             )
         )
     print(summary(rounds))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

@@ -4,7 +4,7 @@ The broker is mosquitto, the daemon is the command that operators start, and the
 memory, which does each key once and counts. Every second message has correlation data; the others are told apart by
 their text, and recognised by their packet's number when the broker sends them again.
 
-    python -m tests.bed.mqtt                      1,500 messages, 12 kills; exits with 1 if one is lost or done twice
+    python -m tests.bench mqtt                      1,500 messages, 12 kills; exits with 1 if one is lost or done twice
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from tests.bench.rows import Row, checks
 from tests.edge_node.jobs.cloud import JobCloud
 from tests.edge_node.mqtt.peer import Peer
 from tests.mosquitto import Mosquitto
 from tests.stack import Stack
-from tests.tool import run_tool
 
 _PAUSE_S = 0.005  # between two messages
 _LONGEST_LIFE_S = 2.8
@@ -86,14 +85,12 @@ mqtt:
     return len(answers) == len(cloud.effects) == messages and not doubled
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--messages", type=int, default=1500)
     parser.add_argument("--kills", type=int, default=12)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(0 if asyncio.run(run(arguments.messages, arguments.kills, Path(folder))) else 1)
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+        whole = asyncio.run(run(arguments.messages, arguments.kills, Path(folder)))
+    return checks([] if whole else ["a message was lost or done twice"])

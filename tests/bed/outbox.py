@@ -3,8 +3,8 @@
 The daemon is the command that operators start, on a real disk; the cloud is the gateway's `/v1/jobs` in memory, which
 does each key once and counts. Every job has an `Idempotency-Key`, and clients send it until it is acknowledged.
 
-    python -m tests.bed.outbox                    10,000 jobs, 20 kills: half while offline, half while catching up
-    python -m tests.bed.outbox --kills 0 --accept how fast jobs are acknowledged
+    python -m tests.bench outbox                    10,000 jobs, 20 kills: half while offline, half while catching up
+    python -m tests.bench outbox --kills 0 --accept how fast jobs are acknowledged
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.bench.rows import Row
 from tests.edge_node.jobs.cloud import JobCloud
-from tests.tool import run_tool
 
 from .figures import print_figures, quantile, table
 
@@ -264,8 +264,7 @@ async def all_states(client: Client, ids: dict[int, str]) -> list[str]:
     return states
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--clients", type=int, default=32)
@@ -275,19 +274,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--webhook", default="", help="URL that each job names, such as https://example.com/hook")
     parser.add_argument("--accept", action="store_true", help="only accept, and judge how fast")
-    return parser.parse_args(arguments)
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def main(arguments: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(run(arguments, Path(folder)))
     judged = judge(figures, arguments)
     print(table(("figure", "value"), list(figures.items())))
-    print(table(("judged", ""), [(name, "ok" if good else "MISSED") for name, good in judged.items()]))
     print_figures(figures)
-    sys.exit(0 if all(judged.values()) else 1)
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return [Row(name, int(good), "", 1.0, "higher") for name, good in judged.items()]

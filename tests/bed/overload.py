@@ -1,4 +1,4 @@
-"""`python -m tests.bed.overload [--seconds 60] [--times 3] [--workers 4 --backlog 5000]`: a tier gets three times the
+"""`python -m tests.bench overload [--seconds 60] [--times 3] [--workers 4 --backlog 5000]`: a tier gets three times the
 load that it can serve, and once more beside jobs.
 
 Of the tiers `assistant-large` and `assistant`, both paced, all requests name the first. Interactive and standard
@@ -31,13 +31,12 @@ import asyncio
 import collections
 import itertools
 import math
-import sys
 import time
 
 import aiohttp
 import msgspec
 
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .backlog import Backlog, add_arguments
 from .bed import Bed, ReplicaSpeed, running_bed
@@ -248,8 +247,7 @@ def recovery_s(calm: list[RequestResult], stop: float, ttft_s: float) -> float:
     return quantile(bad, 1.0)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", type=float, default=3.0)
     add_without(parser)
@@ -257,17 +255,13 @@ def main() -> int:
     parser.add_argument(
         "--fallback", action=argparse.BooleanOptionalAction, default=True, help="requests may fall back to a lower tier"
     )
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     tier = {"concurrency": 16, "max_queued": 64, "ttft_objective_s": 2 * SPEED.prefill_s}
     config = {"degradation": {"tiers": TIERS}} if arguments.fallback else {}
     with running_bed(
         TIERS, speed=SPEED, tier=tier, config=config, workers=arguments.workers, without=arguments.without
     ) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.times, arguments.backlog))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

@@ -1,4 +1,4 @@
-"""`python -m tests.bed.scale [--seconds 20]`: a tier gets 1, 2 and 4 endpoints and back, while clients keep it full.
+"""`python -m tests.bench scale [--seconds 20]`: a tier gets 1, 2 and 4 endpoints and back, while clients keep it full.
 
 Clients are a quarter more than the endpoints' slots, each of which sends its next request as soon as it has its answer,
 without a pause while the endpoints change: as an autoscaler adds them after the load has come, and removes them after
@@ -17,12 +17,11 @@ import asyncio
 import collections
 import itertools
 import math
-import sys
 import time
 
 import aiohttp
 
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
@@ -101,19 +100,14 @@ def check(bed: Bed, stages: list[Stage]) -> list[str]:
     return failures + faulty([each for stage in stages for each in stage.results])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each stage, after it has settled")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     # Patient: the load comes before the endpoints, and nothing may be shed for it.
     tier = {"concurrency": SPEED.slots, "max_queued": 64, "ttft_objective_s": 10.0}
     replicas = ("assistant-large",) * max(STAGES)
     with running_bed(replicas, speed=SPEED, tier=tier, workers=0, serving=1) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

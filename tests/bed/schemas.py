@@ -1,4 +1,4 @@
-"""`python -m tests.bed.schemas [SUITE] [--model NAME]`: schemas against the answers that their grammars allow.
+"""`python -m tests.bench schemas [SUITE] [--model NAME]`: schemas against the answers that their grammars allow.
 
 SUITE is the folder `json` of the source distribution of PyPI's jsonschema (`pip download --no-deps --no-binary :all:
 jsonschema==4.26.0`), which carries the JSON-Schema-Test-Suite under its own licence. Of each group of draft 2020-12,
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,27 +24,28 @@ from causeway_server.models.constraints.grammars import fault_of
 from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt
 from causeway_server.router.tool_calls.schema import NO_FRAME, ToolFormat, answer_schema, call_frame
 from causeway_server.router.types import Message, Request, Sampling, Tool, ToolChoice
+from tests.bench.rows import Row
 from tests.models.constraints.bytewise import CORPUS, accepts, draw, matcher
 from tests.models.llama_cpp.conftest import Answer, Rig
-from tests.tool import run_tool
 
 _AT_ONCE = 64  # jobs in the engine
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", type=Path, nargs="?", help="without it, only --model is asked")
     parser.add_argument("--draws", type=int, default=8, help="answers drawn for each accepted schema")
     parser.add_argument("--model", default="", help="a model that answers with the generated schemas, hot")
     parser.add_argument("--answers", type=int, default=3000, help="of the model")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     counts: collections.Counter[str] = collections.Counter()
     if arguments.suite is not None:
         _suite(arguments.suite / "tests" / "draft2020-12", arguments.draws, counts)
     if arguments.model:
         _sampled(arguments.model, arguments.answers, counts)
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    return 1 if counts["loose"] or counts["invalid"] else 0
+    return [Row(f"{name} answers", counts[name], "", 0.0) for name in ("loose", "invalid")]
 
 
 def _suite(folder: Path, draws: int, counts: collections.Counter[str]) -> None:
@@ -130,7 +130,3 @@ def _try(
         if answer is not None and not validator.is_valid(json.loads(answer)):
             counts["invalid"] += 1
             print(f"{name}: {answer}")
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))

@@ -1,4 +1,4 @@
-"""`python -m tests.bed.schemas_served`: answers under generated schemas, through a real daemon and a real gateway.
+"""`python -m tests.bench schemas-served`: answers under generated schemas, through a real daemon and a real gateway.
 
 A model answers at temperature 1.5 on the device, and in a real Triton behind the gateway, with the schemas that
 generators made (`tests/models/constraints/schemas`), in turn as response format and as the arguments of a forced call.
@@ -24,9 +24,9 @@ import aiohttp
 from jsonschema import Draft202012Validator
 
 from causeway_server.models.constraints.grammars import fault_of, held_arguments
+from tests.bench.rows import Row
 from tests.models.constraints.bytewise import CORPUS
 from tests.stack import TOKEN, Stack
-from tests.tool import run_tool
 
 POLICY = """
 version: 1
@@ -160,15 +160,16 @@ async def ask_all(sides: list[Side], answers: int, at_once: int, unbounded: bool
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="assistant", help="on the device")
     parser.add_argument("--large", default="assistant-large", help="in Triton")
     parser.add_argument("--answers", type=int, default=3000)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=400, help="of an answer; a longer one is cut")
     parser.add_argument("--unbounded", action="store_true", help="the schemas as they are")
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="schemas-") as folder:
         stack = Stack(Path(folder))
         policy = Path(folder, "policy.yaml")
@@ -190,9 +191,9 @@ def main() -> int:
     total = sum(found.values(), Counts())
     for name, counts in sorted(found.items()):
         print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
-    print(f"cut: {total['cut']} of {total.total()} ({100 * total['cut'] / total.total():.1f} %)")
-    return 0 if set(total) <= {"valid", "cut"} and total["cut"] < 0.05 * total.total() else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    wrong = sum(count for verdict, count in total.items() if verdict not in ("valid", "cut"))
+    cut = 100 * total["cut"] / total.total()
+    return [
+        Row("answers that are not valid", wrong, "", 0.0),
+        Row("answers that were cut", cut, "%", 5.0, note=f"{total['cut']} of {total.total()}"),
+    ]

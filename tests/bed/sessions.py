@@ -3,10 +3,10 @@
 The daemon is the command that operators start, in a process of its own for the memory; the answers come from a real
 engine child with a small model of random weights, or from `--model FILE.gguf`.
 
-    python -m tests.bed.sessions                 all three
-    python -m tests.bed.sessions --idle 2000     memory alone
-    python -m tests.bed.sessions --cut 200       cuts alone
-    python -m tests.bed.sessions --interrupt 50  interruptions alone
+    python -m tests.bench sessions                 all three
+    python -m tests.bench sessions --idle 2000     memory alone
+    python -m tests.bench sessions --cut 200       cuts alone
+    python -m tests.bench sessions --interrupt 50  interruptions alone
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.backends.engine.backend import EngineBackend, EngineModel
 from causeway_server.edge_node.config.schema import Config, EngineConfig, ServerConfig
 from causeway_server.router.bundle.settings import RealtimeConfig
+from tests.bench.rows import Row, checks
 from tests.e2e.sessions.peer import SAY_HELLO, Event, Peer, text_of
 from tests.models.llama_cpp.tiny_gguf import write_tiny_gguf
-from tests.tool import run_tool
 
 from .figures import print_figures, quantile, table
 
@@ -215,13 +215,17 @@ def _whole(events: list[Event]) -> str:
     return "".join(part["text"] for item in items for part in item["content"])
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--idle", type=int, help="sessions that do nothing")
     parser.add_argument("--interrupt", type=int, help="interrupted answers")
     parser.add_argument("--cut", type=int, help="sessions that are cut")
     parser.add_argument("--model", default="", help="GGUF file; by default a small one of random weights")
-    arguments = parser.parse_args()
+
+
+async def main(arguments: argparse.Namespace) -> list[Row]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
     chosen = (arguments.idle, arguments.interrupt, arguments.cut)
     idle, interrupt, cut = (value or 0 for value in chosen) if any(chosen) else (2000, 50, 200)
     figures: dict[str, float] = {}
@@ -244,11 +248,4 @@ async def main() -> None:
         faults.append(f"silence comes later than {SILENCE_LIMIT_MS:g} ms after a step")
     if any(figures.get(f"cut_{name}", 0.0) for name in ("lost", "repeated", "different")):
         faults.append("a cut session lost or repeated something")
-    sys.exit("; ".join(faults) or 0)
-
-
-if __name__ == "__main__":
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
-    sys.exit(run_tool(lambda: asyncio.run(main())))
+    return checks(faults)

@@ -1,4 +1,4 @@
-"""`python -m tests.bed.slow [--workers 4 --backlog 5000]`: of three replicas of a tier, one becomes ten times slower,
+"""`python -m tests.bench slow [--workers 4 --backlog 5000]`: of three replicas of a tier, one becomes ten times slower,
 beside jobs once more, and later one hangs.
 
 The load is `--load` of the pool's capacity. Times are those of complete answers and to the first token, at the client.
@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 
 import aiohttp
 import psutil
 
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .backlog import Backlog, add_arguments
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
@@ -176,21 +175,16 @@ async def measure(bed: Bed, seconds: float, load: float, jobs: int) -> list[str]
         return failures + await one_hung(bed, session, profile, seconds)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
     add_without(parser)
     parser.add_argument("--load", type=float, default=0.5, help="share of the pool's capacity")
     add_arguments(parser)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     tier = {"concurrency": SPEED.slots, "max_queued": 64}
     replicas = ("assistant-large",) * 3
     with running_bed(replicas, speed=SPEED, tier=tier, workers=arguments.workers, without=arguments.without) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.load, arguments.backlog))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

@@ -1,4 +1,4 @@
-"""The brokers of `python -m tests.bed.streams`: each is killed, and its data are there when it is back."""
+"""The brokers of `python -m tests.bench streams`: each is killed, and its data are there when it is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's protocol for `python -m tests.bed.streams --broker kafka`. Needs the extra `kafka` and confluent-kafka.
+"""Kafka's protocol for `python -m tests.bench streams --broker kafka`. Needs the extra `kafka` and confluent-kafka.
 
 The mock cluster's process stays: killing the broker breaks its connections, also between a request and its answer, and
 nothing listens for a while. What a server does with its disk is not shown.

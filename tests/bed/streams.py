@@ -1,6 +1,6 @@
 """A pipeline under load while its parts are killed, and its goodput beside calling the gateway.
 
-    python -m tests.bed.streams --rounds 20 [--broker kafka]
+    python -m tests.bench streams --rounds 20 [--broker kafka]
 
 1. Producers publish messages of a few keys, and some without one; every tenth message is sent twice.
 2. In each round every kind of process is killed once, at random moments, and comes back: the broker, both processes of
@@ -25,8 +25,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.bench.rows import Row, checks
 from tests.stack import Process
-from tests.tool import run_tool
 
 from .bed import ROOT, Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark, send
@@ -266,8 +266,7 @@ def _broker(kind: str, folder: Path) -> StreamBroker:
     return KafkaBroker()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--broker", choices=("nats", "kafka"), default="nats")
     parser.add_argument("--seed", type=int, default=1)
@@ -277,7 +276,9 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=3, help="runs for goodput")
     parser.add_argument("--pause-s", type=float, default=12.0, help="before each run for goodput")
     parser.add_argument("--ratio", type=float, default=0.8, help="least goodput beside the gateway's")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     in_flight = IN_FLIGHT // RECEIVERS[arguments.broker]
     config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": in_flight, "max_attempts": 1000}}
     with running_bed(
@@ -295,10 +296,4 @@ def main() -> int:
         finally:
             pipelines.close()
             broker.close()
-    for failure in found:
-        print(f"FAILED: {failure}")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(found)

@@ -1,5 +1,5 @@
-"""`python -m tests.bed.tenants [--workers 4 --backlog 5000]`: two tenants of one tier, and one of them floods it; once
-more beside jobs.
+"""`python -m tests.bench tenants [--workers 4 --backlog 5000]`: two tenants of one tier, and one of them floods it;
+once more beside jobs.
 
 The quiet tenant sends a fifth of the tier's capacity throughout. The other tenant does the same at first, then sends
 three times the capacity at the same priority, and so on in turns. The quiet tenant's 99th percentiles, to the first
@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
 import aiohttp
 import msgspec
 
-from tests.tool import run_tool
+from tests.bench.rows import Row, checks
 
 from .backlog import Backlog, add_arguments
 from .bed import Bed, running_bed
@@ -112,25 +111,20 @@ def _of(results: list[RequestResult], profile: str) -> list[RequestResult]:
     return [each for each in results if each.profile == profile]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of each calm and each flood")
     parser.add_argument("--rounds", type=int, default=2, help="number of pairs of a calm and a flood")
     parser.add_argument("--times", type=float, default=3.0, help="the flood, in multiples of the capacity")
     add_without(parser)
     parser.add_argument("--fixed", action="store_true", help="a fixed limit: each gateway has half of the slots")
     add_arguments(parser)
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     tier = {"concurrency": SPEED.slots, "max_queued": 64}
     if arguments.fixed:
         tier |= {"min_concurrency": 0}
     tiers = ("assistant-large", "assistant")
     with running_bed(tiers, speed=SPEED, tier=tier, workers=arguments.workers, without=arguments.without) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds, arguments.times, arguments.rounds, arguments.backlog))
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(failures)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from .outbox import highest_rate, overtaken, parse_arguments, run
+from .outbox import add_options, highest_rate, overtaken, run
 
 pytestmark = pytest.mark.slow
 
 
 async def test_jobs_of_a_killed_daemon_are_done_once(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
     async with asyncio.timeout(300.0):
-        figures = await run(parse_arguments(["--jobs", "40", "--kills", "2", "--clients", "4"]), tmp_path)
+        figures = await run(parser.parse_args(["--jobs", "40", "--kills", "2", "--clients", "4"]), tmp_path)
     assert (figures["kills"], figures["lost"], figures["doubled"]) == (2, 0, 0)
 
 

@@ -78,7 +78,7 @@ def test_nothing_that_a_tool_started_outlives_it(start: str, how: str, number: i
 
 @pytest.mark.slow
 def test_a_real_bed_ends_its_control_plane(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bed.fleet", "--devices", "2"]
+    command = [sys.executable, "-m", "tests.bench", "rollouts", "--devices", "2"]
     with (tmp_path / "log").open("wb") as log:
         bed = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(tmp_path)})
     plane = until(lambda: next((one for one in psutil.Process(bed.pid).children() if "serve" in _command(one)), None))

@@ -1,14 +1,14 @@
-"""`python -m tests.bed.virtual SCENARIO [--without MECHANISM] [--rounds 5]`: the beds in virtual time.
+"""`python -m tests.bench virtual SCENARIO [--without MECHANISM] [--rounds 5]`: the beds in virtual time.
 
 Two gateways' own pools, admission, heartbeats, fallback, dispatchers and service, before servers that are timers; no
 sockets, no Redis and no processor that other work could take. Time jumps from event to event, and chance comes from a
 seed: with and without a mechanism the same requests arrive at the same moments, and two runs of the same code are
 equal. A minute takes a few seconds. What it cannot show is what sockets, parsing and the machine cost.
 
-    overload   three times the capacity, two tiers, three priorities (`tests.bed.overload`)
-    tenants    one of two tenants floods the tier (`tests.bed.tenants`)
-    fanout     one of two tenants sends 6 × 128 sequences (`tests.bed.fanout`)
-    slow       one of three replicas becomes ten times slower, and recovers (`tests.bed.slow`)
+    overload   three times the capacity, two tiers, three priorities (`tests.bench overload`)
+    tenants    one of two tenants floods the tier (`tests.bench tenants`)
+    fanout     one of two tenants sends 6 × 128 sequences (`tests.bench fanout`)
+    slow       one of three replicas becomes ten times slower, and recovers (`tests.bench slow`)
     hiccups    each of three replicas stops for 0.8 s now and then, every 8 s on average
     joining    a third replica joins, whose first tokens come 2.5 times later for 8 s (cold caches)
     idle       a request every 80 s, to a server whose first token takes 1.5 s more after a minute without work
@@ -26,7 +26,6 @@ import contextlib
 import itertools
 import math
 import random
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
@@ -55,8 +54,8 @@ from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.types import Message, Request, RoutingHints
+from tests.bench.rows import Row
 from tests.cloud_pool.dispatch.simulated import PROBE, Client, run_in_virtual_time
-from tests.tool import run_tool
 
 from . import fanout, overload, slow
 from .bed import ReplicaSpeed
@@ -695,14 +694,15 @@ def run(scenario: str, seed: int, *, without: str = "", mixed: bool = False, wor
     return run_in_virtual_time(main)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is off")
     parser.add_argument("--rounds", type=int, default=5, help="seeds 1, 2 …")
     parser.add_argument("--mixed", action="store_true", help="prefills and answers of several lengths")
     parser.add_argument("--workers", type=int, default=0, help="once more beside so many workers with endless jobs")
-    arguments = parser.parse_args()
+
+
+def main(arguments: argparse.Namespace) -> list[Row]:
     PATCHES.get(arguments.without, lambda: None)()
     for seed in range(1, arguments.rounds + 1):
         found = run(arguments.scenario, seed, without=arguments.without, mixed=arguments.mixed)
@@ -716,7 +716,4 @@ def main() -> None:
             }
             found = times | {"jobs ended (high)": found["jobs ended (high)"]}
         print_figures(found)
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return []

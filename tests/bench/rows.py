@@ -1,6 +1,8 @@
-"""What a benchmark returns: ratios in one run against the limit."""
+"""What a benchmark or a scenario returns: figures against their limits, ratios within one run where there are any."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +22,11 @@ class Row(msgspec.Struct, frozen=True):
         if self.limit is None:
             return None
         return self.value <= self.limit if self.better == "lower" else self.value >= self.limit
+
+
+def checks(failures: Sequence[str]) -> list[Row]:
+    """Return the row of a scenario that judges by itself: the number of checks that failed, and which."""
+    return [Row("failed checks", len(failures), "", 0.0, note="; ".join(failures))]
 
 
 def scaled(name: str, us: float, limit: float | None = None, note: str = "") -> Row:

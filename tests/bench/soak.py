@@ -1,4 +1,4 @@
-"""`python -m tests.bench.soak [--minutes 10]`: mixed load on the whole stack.
+"""`python -m tests.bench soak [--minutes 10]`: mixed load on the whole stack.
 
 Hits, device answers, cloud answers, handoffs, streams, clients that leave and bad requests, side by side, with an
 engine kill and a Triton kill in the middle. At the end it checks that every request had exactly one outcome (the
@@ -15,7 +15,6 @@ import itertools
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,7 +27,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.stack import Stack, running
-from tests.tool import run_tool
+
+from .rows import Row, checks
 
 COMMANDS = (
     "wake me up at {} am",
@@ -256,18 +256,12 @@ async def load(stack: Stack, minutes: float, workers: int) -> list[str]:
     return wrong + [f"no good answer from {route} in the last quarter" for route in silent]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=12)
-    args = parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as stack:
         wrong = asyncio.run(load(stack, args.minutes, args.workers))
-    for line in wrong:
-        print(f"WRONG: {line}")
-    print("soak: " + ("failed" if wrong else "every request one outcome, no slot taken, memory flat"))
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return checks(wrong)

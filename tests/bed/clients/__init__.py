@@ -1,8 +1,8 @@
 """Five agent frameworks against one edge daemon: does each of their ways to ask get the answer that it is for?
 
-    python -m tests.bed.clients                          all clients; exits with 1 if a flow failed
-    python -m tests.bed.clients --client instructor --only "edge: schema"
-    python -m tests.bed.clients --environments FOLDER    keep the clients' environments there, and use them again
+    python -m tests.bench clients                          all clients; exits with 1 if a flow failed
+    python -m tests.bench clients --client instructor --only "edge: schema"
+    python -m tests.bench clients --environments FOLDER    keep the clients' environments there, and use them again
 
 Needs `causeway-models pull demo:qwen-05b`, Node.js 20 with npm, Python's venv, and some minutes. The clients and their
 pinned versions are in `environments.py`; they are installed into a temporary folder, never into the environment of the

@@ -6,15 +6,14 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.bench.rows import Row, checks
 from tests.stack import Stack
-from tests.tool import run_tool
 
 from .environments import CLIENTS, command
 from .upstream import ScriptedServer
@@ -71,17 +70,15 @@ def _line(row: dict[str, Any]) -> str:
     return f"| {row['client']} | {row['side']} | {row['flow']} | {row['verdict']} | {found} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.bed.clients", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client", choices=CLIENTS, action="append", help="this client; repeatable")
     parser.add_argument("--only", default="", help="flows with this in `side: name`, such as `scripted: tool loop`")
     parser.add_argument("--environments", type=Path, help="folder of the clients' environments, which is kept")
-    given = parser.parse_args()
+
+
+def main(given: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="clients-") as temporary:
         environments = (given.environments or Path(temporary)).resolve()
         environments.mkdir(parents=True, exist_ok=True)
-        return 0 if run(given.client or list(CLIENTS), environments, given.only) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+        passed = run(given.client or list(CLIENTS), environments, given.only)
+    return checks([] if passed else ["a flow failed"])

@@ -1,1 +1,1 @@
-"""A real control plane beside thousands of devices that speak its protocol. `python -m tests.bed.fleet` runs it."""
+"""A real control plane beside thousands of devices that speak its protocol: `python -m tests.bench rollouts`."""

@@ -1,6 +1,6 @@
 """Rollouts over thousands of simulated devices and a real control plane, in real time.
 
-python -m tests.bed.fleet --devices 5000
+python -m tests.bench rollouts --devices 5000
 
 1. A first bundle, to all devices at once.
 2. A bundle under which 5 % more answers fail: it has to stop at its first stage and undo itself.
@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,8 +41,8 @@ from causeway_server.fleet.trust.offline import signed_manifests
 from causeway_server.fleet.trust.published import PublishedFolder
 from causeway_server.router.bundle.manifest import bundle_id
 from tests.bed.figures import quantile, table
+from tests.bench.rows import Row
 from tests.ports import free_port
-from tests.tool import run_tool
 
 from .calibration import calibrated, calibration_rows, storm_rows, work
 from .devices import Behaviour, SimulatedDevice
@@ -250,13 +249,11 @@ def _memory_mb(pid: int) -> float:
     return float(psutil.Process(pid).memory_info().rss / 1e6)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, default=5000)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="fleet-bed-") as folder:
         asyncio.run(run(Path(folder), options.devices))
-
-
-if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    return []

@@ -26,8 +26,8 @@ from causeway_server.models.llama_cpp.native.resources import choose_threads
 from causeway_server.router.types import Message, Request, ResponseFormat, Tool, ToolChoice
 from tests.tool import run_tool
 
-from ..__main__ import cells
 from ..bench_engine import call_row
+from ..results import cells
 from ..rows import Row
 from .servers import GREEDY, START_S, OurEngine, backend_request
 

@@ -32,7 +32,7 @@ from causeway_server.models.catalog.artifact import ArtifactError, find_artifact
 from causeway_server.router.types import Message
 from tests.tool import run_tool
 
-from ..__main__ import RESULTS, cells, machine, with_section
+from ..results import RESULTS, cells, machine, with_section
 from ..rows import Row
 from . import constrained, embeddings
 from .raw import Raw

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.simulation`: error rates of the verdict, times of reverts, and loads for a fleet."""
+"""`python -m tests.bench simulation`: error rates of the verdict, times of reverts, and loads for a fleet."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PollModel:
-    """How devices and control plane speak. Defaults are the agent's, or measured by `python -m tests.bed.fleet`.
+    """How devices and control plane speak. Defaults are the agent's, or measured by `python -m tests.bench rollouts`.
 
     Attributes:
         devices_per_process: Parked long polls in one process; processes answer in parallel.

@@ -24,8 +24,8 @@ import psutil
 from tests.ports import free_port
 from tests.tool import run_tool
 
-from ..__main__ import RESULTS, machine, with_section
 from ..environment import make_environment
+from ..results import RESULTS, machine, with_section
 from .load import Plan, Round, Server
 from .run import edge, median, play, server
 

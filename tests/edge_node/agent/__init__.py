@@ -23,7 +23,7 @@ the controller is killed at each transition; control plane and database are rest
     tests/e2e/identity/test_gateways.py::test_an_older_backup_of_the_control_plane_withdraws_nothing
     tests/fleet/operators/test_controller_crashes.py::test_a_database_that_goes_away_pauses_the_controller
     tests/fleet/server/test_database_away.py::test_postgres_is_away_and_returns
-10,000 devices reconnect at once; with 5,000 over real sockets `python -m tests.bed.fleet`
+10,000 devices reconnect at once; with 5,000 over real sockets `python -m tests.bench rollouts`
     tests/bench/simulation/test_simulation.py::test_ten_thousand_devices_that_reconnect_come_evenly
 a policy that passes lint and breaks 5 % of the answers: `errors_rose`
     tests/bench/simulation/test_simulation.py::test_five_percent_of_errors_stop_at_the_first_stage

@@ -1,0 +1,51 @@
+"""The scenarios that `python -m tests.bench NAME` runs, and what each is about.
+
+A scenario is a module with `add_options(parser)` and `main(options) -> list[Row]`, or `async def main`. A program has
+its own `main()`, which reads its arguments itself and returns its exit status.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tool(NamedTuple):
+    module: str  # below `tests`
+    about: str
+
+
+SCENARIOS = {
+    "abandoned": Tool("bed.abandoned", "streams that clients leave cost what was generated"),
+    "ablation": Tool("bed.ablation", "what each mechanism is worth, in a scenario or in virtual time"),
+    "clients": Tool("bed.clients.__main__", "five agent frameworks against one edge daemon"),
+    "equal": Tool("bed.equal", "equal requests at two gateways with a shared cache"),
+    "fanout": Tool("bed.fanout", "one of two tenants sends few requests with many sequences"),
+    "fleet-polls": Tool("bed.fleet_polls", "one control plane, 15,000 parked polls"),
+    "floods": Tool("bed.floods", "one tenant floods a gateway in every way that needs no GPU"),
+    "hostile-files": Tool("bed.hostile_files", "hostile audio, images and files through both daemons"),
+    "job-queues": Tool("bed.job_queues", "one of two tenants has 20,000 jobs queued, over its budget and within it"),
+    "kills": Tool("bed.kills", "kill -9 of each process at random moments, under load"),
+    "mqtt": Tool("bed.mqtt", "messages of a broker as jobs, under kills"),
+    "outbox": Tool("bed.outbox", "a device accepts jobs offline and is killed; then its cloud comes back"),
+    "overload": Tool("bed.overload", "three times the load that a tier can serve"),
+    "rollouts": Tool("bed.fleet.__main__", "rollouts over thousands of simulated devices and one control plane"),
+    "scale": Tool("bed.scale", "1, 2 and 4 endpoints, and back"),
+    "schemas": Tool("bed.schemas", "schemas against the answers that their grammars allow"),
+    "schemas-served": Tool("bed.schemas_served", "answers under generated schemas, through a daemon and a gateway"),
+    "sessions": Tool("bed.sessions", "live sessions: memory of idle ones, interruptions, cuts"),
+    "slow": Tool("bed.slow", "one replica of three slow, then hung"),
+    "soak": Tool("bench.soak", "mixed load on the whole stack"),
+    "streams": Tool("bed.streams", "pipelines of a broker under kills, and their goodput"),
+    "tenants": Tool("bed.tenants", "one of two tenants floods the tier"),
+    "virtual": Tool("bed.virtual", "the beds in virtual time, without processes"),
+}
+PROGRAMS = {
+    "edge-ablation": Tool("bench.edge_ablation", "what each shortcut of the edge's HTTP side is worth"),
+    "hops": Tool("bench.hops", "the files of ours that one request passes"),
+    "kv-types": Tool("bench.decoding.kv_types", "keys and values at q8_0 beside f16"),
+    "parts": Tool("bench.parts.__main__", "what a request with audio and an image costs"),
+    "peers": Tool("bench.streaming.peers", "our edge beside LiteLLM and nginx"),
+    "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside llama_cpp.server"),
+    "simulation": Tool("bench.simulation.__main__", "error rates of the verdict, times of reverts, loads for a fleet"),
+    "voice": Tool("bench.voice.__main__", "spoken commands on the device"),
+}
