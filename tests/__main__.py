@@ -1,4 +1,4 @@
-"""`python -m tests`: run the folders of tests, two at a time, each in a pytest of its own.
+"""`python -m tests`: run the folders of tests, three at a time, each in a pytest of its own.
 
 `--quick` runs the tests that need no services in two pytests, each of which imports its part of the product only.
 The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
@@ -22,6 +22,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 LOGS = TESTS.parent / ".run" / "tests"
+WORKERS = 3  # on two cores or more: rooms wait for time-outs and for servers that start
 # Rooms that run by themselves: each takes about a minute. The other rooms of a package run together.
 APART = (
     *("cloud_pool/jobs", "cloud_pool/storage", "cloud_pool/http", "cloud_pool/redis", "cloud_pool/streams"),
@@ -30,8 +31,8 @@ APART = (
 )
 # The longest folders begin first, so that none runs alone at the end; the others follow by name.
 LONGEST = (
-    *("conformance", "edge_node", "cloud_pool", "fleet/operators", "bed", "models", "cloud_pool/http", "docs"),
-    *("edge_node/agent", "edge_node/jobs", "cloud_pool/dispatch", "cloud_pool/jobs", "cloud_pool/storage"),
+    *("cloud_pool", "edge_node", "fleet/operators", "bed", "edge_node/agent", "e2e", "models", "docs", "e2e/console"),
+    *("cloud_pool/dispatch", "conformance", "cloud_pool/jobs", "e2e/identity", "fleet/server", "cloud_pool/streams"),
 )
 # Of about the same time each; the other rooms have few tests of the fast tier, and to import them takes long.
 QUICK = ("edge_node attacks", "models router cloud_pool fleet policies bench")
@@ -151,7 +152,7 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--quick", action="store_true", help="only the tests that are fast and need no services")
     parser.add_argument("--pytest", default="", metavar="ARGUMENTS", help="with --quick: more arguments of pytest")
-    parser.add_argument("--workers", type=int, default=min(cores, 2), help="folders at a time (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=WORKERS if cores > 1 else 1, help="folders at a time")
     parser.add_argument("--logs", type=Path, default=LOGS, help="keep the outputs here (default: .run/tests)")
     chosen = parser.parse_args()
     if chosen.workers < 1:

@@ -23,6 +23,10 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})", re.ASCII)
 _FLOAT = re.compile(r"[-+]?[0-9]{1,17}(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?", re.ASCII)
 
 
+_SHAPES: dict[object, shapes.Type] = {}
+"""The keys of each struct: to gather them takes milliseconds, longer than to read a policy."""
+
+
 class KeyLocations(msgspec.Struct, frozen=True):
     """The location of each key of a file, by path (``routes[1].when``)."""
 
@@ -42,7 +46,7 @@ def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocat
         tree = read_yaml(text, file)
     except YamlError as error:
         return None, KeyLocations({}, {"": SourceLocation(file)}), (error.problem,)
-    root = shapes.type_info(kind)
+    root = _SHAPES.get(kind) or _SHAPES.setdefault(kind, shapes.type_info(kind))
     reader = _Reader(root)
     plain = reader.read(tree, root, "")
     locations = KeyLocations(reader.scalars, reader.locations)

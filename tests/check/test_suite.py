@@ -1,4 +1,4 @@
-"""How `python -m tests` runs folders: two at a time, whole outputs, one exit status, and an end on a signal."""
+"""How `python -m tests` runs folders: several at a time, whole outputs, one exit status, and an end on a signal."""
 
 from __future__ import annotations
 
