@@ -1,4 +1,4 @@
-"""`python -m tests.bench.edge_ablation [--rounds 5]`: what each shortcut of the edge's HTTP side is worth.
+"""`python -m tests.bench edge-ablation [--rounds 5]`: what each shortcut of the edge's HTTP side is worth.
 
 Daemons run side by side, one with everything and one without each mechanism, and answer the requests of the rows (b),
 an exact hit, and (c), one that is passed on, in turns of a few hundred. A figure is a daemon's processor time a

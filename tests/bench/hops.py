@@ -1,4 +1,4 @@
-"""`python -m tests.bench.hops`: the files of ours that one request passes, in order, and how deep its stack becomes.
+"""`python -m tests.bench hops`: the files of ours that one request passes, in order, and how deep its stack becomes.
 
 Three requests, each traced as the second of its kind: a streamed answer of the device; a streamed answer of a gateway
 in front of a scripted Triton, through a daemon without an engine; and a job, through daemon, gateway, Redis and worker.

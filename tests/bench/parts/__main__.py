@@ -1,4 +1,4 @@
-"""`python -m tests.bench.parts WHAT`: what a request with an audio clip and an image costs.
+"""`python -m tests.bench parts WHAT`: what a request with an audio clip and an image costs.
 
 - paced: encoders that take a given time, the shipped assistant; needs Pillow (extra `images`)
 - real: Whisper, PP-OCRv4 and a brought model; needs the extras, `causeway-models pull speech` and espeak-ng
@@ -19,7 +19,7 @@ from . import invoice, side_by_side
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.parts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench parts", description=__doc__)
     parser.add_argument("what", choices=("paced", "real", "invoice"))
     parser.add_argument("--model", default="qwen-05b", help="a brought model that answers in words")
     parser.add_argument("--models", type=Path, action="append", default=[], help="folder of brought models")

@@ -1,6 +1,6 @@
 """`make demo-voice`: commands spoken by espeak-ng, transcribed by Whisper, answered by the device's assistant.
 
-    python -m tests.bench.voice [--data data/intents/hwu64.jsonl] [--rows 100] [--voices en-us,en-gb,en-gb-scotland]
+    python -m tests.bench voice [--data data/intents/hwu64.jsonl] [--rows 100] [--voices en-us,en-gb,en-gb-scotland]
 
 Needs the extra `voice`, `causeway-models pull speech`, and espeak-ng. The speech is synthetic, and said to be. Prints
 word error rate, exact match of the calls beside that of the typed text, what a handoff keeps on the device with the
@@ -26,7 +26,7 @@ from .network import isolate
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.voice", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.bench voice", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="JSON lines labelled as HWU64's; by default own sentences")
     parser.add_argument("--rows", type=int, default=100, help="at most so many commands")

@@ -29,7 +29,7 @@ def test_a_streamed_device_answer_passes_few_files_and_the_page_lists_them() -> 
     assert len(hops.daemon.files) <= MAX_DAEMON_FILES, f"collapse a relay:\n{table(hops)}"
     listed = listed_files(PAGE)
     assert hops.child.files, "the engine child's own threads decide which of its files run meanwhile"
-    assert [file for file in hops.daemon.files if file not in listed] == [], "run `python -m tests.bench.hops --write`"
+    assert [file for file in hops.daemon.files if file not in listed] == [], "run `python -m tests.bench hops --write`"
     assert [file for file in listed if not (ROOT / file).is_file()] == []
 
 
