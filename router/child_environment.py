@@ -1,8 +1,8 @@
-"""The environment of child processes that read what others made: weights, media files, bundles.
+"""The environment of child processes that read untrusted files: weights, media files, bundles.
 
-The daemon's own environment may hold the cloud's token, API keys and the credentials of a job store. A child gets
-what it needs to start, to find its packages and models, and to use the processors, and nothing else: a fault in a
-decoder reveals no key.
+The daemon's own environment may hold the cloud's token, API keys and the credentials of a job store. A child gets only
+the variables that it needs to start, to find its packages and models, and to use the processors, so that a fault in a
+decoder cannot reveal a key.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ _PREFIXES = (
 
 
 def minimal_environment(environ: Mapping[str, str], *more: str) -> dict[str, str]:
-    """Return the variables of `environ` that a child needs; `more`: further prefixes of names."""
+    """Return the variables of `environ` that a child needs. `more`: further prefixes of names."""
     prefixes = (*_PREFIXES, *more)
     return {name: value for name, value in environ.items() if name in _NAMES or name.startswith(prefixes)}

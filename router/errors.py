@@ -15,9 +15,9 @@ class CausewayError(Exception):
     """An internal fault; the base of all errors that a client can see.
 
     Args:
-        message: for people: what is wrong, where, what to do.
-        param: the path of the offending key in the request, if any.
-        retry_after_s: the value of `Retry-After`, in seconds, if known.
+        message: For people: what is wrong, where, what to do.
+        param: The path of the offending key in the request, if any.
+        retry_after_s: The value of `Retry-After`, in seconds, if known.
     """
 
     status: ClassVar[int] = 500
@@ -33,10 +33,10 @@ class CausewayError(Exception):
         code: str | None = None,
         retryable: bool | None = None,
     ) -> None:
-        """Set what the class's own line gives; the rest is that of its base."""
+        """Set the class variables that the class statement gives; the others are inherited."""
         super().__init_subclass__()
-        given = {"status": status, "type": type, "code": code, "retryable": retryable}
-        for name, value in given.items():
+        values = {"status": status, "type": type, "code": code, "retryable": retryable}
+        for name, value in values.items():
             if value is not None:
                 setattr(cls, name, value)
 
@@ -48,7 +48,9 @@ class CausewayError(Exception):
 
 
 def error_classes() -> dict[str, type[CausewayError]]:
-    """Return the class of each code; of classes that share one, the most general. Those of other modules count, too."""
+    """Return the class of each code, the most general one if classes share a code. Classes of other modules are
+    included.
+    """
     found: dict[str, type[CausewayError]] = {}
     kinds: list[type[CausewayError]] = [CausewayError]
     for kind in kinds:
@@ -116,7 +118,7 @@ class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
     """The path exists, but not with this HTTP method."""
 
     def __init__(self, message: str, *, allow: str = "") -> None:
-        """`allow`: the methods that the path has, as the header `Allow` lists them."""
+        """Create the error. `allow`: the methods of the path, as the header `Allow` lists them."""
         super().__init__(message)
         self.allow = allow
 
@@ -157,7 +159,7 @@ class Draining(CausewayError, status=503, type="server_error", code="draining"):
 
 
 class IdentityUnavailable(CausewayError, status=503, code="identity_unavailable"):
-    """The client's identity cannot be verified now: the list of revoked tokens is unreachable."""
+    """The client's identity cannot be verified now, because the list of revoked tokens is unreachable."""
 
 
 class DeadlineExceeded(CausewayError, status=504, type="timeout_error", code="deadline_exceeded"):
@@ -184,7 +186,7 @@ class ClientGone(CausewayError, status=499, code="client_gone"):
 
 
 class JobStoreUnavailable(CausewayError, status=503, code="job_store_unavailable", retryable=True):
-    """The store of jobs does not answer, or cannot write. Whether it executed the last command is unknown."""
+    """The store of jobs does not answer, or cannot write. It is unknown whether it executed the last command."""
 
 
 class RecordUnreadable(CausewayError, code="record_unreadable"):
@@ -226,7 +228,7 @@ class BackendError(CausewayError, status=502, type="backend_error", code="backen
 
 
 class TargetNotConfigured(BackendError, status=503, code="target_not_configured"):
-    """This device can never reach the target: it has no engine, or no cloud is configured."""
+    """The target cannot be reached from this device, which has no engine or no cloud configured."""
 
 
 class EngineUnavailable(BackendError, status=503, code="engine_unavailable"):
@@ -246,7 +248,7 @@ class EngineTimeout(BackendError, status=504, code="engine_timeout"):
 
 
 class EncoderFailed(BackendError, status=503, code="encoder_failed"):
-    """The encoders of this device found nothing in time, and without it the request says nothing."""
+    """The encoders of this device found nothing in time, and the request has no other content."""
 
 
 class CloudUnreachable(BackendError, status=503, code="cloud_unreachable"):
@@ -258,7 +260,7 @@ class CloudTimeout(BackendError, status=504, code="cloud_timeout"):
 
 
 class CloudDisconnected(CloudUnreachable, status=502, code="cloud_disconnected"):
-    """The cloud closed the connection without an answer: whether it received the request is unknown."""
+    """The cloud closed the connection without an answer. It is unknown whether it received the request."""
 
 
 class CloudSaturated(BackendError, status=429, type="rate_limit_error", code="cloud_saturated"):
@@ -310,7 +312,7 @@ class StreamBroken(BackendError, code="stream_broken"):
 
 
 class LowConfidence(BackendError, code="low_confidence"):
-    """Not a fault: the confidence of the first tokens was too low, so the next target answers (a handoff)."""
+    """The confidence of the first tokens was too low, so the next target answers. This is a handoff, not a fault."""
 
 
 class BreakerOpen(BackendError, status=503, code="breaker_open"):

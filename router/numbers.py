@@ -1,4 +1,4 @@
-"""Numbers as callers and people write them: whole numbers in queries, headers and form fields; durations and sizes."""
+"""Numbers written as text: whole numbers in queries, headers and form fields; durations and sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .errors import InvalidRequest
 T = TypeVar("T")
 
 MAX_PAGE = 100
-"""The most objects of one page of a list."""
-_MAX_ID = 80  # characters of an id that is looked for
+"""The maximum number of objects of a page of a list."""
+_MAX_ID = 80  # characters of the id `after`
 
 
 def whole_number(text: str, most: int) -> int | None:
@@ -27,17 +27,17 @@ def whole_number(text: str, most: int) -> int | None:
 
 
 def read_page(query: Mapping[str, str]) -> tuple[int, str]:
-    """Return `limit`, 1 to MAX_PAGE, and the id `after` of the query of a list. Raises InvalidRequest."""
+    """Return `limit`, 1 to MAX_PAGE, and the id `after` from the query of a list. Raises InvalidRequest."""
     text = query.get("limit", "20")
     limit = whole_number(text, MAX_PAGE)
     if not limit:
-        raise InvalidRequest(f"`limit` must be a number from 1 to {MAX_PAGE}, not {text[:32]!r}", param="limit")
+        raise InvalidRequest(f"`limit` must be a number from 1 to {MAX_PAGE}, not {text[:32]!r}.", param="limit")
     return limit, query.get("after", "")[:_MAX_ID]
 
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|s|m|h|d)")
-# As in systemd, K, M and G are powers of 1024; KB, MB and GB are powers of 1000.
+# K, M and G are powers of 1024, as in systemd; KB, MB and GB are powers of 1000.
 _BYTES = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BYTES |= {"kb": 10**3, "mb": 10**6, "gb": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kKmMgG]?[iI]?[bB]?)")

@@ -1,7 +1,6 @@
-"""What a model thinks before it answers: `<think>…</think>` in its text, which clients get as `reasoning_content`.
-
-The marks are those of DeepSeek R1, Qwen 3 and QwQ. Some templates end the prompt with `<think>`, so that the answer
-begins inside. Only the beginning of an answer can be a thought; the marks are plain text anywhere else.
+"""A model's reasoning before its answer: `<think>…</think>` in its text, which clients get as `reasoning_content`. The
+marks are those of DeepSeek R1, Qwen 3 and QwQ. Some templates end the prompt with `<think>`, so that the answer begins
+inside the reasoning. Only the beginning of an answer can be reasoning; elsewhere the marks are plain text.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from .types import Effort, Request
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 Thinking = Literal["", "marked", "open"]
-"""How a model thinks: never, or between the marks, of which `open` has the first one in the prompt already."""
+"""The way a model marks its reasoning: "" for never, `marked` for both marks, `open` if the prompt already has the
+first mark.
+"""
 
 EFFORT_TOKENS: Final[dict[Effort, int | None]] = {
     "none": 0,
@@ -24,11 +25,11 @@ EFFORT_TOKENS: Final[dict[Effort, int | None]] = {
     "high": None,
     "xhigh": None,
 }
-"""The most tokens that a model may think; None: as many as it wants."""
+"""The maximum number of reasoning tokens by effort; None: no limit."""
 
 
 def closed_thought(thinking: Thinking) -> str:
-    """Return the text that ends a prompt so that the model answers at once."""
+    """Return the text that ends a prompt so that the model answers without reasoning."""
     return {"": "", "marked": f"{OPEN}\n\n{CLOSE}\n\n", "open": f"\n{CLOSE}\n\n"}[thinking]
 
 
@@ -40,21 +41,22 @@ class _ThoughtState(Enum):
 
 
 class ReasoningParser:
-    """Splits text, in pieces of any size, into thoughts and answer; the result does not depend on the pieces.
+    """A parser that splits text, in pieces of any size, into reasoning and answer; the result does not depend on the
+    pieces.
 
     Args:
-        inside: the prompt ends inside a thought.
+        inside: Whether the prompt ends inside the reasoning.
     """
 
     def __init__(self, *, inside: bool) -> None:
         self._inside = inside
         self._state = _ThoughtState.BEGIN
         self._held = ""
-        self._begun = False  # the thought has a visible character
-        self.tokens = 0  # of the thoughts, with their marks
+        self._begun = False  # the reasoning has a visible character
+        self.tokens = 0  # number of reasoning tokens, with the marks
 
     def feed(self, text: str, tokens: int = 0) -> tuple[str, str]:
-        """Return the thought and the answer that are decided. `tokens`: how many the text has."""
+        """Return the decided reasoning and answer. `tokens`: the number of tokens of the text."""
         thought, answer = "", ""
         thinking = self._thinks
         text, self._held = self._held + text, ""
@@ -75,7 +77,7 @@ class ReasoningParser:
         return thought, answer
 
     def finish(self) -> tuple[str, str]:
-        """Return the text that was held back, at the end of the answer."""
+        """Return the held-back text at the end of the answer."""
         held, self._held = self._held, ""
         return (held.rstrip(), "") if self._thinks else ("", held)
 
@@ -104,7 +106,7 @@ class ReasoningParser:
         if at >= 0:
             self._state = _ThoughtState.AFTER
             return text[:at].rstrip(), text[at + len(CLOSE) :]
-        # The end mark may have begun; white space before it is not part of the thought.
+        # The end mark may have begun; white space before it is not part of the reasoning.
         beginning = next((n for n in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:n])), 0)
         shown = text[: len(text) - beginning].rstrip()
         self._held = text[len(shown) :]
@@ -112,7 +114,7 @@ class ReasoningParser:
 
 
 def thinks(request: Request, thinking: Thinking) -> bool:
-    """Return whether a model that thinks like this does so for this request: not if its answer is constrained."""
+    """Return whether the model reasons for this request, which it does not if its answer is constrained."""
     if not thinking or request.kind != "chat" or request.reasoning_effort == "none":
         return False
     demanded = request.tools and request.tool_choice.mode in ("required", "function")
@@ -121,5 +123,5 @@ def thinks(request: Request, thinking: Thinking) -> bool:
 
 
 def thinking_limit(request: Request) -> int | None:
-    """Return the most tokens of a thought; None: as many as the model wants."""
+    """Return the maximum number of reasoning tokens; None for no limit."""
     return None if request.reasoning_effort is None else EFFORT_TOKENS[request.reasoning_effort]

@@ -1,4 +1,4 @@
-"""What a process remembers of its callers, its targets and its costs: fair shares, latency, breaker, spending.
+"""In-memory trackers of a process: fair shares of callers, latency, breaker, spending.
 
 Each tracker has one owner. Time is an argument, and memory is bounded.
 """
@@ -19,20 +19,19 @@ from .types import SpendSignals
 
 MAX_CLIENTS = 4096
 BreakerState = Literal["closed", "open", "half_open"]
-_UNKNOWN_WEIGHT = 1 / 64  # below it, six half-lives after one sample, the mean counts as unknown
-_WINDOW_CALLS = 256  # outcomes that a breaker keeps, the newest
-_DAYS = 62  # two months: the current one is always complete
+_UNKNOWN_WEIGHT = 1 / 64  # below this weight, six half-lives after a single sample, the mean is unknown
+_WINDOW_CALLS = 256  # number of newest outcomes that a breaker keeps
+_DAYS = 62  # two months, so that the current month is always complete
 _HOUR_MINUTES = 60
 
 
 class FairShare:
-    """The shares of a bounded pool: connections, sessions, streams, calls, bytes in memory. No caller takes all of it.
-
-    A caller that holds nothing gets what it asks for where that is free, up to half of the pool. One that holds
-    something gets more while it then holds no more than it leaves free: the dynamic threshold of Choudhury and Hahne
-    ("Dynamic queue length thresholds for shared-memory packet switches", 1998). One caller has half of the pool at
-    most, two have a third each, n have 1/(n+1), so that a caller that comes new finds room, however many flood.
-    Each operation costs a few look-ups, whatever the number of callers.
+    """The shares of a bounded pool: connections, sessions, streams, calls, bytes in memory. No caller can take all of
+    it. A caller without a share gets what it requests if that is free, up to half of the pool. A caller with a share
+    gets more as long as it then holds at most as much as is left free: the dynamic threshold of Choudhury and Hahne
+    ("Dynamic queue length thresholds for shared-memory packet switches", 1998). One caller gets at most half of the
+    pool, two get a third each, n get 1/(n+1), so that there is always room for a new caller. Each operation takes
+    constant time.
 
     Args:
         capacity: Size of the pool, in places or bytes.
@@ -48,16 +47,15 @@ class FairShare:
 
     @property
     def most(self) -> int:
-        """The most that one caller may hold."""
+        """The maximum that a caller may hold."""
         return max(1, self.capacity // 2)
 
     def held_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)
 
     def hold(self, holder: Hashable, caller: str, amount: int = 1) -> bool:
-        """Let `holder`, such as the id of a request, hold `amount` for its caller, in place of what it held.
-
-        Returns False, and changes nothing, where the caller's share of the pool is less.
+        """Set the amount that `holder`, such as the id of a request, holds for its caller. Returns False, and changes
+        nothing, if that exceeds the caller's share.
         """
         before = self._by_holder.get(holder, ("", 0))[1]
         others = self._by_caller.get(caller, 0) - before
@@ -68,11 +66,11 @@ class FairShare:
         return True
 
     def count(self, holder: Hashable, caller: str) -> None:
-        """Count a place that is bounded elsewhere, such as a connection that others make room for."""
+        """Count a place whose bound is enforced elsewhere, such as a connection."""
         self._set(holder, caller, 1 - self._by_holder.get(holder, ("", 0))[1], 1)
 
     def release(self, holder: Hashable) -> None:
-        """End what a holder holds; nothing if it holds nothing."""
+        """Release everything that a holder holds, if anything."""
         caller, amount = self._by_holder.pop(holder, ("", 0))
         if amount:
             self.held -= amount
@@ -83,7 +81,7 @@ class FairShare:
                 del self._by_caller[caller]
 
     def crowds(self, caller: str) -> bool:
-        """Whether a caller holds at least as much as the mean of all callers: it gives way first."""
+        """Return whether a caller holds at least the mean of all callers, and should give way first."""
         return self._by_caller.get(caller, 0) * len(self._by_caller) >= self.held
 
     def _set(self, holder: Hashable, caller: str, change: int, amount: int) -> None:
@@ -93,17 +91,16 @@ class FairShare:
 
 
 def stored_share(capacity: int, others: bool) -> int:
-    """Return the most that one caller may keep in a pool whose contents stay, such as uploaded files.
-
-    It is half while others keep something there, else all but an eighth, which a caller that comes new finds.
+    """Return the maximum that a caller may keep in a pool of long-lived content, such as uploaded files. It is half of
+    the pool if others keep something there, else seven eighths, which leaves room for a new caller.
     """
     return max(1, capacity // 2) if others else capacity - capacity // 8
 
 
 @lru_cache(MAX_CLIENTS)
 def network_of(client: str) -> str:
-    """Return the caller that an address stands for: the /64 of an IPv6 address (one customer, RFC 6177), the IPv4
-    address of a mapped one, otherwise the client's name.
+    """Return the caller of an address: the /64 network of an IPv6 address (one customer, RFC 6177), the IPv4 address of
+    a mapped one, otherwise the client's name.
     """
     try:
         address = ipaddress.IPv6Address(client)
@@ -113,10 +110,9 @@ def network_of(client: str) -> str:
 
 
 class Ewma:
-    """An exponentially weighted mean: the weight of a sample halves every `half_life_s`. Unit: that of the samples.
-
-    Weights decay with time, not with the number of samples: ten samples at once weigh ten times as much as one, and
-    without new samples the mean expires. Source: exponential decay by age, section 3 of
+    """An exponentially weighted mean, in the unit of the samples: the weight of a sample halves every `half_life_s`.
+    Weights decay with time, not with the number of samples: ten simultaneous samples weigh ten times as much as one,
+    and without new samples the mean expires. Source: exponential decay by age, section 3 of
     https://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf.
     """
 
@@ -160,7 +156,7 @@ class Window:
     def quantile(self, q: float, now: float) -> float | None:
         """Return the smallest sample that a share `q` (0..1) of the samples does not exceed; None without samples."""
         if not 0.0 <= q <= 1.0:
-            raise ValueError(f"not a share: {q!r}")
+            raise ValueError(f"Expected a share from 0 to 1, not {q!r}.")
         values = sorted(self._recent(now))
         if not values:
             return None
@@ -174,14 +170,14 @@ class Window:
 
 
 class Breaker:
-    """A circuit breaker: stops requests to a target that fails, and probes it until it is back.
+    """A circuit breaker, which stops requests to a failing target and probes it until it recovers.
 
-    Call `allow` before a request, and exactly one of `success`, `failure` or `cancelled` after it. It opens on
-    `failures` in a row, or on a share of failures among the calls of the last `window_s`. After `open_s` one call at a
-    time may probe; each failed probe doubles the pause.
+    Call `allow` before a request, and exactly one of `success`, `failure` or `cancelled` after it. It opens after
+    `failures` consecutive failures, or at a share of failures among the calls of the last `window_s`. After `open_s` it
+    allows one probing call at a time; each failed probe doubles the pause.
     """
 
-    failures: ClassVar[int] = 5  # in a row that open it
+    failures: ClassVar[int] = 5  # consecutive failures that open it
     rate: ClassVar[float] = 0.5  # share of failures in `window_s` that opens it, once there are `min_calls`
     window_s: ClassVar[float] = 30.0
     min_calls: ClassVar[int] = 10
@@ -212,7 +208,9 @@ class Breaker:
         return True
 
     def success(self, now: float) -> None:
-        """Record an answer. While open it belongs to an earlier call, which does not prove that the target is back."""
+        """Record a success. While open, it belongs to an earlier call and does not prove that the target has
+        recovered.
+        """
         if self.state(now) == "open":
             return
         if self._opened is not None:
@@ -224,7 +222,7 @@ class Breaker:
     def failure(self, now: float) -> None:
         state = self.state(now)
         if state == "open" or (state == "half_open" and self._probe is None):
-            return  # an earlier call; the target's failure is already known
+            return  # an earlier call: the target's failure is already known
         if state == "half_open":
             self._open(now, min(self._pause * 2.0, self.max_open_s))
             return
@@ -234,12 +232,12 @@ class Breaker:
             self._open(now, self.open_s)
 
     def cancelled(self, now: float) -> None:
-        """Record a call that says nothing about the target. In half-open, another call may probe."""
+        """Record a call without information about the target. In half-open, another call may probe."""
         if self.state(now) == "half_open":
             self._probe = None
 
     def retry_after_s(self, now: float) -> float:
-        """Return the seconds until a call may be tried; 0 if it may be tried now."""
+        """Return the seconds until a call is allowed; 0 if it is allowed now."""
         return 0.0 if self._opened is None else max(0.0, self._opened + self._pause - now)
 
     def _rate_exceeded(self, now: float) -> bool:
@@ -264,7 +262,7 @@ class SpendState(msgspec.Struct, frozen=True):
 class SpendTracker:
     """Spending in USD in the last hour, the local day and the local month. `zone` None is the system's time zone.
 
-    Amounts are kept by date, so that a clock that jumps forth and back loses no spending.
+    Amounts are kept by date, so that spending survives clock jumps.
     """
 
     def __init__(self, zone: tzinfo | None = None, restored: SpendState | None = None) -> None:
@@ -276,7 +274,7 @@ class SpendTracker:
     def add(self, usd: float, now_unix: float) -> None:
         """Add an amount. Raises ValueError if it is negative or not finite."""
         if not 0.0 <= usd < float("inf"):
-            raise ValueError(f"not an amount of money: {usd!r}")
+            raise ValueError(f"Expected an amount of at least 0 USD, not {usd!r}.")
         if usd == 0.0:
             return
         day, minute = self._day(now_unix), int(now_unix // 60)
@@ -300,7 +298,7 @@ class SpendTracker:
         return datetime.fromtimestamp(now_unix, UTC).astimezone(self._zone).date().isoformat()
 
     def _drop_distant(self, minute: int, day: str) -> None:
-        # By distance, not by age: entries from a clock far in the future must not push out the days that count.
+        # Drop by distance from now, not by age: entries of a clock far in the future must not displace current days.
         self._minutes = {when: usd for when, usd in self._minutes.items() if abs(when - minute) < _HOUR_MINUTES}
         if len(self._days) > _DAYS:
             today = date.fromisoformat(day)

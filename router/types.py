@@ -1,4 +1,4 @@
-"""The vocabulary: the frozen values that travel between the hops.
+"""The vocabulary: the frozen values that are passed along the request path.
 
 bytes → Request → (cache) → Decision → Chunks → Outcome. Durations are seconds (``*_s``) or milliseconds (``*_ms``);
 text is str. JSON documents that we pass on without reading them (schemas, unknown fields) stay canonical JSON text, so
@@ -18,7 +18,7 @@ Kind = Literal["chat", "completion", "embedding"]
 OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 """The names of OpenTelemetry's GenAI conventions."""
 AudioKind = Literal["transcription", "speech"]
-"""A request that no target answers: this device understands and makes audio itself."""
+"""The kinds of audio requests, which the device answers itself without a target."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
@@ -26,23 +26,23 @@ CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
 Modality = Literal["text", "image", "audio", "file"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-"""How much the client lets a model think (`reasoning`)."""
+"""The reasoning effort that the client allows (`reasoning`)."""
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Transcripts = Literal["written", "spoken"]
-"""How a model reads what was said: as a speech model writes it, or in lower case, without punctuation."""
+"""The form of transcripts in a model's prompt: as a speech model writes them, or in lower case without punctuation."""
 PartStatus = Literal["ok", "timeout", "failed", "skipped"]  # skipped: the policy did not wait for it
 Fusion = Literal["late", "early", "hybrid"]
 WaitFor = Literal["all", "first"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"
-"""The model name with which a client lets the policy choose."""
+"""The model name by which a client lets the policy choose."""
 
 
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
-# `extra` of parts, messages, calls and tools: a canonical JSON object of their fields that we do not interpret, which
-# travel to the target and are part of cache keys; "" for none.
+# `extra` of parts, messages, calls and tools: a canonical JSON object of their uninterpreted fields, which are sent to
+# the target and are part of cache keys; "" for none.
 
 
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
@@ -95,7 +95,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """``none`` | ``auto`` | ``required`` | ``function`` (the one called `name`)."""
+    """The choice among tools: ``none``, ``auto``, ``required`` or ``function`` (the function `name`)."""
 
     mode: Literal["none", "auto", "required", "function"] = "auto"
     name: str | None = None
@@ -110,7 +110,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """The requested sampling parameters. None is the backend's default (OpenAI's: temperature 1, top_p 1)."""
+    """The requested sampling parameters. None means the backend's default (OpenAI's: temperature 1, top_p 1)."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -137,29 +137,29 @@ class RoutingHints(msgspec.Struct, frozen=True):
 
     @property
     def restriction(self) -> Prefer | None:
-        """The preference if it excludes targets; the others only order them."""
+        """The preference if it excludes targets; other preferences only order them."""
         return self.prefer if self.prefer in ("only_on_device", "only_cloud") else None
 
 
 def folded_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return tags as they are compared: without case, sorted, unique."""
+    """Return tags in the form in which they are compared: case-folded, sorted, unique."""
     return tuple(sorted({tag.casefold() for tag in tags}))
 
 
 def replace_surrogates(text: str) -> str:
-    """Return text without lone surrogates, which no encoder accepts: bytes of headers are decoded to them."""
+    """Return text without lone surrogates, which encoders refuse; undecodable bytes of headers become surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed and valid request. The signals client, tags, prefer and deadline_ms are in `hints`."""
+    """A parsed and valid request. The signals client, tags, prefer and deadline_ms are in `hints`."""
 
     kind: Kind
     model: str
     messages: tuple[Message, ...] = ()  # chat
     prompts: tuple[str | tuple[int, ...], ...] = ()  # completion and embedding; text or token ids
     max_tokens: int | None = None
-    # The client's name for it: some servers know only the old name, some models refuse it.
+    # The client's name of the limit is kept: some servers know only the old name, some models refuse it.
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
@@ -183,12 +183,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequences(self) -> int:
-        """How many answers it asks for: `n` to each of its prompts, or to the chat."""
+        """The number of requested answers: `n` for each of its prompts, or for the chat."""
         return self.n * max(1, len(self.prompts))
 
 
 class RequestFeatures(msgspec.Struct, frozen=True):
-    """What routing reads of a request: every `request.*` signal but the costly ones, and what else `decide` needs."""
+    """The fields of a request that routing reads: every `request.*` signal except on-demand ones, and other inputs of
+    `decide`.
+    """
 
     kind: Kind | AudioKind
     model: str
@@ -202,7 +204,7 @@ class RequestFeatures(msgspec.Struct, frozen=True):
     max_tokens: int | None
     temperature: float | None  # as the client set it
     modalities: tuple[Modality, ...]
-    offers_tools: bool  # whatever its tool_choice
+    offers_tools: bool  # regardless of tool_choice
     tools: bool  # the signal: offers tools, and tool_choice is not none
     json: bool
     logprobs: bool
@@ -239,7 +241,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that were found in the KV cache
-    reasoning_tokens: int = 0  # of the completion tokens: what the model thought before its answer
+    reasoning_tokens: int = 0  # completion tokens of the model's reasoning
 
 
 class Confidence(msgspec.Struct, frozen=True):
@@ -251,7 +253,7 @@ class Confidence(msgspec.Struct, frozen=True):
     margin: float  # mean of p(best) - p(second)
     entropy: float  # mean, nats
     refusal: float = 0.0  # probability of the model's own refusal token at the first position
-    least: float = 0.0  # the lowest logprob of a token
+    least: float = 0.0  # lowest logprob of a token
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -271,25 +273,25 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     refusal: str | None = None
     resume: str = ""  # continue token, on the last chunk of an answer that was cut short
-    reasoning: str = ""  # what the model thinks before its answer; never part of `text`
+    reasoning: str = ""  # the model's reasoning; never part of `text`
     extra: str = ""  # canonical JSON object of the message's fields that we do not interpret; "" for none
-    note: str = ""  # how the target's answer was read, for the decision record; the client does not get it
+    note: str = ""  # a note on reading the target's answer, for the decision record only
 
 
 class Label(msgspec.Struct, frozen=True):
-    """A thing that an image shows, and its probability."""
+    """An object in an image, and its probability."""
 
     name: str
     probability: float
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What an encoder found in one part of a request: the words of an audio clip, the text in an image."""
+    """The result of an encoder for a part of a request: the words in audio, the text in an image."""
 
     text: str  # "": there is no speech, or no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
-    labels: tuple[Label, ...] = ()  # of an image, most probable first
+    labels: tuple[Label, ...] = ()  # labels of an image, most probable first
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -315,7 +317,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def served(self) -> str:
-        """What answers: the model's name, with its adapter's."""
+        """The name of the model, with that of its adapter."""
         return f"{self.model}+{self.adapter}" if self.adapter else self.model
 
 
@@ -324,7 +326,7 @@ class Handoff(msgspec.Struct, frozen=True):
 
     after_tokens: int
     below: float
-    within_s: float | None = None  # from the first token on: the next one decides
+    within_s: float | None = None  # time after the first token, at which the gate decides
 
 
 class AttemptPlan(msgspec.Struct, frozen=True):
@@ -366,9 +368,8 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Shadow(msgspec.Struct, frozen=True):
-    """Of `share` of the answers the other side is asked too, after the answer, for at most `usd_per_day`.
-
-    `max_drift`: calibration error beyond what chance explains, above which calibrated signals are set aside.
+    """The shadow rule: after a `share` of the answers the other side answers, too, for at most `usd_per_day`.
+    `max_drift`: calibration error, beyond that explained by chance, above which calibrated signals are set aside.
     """
 
     share: float
@@ -377,7 +378,9 @@ class Shadow(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The attempts, in order, and why. Empty `attempts` mean that there is no route: the answer is 503 with reasons."""
+    """The attempts in order, with the reasons. Without `attempts` there is no route, and the answer is 503 with
+    reasons.
+    """
 
     policy: str
     revision: str
@@ -400,14 +403,16 @@ class ExactCache(msgspec.Struct, frozen=True):
 
 
 class SemanticCache(msgspec.Struct, frozen=True):
-    """A question that means the same may share an answer up to `ttl_s` old; `max_error`: share of wrong ones."""
+    """The rule of the semantic cache: questions with the same meaning share an answer up to `ttl_s` old. `max_error`:
+    accepted share of wrong answers.
+    """
 
     ttl_s: float
     max_error: float = 0.01
 
 
 class CachePlan(msgspec.Struct, frozen=True):
-    """The policy's cache rule for this request. `exact` None: bypass the cache, and `bypass` says why."""
+    """The policy's cache rule for a request. If `exact` is None, the cache is bypassed, and `bypass` is the reason."""
 
     exact: ExactCache | None = None
     semantic: SemanticCache | None = None  # only with `exact`
@@ -421,7 +426,9 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 class DeviceSignals(msgspec.Struct, frozen=True):
-    """None means that this device cannot read the signal; a rule that needs it does not hold."""
+    """The signals of the device. None means that the device cannot read the signal; a rule that needs it does not
+    hold.
+    """
 
     temperature_c: float | None = None
     throttled: bool | None = None
@@ -459,7 +466,9 @@ class NowSignals(msgspec.Struct, frozen=True):
 
 
 class DeviceSetup(msgspec.Struct, frozen=True):
-    """What a device has. `temperatures`: of models on it whose target declares none, None if it is not known."""
+    """The setup of a device. `temperatures`: default temperatures of its models whose targets declare none; None if
+    unknown.
+    """
 
     engine: bool
     cloud: bool
@@ -472,7 +481,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The signals of the device at decision time.
 
     `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this device is
-    not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if it is not known.
+    not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if unknown.
     `uncalibrated`: edge targets whose calibrated signals were set aside.
     """
 
@@ -488,15 +497,15 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Estimates(msgspec.Struct, frozen=True):
-    """Signals about one request that are expensive to compute. None: not computed, or absent."""
+    """The on-demand signals of a request, which are expensive to compute. None: not computed, or absent."""
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
     quality: float | None = None  # edge.quality: probability that the device's answer is right
-    image_pixels: int | None = None  # of all images, as their files declare them
-    images_text: bool | None = None  # images.text: whether one of them has text in it
-    audio_s: float | None = None  # of all audio clips
+    image_pixels: int | None = None  # pixels of all images, as their files declare them
+    images_text: bool | None = None  # images.text: whether an image contains text
+    audio_s: float | None = None  # length of all audio
     language: str | None = None  # request.language, ISO 639-1
-    audio_speech: bool | None = None  # audio.speech: whether somebody speaks in one of them
+    audio_speech: bool | None = None  # audio.speech: whether an audio part contains speech
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------
@@ -516,7 +525,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 class PartRecord(msgspec.Struct, frozen=True):
-    """One part that an encoder was asked about, without its content."""
+    """The record of a part that was given to an encoder, without its content."""
 
     part: str  # path in the request
     modality: Modality
@@ -530,7 +539,7 @@ class PartRecord(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The measured result of a request; exactly one per request."""
+    """The measured result of a request, of which there is exactly one."""
 
     status: Literal["ok", "error", "cancelled", "rejected"]
     http_status: int
@@ -555,22 +564,22 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
-    """What `GET /v1/decisions/{id}` returns: everything about one request except its content."""
+    """The body of `GET /v1/decisions/{id}`: all data about a request except its content."""
 
     id: str
     created: float  # unix time, s
     request: RequestFeatures
     estimates: Estimates
-    unrecorded: tuple[str, ...]  # costly signals that were not computed: not absent, but not known
+    unrecorded: tuple[str, ...]  # on-demand signals that were not computed, which is unknown rather than absent
     snapshot: Snapshot
     decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome
-    parts: tuple[PartRecord, ...] = ()  # those that encoders were asked about
+    parts: tuple[PartRecord, ...] = ()  # parts that were given to encoders
     shadow: str = ""  # the target that the shadow request of this answer is for; "" for none
 
 
 def decode_row(decoder: msgspec.msgpack.Decoder[_Row], data: object) -> _Row | None:
-    """Decode a row of a store. Returns None for one that another version wrote and this one cannot read."""
+    """Decode a row of a store. Returns None for a row of an incompatible version."""
     if not isinstance(data, bytes):
         return None
     try:

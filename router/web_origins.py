@@ -1,14 +1,16 @@
-"""Decide which web pages may use a listener: DNS rebinding, cross-site requests, and CORS.
+"""Protection of listeners against web pages: DNS rebinding, cross-site requests, and CORS. A browser sends requests of
+any page to any address, this machine's included. For each request:
 
-A browser sends requests of any page to any address, this machine's included. For each request:
-
-1. Host: a page can point a name of its own at this machine (DNS rebinding), and is same-origin then. Its requests carry
-   that name in `Host`, so a listener that needs no key takes loopback names, its address and configured names only.
-2. A request that changes nothing (GET, HEAD, OPTIONS) is answered: the browser keeps the answer from a foreign page.
-3. Any other request, and the handshake of a WebSocket, is refused for a foreign page. `Sec-Fetch-Site` tells, and in
-   browsers that do not send it, `Origin` beside `Host`. Without both headers the client is not a browser. `same-site`
-   is foreign, too: another port of this machine is. This is the algorithm of Go's `http.CrossOriginProtection`.
-4. Pages of allowed origins are answered as CORS asks, preflights included (https://fetch.spec.whatwg.org/#http-cors-protocol).
+1. Host: a page can point its own name at this machine (DNS rebinding) and is then same-origin. Its requests have that
+   name in `Host`, so a listener without keys accepts only loopback names, its own address and configured names.
+2. A request that changes nothing (GET, HEAD, OPTIONS) is answered, because the browser hides the answer from a foreign
+   page.
+3. Any other request of a foreign page, and the handshake of a WebSocket, is refused. A foreign page is recognised by
+   `Sec-Fetch-Site`, or, in browsers without it, by comparing `Origin` with `Host`. A client without both headers is not
+   a browser. `same-site` is foreign, too, since it includes other ports of this machine. This is the algorithm of Go's
+   `http.CrossOriginProtection`.
+4. Pages of allowed origins are answered by the rules of CORS, preflights included
+   (https://fetch.spec.whatwg.org/#http-cors-protocol).
 """
 
 from __future__ import annotations
@@ -36,29 +38,29 @@ _VARY: Final[Mapping[str, str]] = {"Vary": "Origin"}
 
 
 class WebOrigins:
-    """The rules of one listener. `headers` of its methods must be read case-insensitively.
+    """The rules of a listener. The `headers` of its methods must be case-insensitive.
 
     Args:
-        allowed: the origins, beside the listener's own, whose pages may use it.
-        hosts: the names that `Host` may have beside those of loopback; None: any name.
-        key: the configuration key of `allowed`, for messages; "": there is none.
+        allowed: The origins, besides the listener's own, whose pages may use it.
+        hosts: The names allowed in `Host` besides loopback names; None: any name.
+        key: The configuration key of `allowed`, for messages; "" if there is none.
     """
 
     def __init__(self, allowed: Iterable[str] = (), hosts: Iterable[str] | None = None, key: str = "") -> None:
         self._allowed = frozenset(origin.lower() for origin in allowed)
         self._vary: Mapping[str, str] = _VARY if self._allowed else {}
         self._hosts = None if hosts is None else _LOOPBACK | {host.lower() for host in hosts}
-        self._known: set[str] = set()  # values of `Host` that were admitted: nearly every request has one of them
+        self._known: set[str] = set()  # admitted values of `Host`, which nearly every request has
         self._advice = f"To allow it, add the origin to `{key}`." if key else "Send the request from a program."
 
     def admit(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers that the answer gets for CORS.
+        """Return the CORS headers of the answer.
 
         Raises:
             MisdirectedRequest: `Host` is not a name of this listener (1).
-            OriginNotAllowed: a page of a foreign origin may not send this request (3).
+            OriginNotAllowed: A page of a foreign origin may not send this request (3).
         """
-        host = headers.get("Host")  # none in HTTP/1.0, which browsers do not speak
+        host = headers.get("Host")  # None in HTTP/1.0, which browsers do not use
         if self._hosts is not None and host is not None and host not in self._known:
             self._check_host(host, self._hosts)
         origin = headers.get("Origin")
@@ -74,7 +76,9 @@ class WebOrigins:
         return self._vary
 
     def preflight(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Return the further headers of the answer to a preflight of an allowed origin (204); None: it is not one."""
+        """Return the further headers of the answer (204) to a preflight of an allowed origin; None if it is not a
+        preflight.
+        """
         if method != "OPTIONS" or "Access-Control-Request-Method" not in headers:
             return None
         if headers.get("Origin", "").lower() not in self._allowed:
@@ -87,7 +91,7 @@ class WebOrigins:
         return answer
 
     def _check_host(self, host: str, hosts: Collection[str]) -> None:
-        """Raises MisdirectedRequest."""
+        """Check the header `Host`. Raises MisdirectedRequest."""
         name = _name_of(host)
         if name not in hosts and not is_local_name(name):
             raise MisdirectedRequest(
@@ -99,18 +103,20 @@ class WebOrigins:
 
 
 def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tuple[str, ...] | None:
-    """Return what `hosts` of a listener is: None where each request needs a key, or other machines may connect.
+    """Return the parameter `hosts` of a listener: None if each request needs a key, or if other machines may connect.
 
     Args:
-        bound: the address that it listens on.
-        named: the names that its configuration adds.
-        needs_key: whether no request is served without a key or token.
+        bound: The address that it listens on.
+        named: The names that its configuration adds.
+        needs_key: Whether every request needs a key or token.
     """
     return None if needs_key or not is_local_name(bound.lower()) else (bound, *named)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only programs of this machine reach `host`. An unknown name and "" (all addresses) are not."""
+    """Return whether only programs of this machine reach `host`; False for an unknown name and for "" (all
+    addresses).
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -122,13 +128,13 @@ def is_loopback(host: str) -> bool:
 def is_local_name(name: str) -> bool:
     """Return whether a lower-case name or address without brackets stands for this machine.
 
-    `*.localhost` does: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
+    `*.localhost` is included: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
     """
     return name.endswith(".localhost") or is_loopback(name)
 
 
 def _name_of(host: str) -> str:
-    """Return the lower-case name of a `Host` header, without port, brackets and the root's dot."""
+    """Return the lower-case name of a `Host` header, without port, brackets and trailing dot."""
     name = host.strip().lower()
     if name.startswith("["):
         address, closed, _ = name[1:].partition("]")

@@ -34,7 +34,7 @@ from causeway_server.router.errors import (
     ResultTooLarge,
 )
 from causeway_server.router.jobs.job import (
-    MOST_LATE,
+    MAX_LATE,
     LateTerms,
     RevisionDropped,
     check_read,
@@ -299,7 +299,7 @@ class JobRevisions:
 
     def take_room(self) -> bool:
         """Reserve room for another answer that waits for its late parts; call `start` or `leave_room` afterwards."""
-        has_room = self.reader is not None and self._count < MOST_LATE
+        has_room = self.reader is not None and self._count < MAX_LATE
         self._count += has_room
         return has_room
 

@@ -40,7 +40,7 @@ from causeway_server.router.errors import (
     TargetNotConfigured,
 )
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import COSTLY, modalities
+from causeway_server.router.policy.signals import ON_DEMAND, modalities
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece, Reply, TextReply, TextSink
 from causeway_server.router.types import (
@@ -120,7 +120,7 @@ class Generation:
     # set if the answer is generated again, to be compared with a cached one
     semantic_check: SemanticCheck | None = None
     estimates: Estimates = _NO_ESTIMATES
-    unrecorded: tuple[str, ...] = COSTLY  # costly signals that were not computed
+    unrecorded: tuple[str, ...] = ON_DEMAND  # costly signals that were not computed
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud

@@ -41,7 +41,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.openai.cached_answer import CachedAnswer, is_keepable
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import COSTLY
+from causeway_server.router.policy.signals import ON_DEMAND
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Reply
 from causeway_server.router.types import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PREVIEW_S = 1.0  # timeout of the costly signals of a job's decision
-_COSTLY = frozenset(COSTLY)
+_COSTLY = frozenset(ON_DEMAND)
 
 
 async def _pin_nothing(_: str) -> bool:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from causeway_server.router.checks.possible import NO_ANSWER
-from causeway_server.router.checks.report import LEAST_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
+from causeway_server.router.checks.report import MIN_OBSERVED, Cause, Interval, LeavingRequest, ReplayReport
 from causeway_server.router.documents.strict_yaml import Problem
 
 from ..repository.folder import CheckedFleet
@@ -231,7 +231,7 @@ def _print_latency(console: Console, report: ReplayReport) -> None:
     title = f"Estimated latency of {counted(latency.requests, 'answer')}, ms (95 % interval)"
     _print_table(console, title, ("time", "", "before", "after"), rows)
     if latency.not_estimated:
-        text = f"{counted(latency.not_estimated, 'answer')} not estimated: of the target fewer than {LEAST_OBSERVED}"
+        text = f"{counted(latency.not_estimated, 'answer')} not estimated: of the target fewer than {MIN_OBSERVED}"
         console.print(Text(f"{text} answers were recorded"), soft_wrap=True)
 
 

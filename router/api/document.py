@@ -28,18 +28,19 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class AnyOf(msgspec.Struct, frozen=True):
-    """A body of one of the types `kinds`, and with `beside` of that type at the same time."""
+    """A body of any of the types `kinds`; if `beside` is set, the body must also match that type."""
 
     kinds: tuple[Any, ...]
     beside: Any = None
 
 
 class ApiResponse(msgspec.Struct, frozen=True):
-    """A response that is no error.
+    """A successful response.
 
     Attributes:
         status: The HTTP status.
-        content: The type of the body by media type; of server-sent events that of an event's data. None: any bytes.
+        content: The type of the body by media type; for server-sent events, the type of an event's data. None: any
+            bytes.
         meaning: When it is sent.
         headers: Names of headers, with their meaning.
     """
@@ -51,17 +52,17 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One operation.
+    """An operation of an HTTP API.
 
     Attributes:
-        path: With its parameters in braces, such as ``/v1/jobs/{id}``.
+        path: The path, with its parameters in braces, such as ``/v1/jobs/{id}``.
         summary: One sentence.
         caller: The role, or the scope of the token, that may call it; "anyone" needs no token.
-        request: The type of the body by media type; empty: none.
-        parameters: Those of query and headers; the path's are in `path`.
-        responses: At least one.
+        request: The type of the body by media type; empty if there is no body.
+        parameters: The parameters in query and headers; those of the path are in `path`.
+        responses: The successful responses, at least one.
         errors: The error classes that it sends.
-        protocol: What the connection speaks after its response, such as ``websocket``; "": HTTP.
+        protocol: The protocol of the connection after its response, such as ``websocket``; "": HTTP.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -108,10 +109,10 @@ def openapi_document(
     Args:
         title: The name of the API.
         version: The version of the program.
-        operations: All that is served.
-        bearer: What the security scheme `bearer` says beside its type, such as its description.
+        operations: All operations that are served.
+        bearer: Further fields of the security scheme `bearer`, such as its description.
         token_optional: Whether a server may be configured to need no token.
-        webhooks: What the program sends to its clients; the paths are names.
+        webhooks: The requests that the program sends to its clients; their paths are names.
     """
     schemas = _Schemas([*operations, *webhooks])
 
@@ -143,12 +144,12 @@ class _Schemas:
         )
         names = {name: _PREFIX.sub("", name) for name in components}
         if len({*names.values()}) < len(names):
-            raise ValueError(f"two types have the same name in the document: {sorted(names)}")
+            raise ValueError(f"Two types have the same name in the document: {sorted(names)}.")
         text = msgspec.json.encode([found, components]).decode()
         text = _REFERENCE.sub(lambda match: f'"#/components/schemas/{names[match[1]]}"', text)
         renamed, components = msgspec.json.decode(text)
         self._by_kind: dict[int, Schema] = {id(kind): schema for kind, schema in zip(kinds, renamed, strict=True)}
-        self._kinds = kinds  # alive, so that their ids stay theirs
+        self._kinds = kinds  # kept alive, so that no other type gets one of their ids
         self.components: dict[str, Schema] = {
             names[name]: {**schema, "title": names[name]} for name, schema in components.items()
         }
@@ -214,7 +215,7 @@ def _response(response: ApiResponse, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _content(content: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
-    """The bodies by media type. OpenAPI 3.1 cannot describe events: their data's schema is `x-event`."""
+    """Return the bodies by media type. OpenAPI 3.1 cannot describe events: their data's schema is `x-event`."""
     found: dict[str, Any] = {}
     for media_type, kind in content.items():
         if media_type == EVENTS:
@@ -225,7 +226,7 @@ def _content(content: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
 
 
 def _error_responses(errors: Iterable[type[CausewayError]], schemas: _Schemas) -> dict[str, dict[str, Any]]:
-    """One response for each status, whose description and schema list the codes."""
+    """Return a response for each status, whose description and schema list the codes."""
     by_status: dict[str, dict[str, None]] = {}
     for error in errors:
         by_status.setdefault(str(error.status), {})[error.code] = None

@@ -97,7 +97,9 @@ class CompletionChoice(msgspec.Struct):
 
 
 class TextCompletion(msgspec.Struct):
-    """A legacy completion, or the data of an event of its stream, where `usage` comes last if it is asked for."""
+    """A legacy completion, or the data of an event of its stream, whose last event has `usage` if the client requested
+    it.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -124,7 +126,7 @@ class ResponseObject(msgspec.Struct):
 
 
 class ResponseEvent(msgspec.Struct):
-    """The data of an event of a response's stream; `type` is the event's name, and says what else there is."""
+    """The data of an event of a response's stream; `type` is the event's name and determines the other fields."""
 
     type: str
     sequence_number: int
@@ -138,8 +140,9 @@ ANY_REQUEST: Final[Errors] = (
     errors.OriginNotAllowed,
     errors.CausewayError,
 )
-"""What any request may get: it is no valid HTTP, has a misspelt header or a foreign `Host`, is a foreign web page's, or
-the program failed."""
+"""The errors that any request may get: it is not valid HTTP, has a misspelt header or a foreign `Host`, comes from a
+foreign web page, or the program failed.
+"""
 BODY: Final[Errors] = (
     errors.InvalidJSON,
     errors.MissingField,
@@ -190,7 +193,7 @@ def generation_operations(
         job_parameters: The headers that make a job of a request.
         headers: Those of each answer, with their meaning.
         job: The type of a job's view.
-        more_errors: What each sends beside the errors of both servers.
+        more_errors: The errors that each sends beside those of both servers.
     """
     failures = (*ANY_REQUEST, *BODY, *_GENERATION, *more_errors)
     as_job = ApiResponse(202, {JSON: job}, "It became a job (`Prefer: respond-async`).", {"Location": "the job"})
@@ -265,8 +268,7 @@ class TranscriptionForm(Struct):
 
 
 class TranscriptBody(Struct):
-    """The words of an audio clip; with `verbose_json` also its language, its length and times; plain text for the
-    rest."""
+    """A transcript: with `verbose_json` also its language, length and times; plain text for other formats."""
 
     text: str
 
@@ -274,7 +276,7 @@ class TranscriptBody(Struct):
 def transcription_operation(
     caller: str, parameters: tuple[Parameter, ...], headers: Mapping[str, str], more_errors: Errors
 ) -> Operation:
-    """Return the operation. `headers`: of its answers."""
+    """Return the operation of transcriptions. `headers`: the headers of its answers."""
     return Operation(
         "POST",
         "/v1/audio/transcriptions",
@@ -339,16 +341,10 @@ def file_operations(
     *,
     gives_content: bool,
 ) -> Iterator[Operation]:
-    """Yield the operations.
-
-    Args:
-        caller: the client that may call them.
-        purposes: a Literal of those that are taken.
-        page: the parameters of the list.
-        common: what each sends.
-        upload_errors: what an upload sends beside these.
-        content_errors: what asking for the bytes of a file does.
-        gives_content: whether the bytes of some files are given back.
+    """Yield the operations. Args: caller: the client that may call them. purposes: The accepted purposes, as a Literal.
+    page: The parameters of the list. common: The errors that each operation sends. upload_errors: The further
+    errors of an upload. content_errors: The further errors of a request for the bytes of a file. gives_content:
+    Whether the bytes of some files can be downloaded.
     """
     upload = defstruct(
         "FileUpload",
@@ -395,7 +391,7 @@ SECRET_PATH = "/v1/webhooks/secret"
 
 
 def secret_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
-    """Yield what reads and rotates a caller's secrets."""
+    """Yield the operations that read and rotate a caller's webhook secrets."""
     found = (ApiResponse(200, {JSON: WebhookSecrets}),)
     summary = "The secrets that sign the caller's webhooks."
     yield Operation("GET", SECRET_PATH, summary, caller, responses=found, errors=more_errors)
@@ -404,7 +400,7 @@ def secret_operations(caller: str, more_errors: Errors) -> Iterator[Operation]:
 
 
 def job_ended_operation() -> Operation:
-    """Return what is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
+    """Return the operation that is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
     names = ("webhook-id", "webhook-timestamp", "webhook-signature")
     binary = ("ce-specversion", "ce-id", "ce-source", "ce-type", "ce-subject", "ce-time")
     signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]

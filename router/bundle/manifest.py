@@ -46,9 +46,8 @@ class Blob(_Canonical, frozen=True):
 
 
 class GoldenPrompt(_Canonical, frozen=True, omit_defaults=True):
-    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the device.
-
-    `image`: it stands after the prompt, as soft tokens of the model's projector.
+    """A prompt and the model's exact answer at temperature 0, for a trial of the model on the device. `image`: an
+    image after the prompt, as soft tokens of the model's projector.
     """
 
     prompt: str
@@ -57,7 +56,7 @@ class GoldenPrompt(_Canonical, frozen=True, omit_defaults=True):
 
 
 class BundleAdapter(_Canonical, frozen=True):
-    """A LoRA adapter of a model: requests ask for MODEL+NAME."""
+    """A LoRA adapter of a model; requests name it as MODEL+NAME."""
 
     name: AdapterName
     blob: Blob
@@ -66,12 +65,13 @@ class BundleAdapter(_Canonical, frozen=True):
 
 
 class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
-    """What turns images into soft tokens of a model: the `mmproj` file of a vision model, or a projector in ONNX.
+    """The file that turns images into soft tokens of a model: the `mmproj` file of a vision model, or a projector in
+    ONNX.
 
     Attributes:
-        model_sha256: The weights that it was made for: those of the model beside it.
-        encoder: The image encoder whose features it reads; None: an mmproj file has one inside.
-        tokens: That an image becomes; 0: as many as it needs.
+        model_sha256: The weights that it was made for, which must be those of its model.
+        encoder: The image encoder whose features it reads; None for an mmproj file, which contains one.
+        tokens: The number of soft tokens of an image; 0: as many as it needs.
     """
 
     blob: Blob
@@ -88,8 +88,9 @@ class BundleSignal(_Canonical, frozen=True):
     """A learned signal about a model's answers, which replaces the device's own for these weights.
 
     Attributes:
-        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, beside a larger model.
-        model_sha256: The weights that it was fitted on: those of the model beside it.
+        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, compared with a larger
+            model.
+        model_sha256: The weights that it was fitted on, which must be those of its model.
     """
 
     kind: SignalKind
@@ -119,9 +120,8 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
 
 
 class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
-    """Everything that a device of one cohort runs. Nothing of it is changed alone.
-
-    `leaving`: what a device does whose own decisions, replayed, would leave the device under this policy.
+    """Everything that a device of one cohort runs; its parts change only together. `leaving`: the device's action if
+    some of its recorded decisions, replayed under this policy, would leave the device.
     """
 
     format: Literal[1, 2]
@@ -142,7 +142,7 @@ class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Every file of the bundle, each once: the policy, its cases, the models with all that belongs to them."""
+        """Every file of the bundle, each once: the policy, its cases, and the models with their files."""
         models = [blob for model in self.models for blob in (*model.loaded, *model.images)]
         models += [signal.blob for model in self.models for signal in model.signals]
         return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
@@ -156,7 +156,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def format_of(manifest: BundleManifest) -> Literal[1, 2]:
-    """Return the oldest format that can say all of this manifest."""
+    """Return the oldest format that can express this manifest."""
     return 2 if manifest.leaving != "refuse" or any(model.signals for model in manifest.models) else 1
 
 
@@ -165,7 +165,7 @@ def blob_of(content: bytes) -> Blob:
 
 
 def encode_canonical(document: BundleManifest | RolloutPlan) -> bytes:
-    """Return the canonical bytes."""
+    """Return the canonical bytes of a manifest."""
     return msgspec.json.encode(document, order="deterministic")
 
 
@@ -179,7 +179,7 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
 
     Args:
         content: The bytes as they were fetched.
-        expected_id: The bundle's id that was asked for.
+        expected_id: The id of the requested bundle.
         daemon_version: The version of this daemon, such as ``1.2.3`` or ``1.3.0.dev2``.
 
     Raises:
@@ -189,23 +189,23 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
     """
     found = hashlib.sha256(content).hexdigest()
     if found != expected_id:
-        raise BundleAltered(f"bundle {expected_id}: the content has the sha256 {found}")
+        raise BundleAltered(f"Bundle {expected_id}: the content has the sha256 {found}.")
     if len(content) > MAX_MANIFEST_BYTES:
-        raise BundleInvalid(f"bundle {expected_id}: larger than {MAX_MANIFEST_BYTES} bytes")
+        raise BundleInvalid(f"Bundle {expected_id}: larger than {MAX_MANIFEST_BYTES} bytes.")
     try:
         _check_version(msgspec.json.decode(content, type=_Header), expected_id, daemon_version)
         manifest = msgspec.json.decode(content, type=BundleManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleInvalid(f"bundle {expected_id}: {error}") from error
+        raise BundleInvalid(f"Bundle {expected_id}: {error}.") from error
     check_manifest(manifest)
     if encode_canonical(manifest) != content:
-        raise BundleInvalid(f"bundle {expected_id}: the JSON is not canonical")
+        raise BundleInvalid(f"Bundle {expected_id}: the JSON is not canonical.")
     return manifest
 
 
 def check_manifest(manifest: BundleManifest) -> None:
-    """Check what the types cannot say: each model, adapter and signal once, adapters that have an effect, projectors
-    and signals of these weights, settings that a fleet may set, within their bounds, and the format.
+    """Check what the types cannot express: each model, adapter and signal once, adapters that have an effect,
+    projectors and signals of these weights, settings that a fleet may set, within their bounds, and the format.
 
     Raises:
         BundleInvalid: Names the model, the adapter or the key.
@@ -215,28 +215,30 @@ def check_manifest(manifest: BundleManifest) -> None:
     _check_once("adapter", [name for name, _ in adapters])
     for name, adapter in adapters:
         if not is_scale(adapter.scale):
-            raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0")
+            raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0.")
     for model in manifest.models:
         _check_projector(model)
         _check_signals(model)
     if manifest.format != format_of(manifest):
-        raise BundleInvalid(f"format: must be {format_of(manifest)} for this content, not {manifest.format}")
+        raise BundleInvalid(f"`format` must be {format_of(manifest)} for this content, not {manifest.format}.")
     for key, value in manifest.settings.items():
         try:
             checked = check_setting(key, value)
         except ValueError as error:
-            raise BundleInvalid(f"settings.{key}: {error}") from error
+            raise BundleInvalid(f"`settings.{key}`: {error}.") from error
         if type(checked) is not type(value):  # 30 where 30.0 is canonical
-            raise BundleInvalid(f"settings.{key}: must be written as {checked!r}, not {value!r}")
+            raise BundleInvalid(f"`settings.{key}` must be written as {checked!r}, not {value!r}.")
 
 
 def is_scale(value: float) -> bool:
-    """Whether an adapter can be applied so strongly."""
+    """Return whether a number can be an adapter's scale: finite and not 0."""
     return math.isfinite(value) and value != 0.0
 
 
 def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
-    """Compare by PEP 440: ``1.3.0.dev2`` and ``1.3.0rc1`` are older than ``1.3.0``; an unreadable one is too old."""
+    """Compare versions by PEP 440: ``1.3.0.dev2`` and ``1.3.0rc1`` are older than ``1.3.0``; an unreadable version is
+    too old.
+    """
     try:
         return Version(daemon_version) >= Version(min_daemon)
     except InvalidVersion:
@@ -246,18 +248,18 @@ def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
 def _check_once(kind: str, names: Sequence[str]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise BundleInvalid(f"the bundle has the {kind} {doubled[0]} twice")
+        raise BundleInvalid(f"The bundle has the {kind} {doubled[0]} twice.")
 
 
 def _check_projector(model: BundleModel) -> None:
     projector = model.projector
     if projector is None:
         if model.images:
-            raise BundleInvalid(f"{model.name}: a golden prompt has an image, and the model has no projector")
+            raise BundleInvalid(f"{model.name}: a golden prompt has an image, but the model has no projector.")
         return
     _check_weights(model, "projector was made for", projector.model_sha256)
     if (projector.encoder is None) != (projector.tokens == 0):
-        raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector belong together")
+        raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector must be set together.")
 
 
 def _check_signals(model: BundleModel) -> None:
@@ -269,14 +271,14 @@ def _check_signals(model: BundleModel) -> None:
 def _check_weights(model: BundleModel, what: str, sha256: str) -> None:
     if sha256 != model.blob.sha256:
         ours = model.blob.sha256[:12]
-        raise BundleInvalid(f"{model.name}: its {what} the weights {sha256[:12]}, and the bundle's are {ours}")
+        raise BundleInvalid(f"{model.name}: its {what} the weights {sha256[:12]}, but the bundle's are {ours}.")
 
 
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:
     if header.format not in _FORMATS or not daemon_is_new_enough(daemon_version, header.min_daemon):
         raise DaemonTooOld(
-            f"bundle {expected_id} (format {header.format}) needs a daemon {header.min_daemon} or newer, "
-            f"this is {daemon_version}: update the daemon first"
+            f"Bundle {expected_id} (format {header.format}) needs a daemon {header.min_daemon} or newer, "
+            f"this is {daemon_version}: update the daemon first."
         )
 
 
@@ -311,25 +313,25 @@ class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def position(salt: str, device: str) -> int:
     """Return the place of a device in the order of a rollout, from 0 to `WHOLE` - 1: a hash of the salt and its id.
 
-    So a larger share always includes the devices of a smaller one, devices that appear later fall into place, and
-    another salt draws other devices first.
+    A larger share therefore always includes the devices of a smaller one, new devices get a place, too, and another
+    salt gives another order.
     """
     return int.from_bytes(hashlib.sha256(f"{salt}:{device}".encode()).digest(), "big") % WHOLE
 
 
 def in_share(plan: RolloutPlan, device: str) -> bool:
-    """Whether the hash alone puts this device among those that get the new bundle."""
+    """Return whether the hash alone puts this device among those that get the new bundle."""
     return position(plan.salt, device) < plan.share
 
 
 def assigned_bundle(plan: RolloutPlan, device: str, running: str | None) -> str | None:
-    """Return the id of the bundle that a device shall run.
+    """Return the id of the bundle that a device should run.
 
     1. A pin names the bundle of this device.
     2. A held device keeps what it runs.
     3. A device in the share gets the new bundle.
-    4. The others get the old bundle, which undoes the rollout when the share shrinks; without one, they keep what
-       they run.
+    4. The other devices get the old bundle, which undoes the rollout when the share shrinks; without an old bundle,
+       they keep what they run.
 
     Args:
         plan: The plan of the device's cohort.
@@ -352,18 +354,18 @@ def read_plan(content: bytes, cohort: str) -> RolloutPlan:
         BundleInvalid: Malformed, too large, or the plan of another cohort.
     """
     if len(content) > MAX_PLAN_BYTES:
-        raise BundleInvalid(f"rollout plan of {cohort}: larger than {MAX_PLAN_BYTES} bytes")
+        raise BundleInvalid(f"Rollout plan of {cohort}: larger than {MAX_PLAN_BYTES} bytes.")
     try:
         plan = msgspec.json.decode(content, type=RolloutPlan)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleInvalid(f"rollout plan of {cohort}: {error}") from error
+        raise BundleInvalid(f"Rollout plan of {cohort}: {error}.") from error
     if plan.cohort != cohort:
-        raise BundleInvalid(f"rollout plan of {cohort}: it is the plan of {plan.cohort}")
+        raise BundleInvalid(f"Rollout plan of {cohort}: it is the plan of {plan.cohort}.")
     return plan
 
 
 def binomial_tail(trials: int, found: int, probability: float) -> float:
-    """Return the probability of at least `found` successes, 1 where `found` is no more than expected."""
+    """Return the probability of at least `found` successes; 1 if `found` is at most the expected number."""
     if found <= trials * probability:
         return 1.0
     log_term = log_choose(trials, found) + found * math.log(probability) + (trials - found) * math.log1p(-probability)

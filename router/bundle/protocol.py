@@ -2,7 +2,7 @@
 
     POST /v1/enroll            EnrolmentRequest → Enrolment           a join token, once
     POST /v1/token             TokenRequest → IssuedToken             every few minutes
-    GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that something is new
+    GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that there is news
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
     POST /v1/telemetry         Telemetry → 204                        counts of requests by bundle
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
@@ -33,7 +33,7 @@ SIGNATURE_HEADER = "x-causeway-signature"
 MAC_HEADER = "x-causeway-mac"
 MAX_MESSAGE_BYTES = 64 * 1024
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Upper bounds of the latency buckets; one more bucket holds what is slower."""
+"""Upper bounds of the latency buckets in seconds; a further bucket holds slower requests."""
 
 Text = Annotated[str, Meta(max_length=1000)]
 Key = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$")]  # a raw Ed25519 public key, base64url
@@ -42,7 +42,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 def base64url(data: bytes) -> str:
-    """Return base64url without padding, as keys and signatures have it."""
+    """Return base64url without padding, the encoding of keys and signatures."""
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
@@ -53,7 +53,7 @@ def key_id(public: str) -> str:
 
 
 class DeviceState(StrEnum):
-    """The agent's states, in the order of an update that succeeds; then those of one that does not."""
+    """The agent's states: first those of a successful update in their order, then those of a failed one."""
 
     IDLE = "idle"
     CHECK = "check"
@@ -69,7 +69,7 @@ class DeviceState(StrEnum):
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Unknown fields are ignored, so that an older side reads a newer one."""
+    """The base of all messages. Unknown fields are ignored, so that an older version reads messages of a newer one."""
 
 
 class EnrolmentRequest(_Message, frozen=True):
@@ -79,7 +79,7 @@ class EnrolmentRequest(_Message, frozen=True):
         token: The one-time join token.
         public_key: The public part of the key that the device made.
         proof: The key's signature (base64url) over `enrolment_proof`.
-        name: The device id that the device wants, as long as a token may name; "": the control plane chooses.
+        name: The requested device id, at most as long as a token's subject; "": the control plane chooses.
         labels: The device's own labels, such as its role and region; a label of the join token wins.
         site: The device's site; "": a site of its own.
     """
@@ -97,7 +97,7 @@ class Enrolment(_Message, frozen=True):
     """The identity of a device.
 
     Attributes:
-        root: The fleet's root metadata (JSON text), from which the device trusts updates.
+        root: The fleet's root metadata (JSON text), which anchors the device's trust in updates.
         cohort: The cohort whose plan the device follows.
     """
 
@@ -109,11 +109,11 @@ class Enrolment(_Message, frozen=True):
 
 
 class TokenRequest(_Message, frozen=True):
-    """Signed by the device key. `sent` and `nonce` make each request unique.
+    """A request for a token, signed by the device key. `sent` and `nonce` make each request unique.
 
-    `sent` is by the control plane's clock as the device knows it: more than five minutes off is refused as
-    `request_stale`, and the header `Date` of that answer says the time. Each request's `sent` is later than the one
-    before, else it is refused as `token_request_replayed`.
+    `sent` is the device's estimate of the control plane's clock. If it is off by more than five minutes, the request is
+    refused as `request_stale`, and the header `Date` of that answer has the time. `sent` must grow with each request,
+    or the request is refused as `token_request_replayed`.
     """
 
     device: Device
@@ -134,7 +134,7 @@ class IssuedToken(_Message, frozen=True):
 
     Attributes:
         now: The control plane's clock.
-        report_key: Ends with the token; None: the device signs its reports.
+        report_key: The key that authenticates reports until the token expires; None: the device signs its reports.
     """
 
     token: str
@@ -145,7 +145,9 @@ class IssuedToken(_Message, frozen=True):
 
 
 class Wake(_Message, frozen=True):
-    """Signed metadata or the pace is new for the device's cohort. The request carries the bearer token."""
+    """The news that signed metadata or the pace has changed for the device's cohort. The request carries the bearer
+    token.
+    """
 
     cohort: Name
     now: float
@@ -155,19 +157,19 @@ class StatusReport(_Message, frozen=True):
     """The device's bundle and state.
 
     Attributes:
-        boot: The id of this run of the daemon; two devices with one identity have two.
+        boot: The id of this run of the daemon, which tells apart two devices with the same identity.
         seq: Grows with each report of a boot; an older one is a replay.
         state: The agent's state.
         running: The bundle that serves requests now; None: the factory's files.
-        wanted: The bundle that the plan assigns, if another one.
+        wanted: The bundle that the plan assigns, if that is another one.
         rollout: The rollout whose plan the device follows.
-        code: The code of the last refusal or failed trial, or `requests_leave` while a device changes to a bundle under
-            which some of its requests would leave it; "" if there is none.
-        reason: The reason for people.
+        code: The code of the last refusal or failed trial; `requests_leave` while the device changes to a bundle under
+            which some of its requests would leave it; "" for none.
+        reason: The reason as text for people.
         quarantined: Bundles that the device rolled back and does not try again.
         unproven: The running bundle was committed without enough requests to prove it.
         local_minute: Minute of the device's day; `local_weekday`: ISO, Monday is 1.
-        since: When the state was entered.
+        since: The time at which the state was entered.
     """
 
     device: Device
@@ -189,12 +191,12 @@ class StatusReport(_Message, frozen=True):
 
 
 class StatusReply(_Message, frozen=True):
-    """The answer to a status report; a hint about pace, which no device needs to be safe.
+    """The answer to a status report: hints about pace, on which no device's safety depends.
 
     Attributes:
         may_change: The device may begin to change to `wanted` now: the maintenance window is open and not too many
             devices of its site change.
-        retry_after_s: When to ask again, if it may not.
+        retry_after_s: The pause before the next request, if the device may not change yet.
         now: The control plane's clock.
         cloned: The control plane sees two devices with this identity.
     """
@@ -210,7 +212,7 @@ class TelemetrySample(_Message, frozen=True):
     """Requests under one bundle in an interval.
 
     Attributes:
-        bundle: None: the factory's files.
+        bundle: The bundle; None: the factory's files.
         latency: Requests by bucket of `LATENCY_BOUNDS_S`.
     """
 
@@ -235,12 +237,13 @@ class Telemetry(_Message, frozen=True):
 
 
 class Revocations(_Message, frozen=True):
-    """The tokens and devices that cloud gateways refuse, in the form of their own list. Nothing is ever withdrawn.
+    """The tokens and devices that cloud gateways refuse, in the format of the gateway's list. Entries are never
+    withdrawn.
 
     Attributes:
-        epoch: Grows when a backup of the control plane was restored; `version` with each change.
-        tokens: `jti` → unix time of its expiry; after that it may be left out.
-        devices: `tenant/device` → unix time; tokens that were issued until then are refused.
+        epoch: A number that grows when a backup of the control plane is restored; `version` grows with each change.
+        tokens: `jti` → unix time of its expiry, after which the entry may be left out.
+        devices: `tenant/device` → unix time; tokens issued until then are refused.
     """
 
     epoch: Count = 0

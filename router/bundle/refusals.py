@@ -1,4 +1,4 @@
-"""The reasons for which a device refuses an update. Each has a code of its own, which the device reports."""
+"""The reasons for which a device refuses an update. Each has its own code, which the device reports."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class MetadataMixed(UpdateRefused, code="metadata_mixed"):
 
 
 class EndlessData(UpdateRefused, code="endless_data"):
-    """The source sends more bytes than were signed, or than this file may have."""
+    """The source sends more bytes than the metadata says, or more than the limit for this file."""
 
 
 class DownloadTooSlow(UpdateRefused, code="download_too_slow"):
-    """The download takes longer than its deadline, or runs below the least rate."""
+    """The download takes longer than its deadline, or runs below the minimum rate."""
 
 
 class UpdateUnavailable(UpdateRefused, code="update_unavailable"):
@@ -86,7 +86,9 @@ class CasesFailed(UpdateRefused, code="cases_failed"):
 
 
 class RequestsLeave(UpdateRefused, code="requests_leave"):
-    """Requests that this device decided lately would leave it under the policy; the cohort's `leaving` is `refuse`."""
+    """Some of this device's recent requests would leave it under the new policy, and the cohort's `leaving` is
+    `refuse`.
+    """
 
 
 class ModelUnusable(UpdateRefused, code="model_unusable"):

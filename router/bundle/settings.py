@@ -241,7 +241,7 @@ def read_setting(key: str, written: SettingValue) -> SettingValue:
     """Return a value as a person writes it (``30s``, ``64MiB``) in the type of its key.
 
     Raises:
-        ValueError: The key is unknown or not the fleet's to set, or the value does not fit it.
+        ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
     """
     return check_setting(key, without_unit(key, written))
 
@@ -250,7 +250,7 @@ def check_setting(key: str, value: SettingValue) -> SettingValue:
     """Return the value in the type of its key.
 
     Raises:
-        ValueError: The key is unknown or not the fleet's to set, or the value does not fit it.
+        ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
     """
     if key not in SETTINGS:
         raise ValueError(f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")

@@ -1,6 +1,6 @@
 """Test cases of a policy: a request, the device's signals, and the expected decision. Strictly parsed, run without I/O.
 
-A case states only what matters to it: what `expect` leaves out is not compared.
+Fields that `expect` leaves out are not compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ from ..types import (
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The request, by its signals. Without `prompt_tokens` the edge model counts as not running."""
+    """The request of a test case, given by its signals. Without `prompt_tokens` the edge model counts as not
+    running.
+    """
 
     kind: Kind = "chat"
     model: str = AUTO
@@ -59,10 +61,10 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: bool = False
     json: bool = False
     image: bool = False
-    image_pixels: int | None = None  # there is an image of this size
+    image_pixels: int | None = None  # size of the request's image
     audio: bool = False
-    audio_s: float | None = None  # there is an audio clip of this length
-    language: str | None = None  # it is spoken in an audio clip
+    audio_s: float | None = None  # length of the request's audio
+    language: str | None = None  # the language spoken in the audio
     logprobs: bool = False
 
     def build(self) -> Request:
@@ -89,7 +91,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseEdge(EdgeSignals, frozen=True):
-    quality: float | None = None  # an estimate about the request, under the name that policies use
+    quality: float | None = None  # estimate about the request, as `edge.quality` in policies
 
 
 class CaseImages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +103,7 @@ class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The signals of the device. One that is left out is absent."""
+    """The signals of the device. A signal that is left out is absent."""
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()
@@ -131,7 +133,9 @@ def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The expected decision. Each of `reasons` must be among the decision's, compared in the fields that it has."""
+    """The expected decision. Each of `reasons` must match one of the decision's reasons in the fields that it
+    states.
+    """
 
     route: str | UnsetType = UNSET  # the rule that decided; "" for none
     targets: tuple[str, ...] | UnsetType = UNSET  # in order, the last resort after a handoff included

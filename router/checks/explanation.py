@@ -1,6 +1,6 @@
 """A decision in words: which rules were evaluated, which held, which signals were absent.
 
-For the response of `POST /v1/route`, and for drafts of a policy that are tried on one request (`try_draft`).
+Used for the response of `POST /v1/route`, and for drafts of a policy that are tried on one request (`try_draft`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     estimates: Estimates
     snapshot: Snapshot
     cached_age_s: float | None = None
-    similarity: float | None = None  # of the cached answer's question; None: an exact hit, or none
-    draft: bool = False  # without a device: signals are those that were given
+    similarity: float | None = None  # similarity of the cached answer's question; None: an exact hit, or no hit
+    draft: bool = False  # decided without a device, from the signals that the author set
 
 
 # Mark, style and text of each reason; `{detail}` and `{target}` are fields of the reason.
@@ -99,11 +99,11 @@ def _attempts(decision: Decision) -> list[Line]:
 
 def _fusion_notes(plan: AttemptPlan) -> list[str]:
     forms = {"text": plan.facts, "soft tokens": plan.soft}
-    said = [f"{' and '.join(kinds)} as {form}" for form, kinds in forms.items() if kinds]
-    if not said:
+    forms_text = [f"{' and '.join(kinds)} as {form}" for form, kinds in forms.items() if kinds]
+    if not forms_text:
         return []
     first = ", of the branch that is ready first" if plan.wait_for == "first" else ""
-    return [f"{plan.fusion} fusion: {', '.join(said)}{first}"]
+    return [f"{plan.fusion} fusion: {', '.join(forms_text)}{first}"]
 
 
 def _handoff_note(handoff: Handoff) -> str:
@@ -148,7 +148,7 @@ def _cache(explanation: RouteExplanation) -> str:
 
 
 def _shadow(decision: Decision) -> list[Line]:
-    """Return how often the other side is asked too, if it may be."""
+    """Return how often the other side answers the same request for comparison; "" if it never does."""
     shadow = decision.shadow
     if shadow is None:
         return []
@@ -186,7 +186,7 @@ def _format(value: object) -> str:
 
 CHARACTERS_PER_TOKEN: Final = 4  # of English text; the device counts with its model's tokenizer
 _OTHERS: Mapping[str, SignalType] = {
-    # What a case can say beyond the signals.
+    # Settings of a draft's request that are not signals.
     "request.model": "string",
     "request.image": "bool",
     "request.logprobs": "bool",
@@ -202,17 +202,17 @@ _SETTABLE: Mapping[str, SignalType] = {
 
 
 def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignals) -> RouteExplanation:
-    """Decide a request of this text under `policy`, without a device, by the signals that the author gives.
+    """Decide a request of this text under `policy`, without a device, from the signals that the author sets.
 
     Args:
-        text: the prompt; without `request.prompt_tokens` its length gives an estimate of the token count.
-        settings: ``device.temperature_c=90``, ``request.tags=private,a`` or ``down=large``; later ones win. A signal
-            that is not set, or set to nothing, is absent.
-        now: the local time, which `now.*` settings replace.
+        text: The prompt. Its length gives an estimate of the token count unless `request.prompt_tokens` is set.
+        settings: Signal values, such as ``device.temperature_c=90``, ``request.tags=private,a`` or ``down=large``;
+            later ones win. A signal that is not set, or set to nothing, is absent.
+        now: The local time, which `now.*` settings replace.
 
     Raises:
-        ConfigError: a setting has no such key, or no such value.
-        ModelNotFound: `request.model` is no target's name.
+        ConfigError: A setting has no such key, or no such value.
+        ModelNotFound: `request.model` is not a target's name.
     """
     request_fields: dict[str, object] = {"prompt_tokens": max(1, round(len(text) / CHARACTERS_PER_TOKEN))}
     groups: dict[str, dict[str, object]] = {"request": request_fields, "now": msgspec.structs.asdict(now)}
@@ -244,21 +244,21 @@ def _read(setting: str) -> tuple[str, object]:
     key, separator, text = (part.strip() for part in setting.partition("="))
     where = f"--set {setting[:100]}"
     if not separator:
-        raise ConfigError("write KEY=VALUE, such as device.temperature_c=90", where=where)
+        raise ConfigError("Write KEY=VALUE, such as device.temperature_c=90.", where=where)
     kind = _SETTABLE.get(key)
     if kind is None:
         near = did_you_mean(key, _SETTABLE) or f"; known: {', '.join(_SETTABLE)}"
-        raise ConfigError(f"unknown signal `{key[:64]}`{near}", where=where)
+        raise ConfigError(f"Unknown signal `{key[:64]}`{near}.", where=where)
     if not text:
         return key, None
     read, expected = _READERS[kind]
     try:
         value = read(text)
     except (ValueError, KeyError):
-        raise ConfigError(f"must be {expected}, not {text[:64]!r}", where=where) from None
+        raise ConfigError(f"Expected {expected}, not {text[:64]!r}.", where=where) from None
     known = SIGNALS[key].values if key in SIGNALS else ()
     if known and isinstance(value, str) and value not in known:
-        raise ConfigError(f"must be one of {', '.join(filter(None, known))}, not {text[:64]!r}", where=where)
+        raise ConfigError(f"Expected one of {', '.join(filter(None, known))}, not {text[:64]!r}.", where=where)
     return key, value
 
 

@@ -1,15 +1,15 @@
-"""Decide a recorded request anew, and tell from the record which target answers then.
+"""Decide a recorded request again, and infer from the record which target would answer.
 
 Where a rule names a signal that was not recorded, every possible decision is returned. A signal that was not recorded
-is not absent: the device would have computed it for a policy that names it. So a rule whose condition hangs on such a
-signal may hold or not, and each case is decided by `decide` itself, under the policy with that rule's condition
-replaced by a constant:
+is not absent: the device would have computed it for a policy that names it. A rule whose condition depends on such a
+signal may therefore hold or not, and each case is decided by `decide` itself, under the policy with that rule's
+condition replaced by a constant:
 
-1. Constraints: one that is known to bind, binds. Else those that are not known all bind, or none does.
-2. Routes: every route that may hold before the first one that does.
-3. Cache rules: as routes.
+1. Constraints: a constraint that is known to bind applies. Otherwise the undecided constraints all bind, or none does.
+2. Routes: each route that may hold, up to the first one that certainly holds.
+3. Cache rules: the same as for routes.
 
-A decision lists attempts; which of them answers hangs on what happens then. The record is the evidence (`expected`).
+A decision lists attempts; `expected` infers from the record which of them would answer.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ from ..types import (
 )
 
 CONFIDENCE: Final = "confidence"
-"""What an outcome hangs on if a handoff cannot be replayed. Not a signal: it is measured after the decision."""
+"""The value that an outcome depends on if a handoff cannot be replayed. It is not a signal: it is measured after the
+decision.
+"""
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """Where a request is answered. `at` "": by the cache, or not at all, which `target` says."""
+    """The place where a request is answered. With `at` "", `target` says whether the cache answers or nothing does."""
 
     target: str
     at: Location | str = ""
@@ -69,14 +71,14 @@ NO_ANSWER: Final = Place("no answer")
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """One possible outcome of a request.
+    """A possible outcome of a request.
 
     Attributes:
-        place: Where it is answered.
+        place: The place where it is answered.
         rule: The route that decides; "" if none does.
         usd_per_1k_tokens: Price of the target.
-        left: Whether its content goes to the cloud.
-        may_leave: Whether the decision has a cloud target at all: it may go there after a failure or a handoff.
+        left: Whether the request's content goes to the cloud.
+        may_leave: Whether the decision has any cloud target, to which the request may go after a failure or a handoff.
     """
 
     place: Place
@@ -87,7 +89,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def recorded(record: DecisionRecord) -> Expected:
-    """Return what happened, by the record."""
+    """Return the recorded outcome of a request."""
     outcome, decision = record.outcome, record.decision
     plans = () if decision is None else decision.attempts
     name = outcome.target
@@ -104,15 +106,15 @@ def recorded(record: DecisionRecord) -> Expected:
         rule="" if decision is None else decision.rule,
         usd_per_1k_tokens=price,
         left=any(attempt.at == "cloud" for attempt in outcome.attempts),
-        # Of a hit no decision is recorded: it may have had a target in the cloud.
+        # For a hit no decision is recorded: the request may have had a target in the cloud.
         may_leave=_may_leave(plans) or outcome.cache == "hit",
     )
 
 
 def expected(decision: Decision | None, record: DecisionRecord) -> tuple[Expected, ...]:
-    """Return the outcome that the record shows for this decision; several if it hangs on a confidence.
+    """Return the outcome that the record implies for this decision; several if it depends on a confidence.
 
-    1. A target that gave way in the record (it failed, and another one answered or none) gives way again.
+    1. A target that was passed over in the record (it failed, and another one answered or none) is passed over again.
     2. A target that answered, or was not tried, answers.
     3. A handoff compares the recorded confidence. If none was measured over as many tokens, the outcome is unknown.
     """
@@ -143,7 +145,7 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 
 def _evidence(record: DecisionRecord) -> dict[Place, _Evidence]:
-    """Return the record's attempts by place. Of two at one place, the last resort after a handoff is left out."""
+    """Return the record's attempts by place. If two are at one place, the last resort after a handoff is left out."""
     if record.decision is None:
         return {}
     outcome, plans = record.outcome, {}
@@ -162,7 +164,7 @@ def _evidence(record: DecisionRecord) -> dict[Place, _Evidence]:
 
 
 def _answers(plan: AttemptPlan, evidence: _Evidence | None) -> bool | None:
-    """Return whether the attempt answers; None if that hangs on a confidence that was not measured."""
+    """Return whether the attempt answers; None if that depends on a confidence that was not measured."""
     handed_off = evidence is not None and evidence.attempt.state == "handed_off"
     if evidence is not None and evidence.gave_way and not handed_off:  # (1)
         return False
@@ -192,16 +194,18 @@ _ALL_PRESENT: Final = DeviceSetup(engine=True, cloud=True)
 
 
 class Possible(msgspec.Struct, frozen=True):
-    """The possible decisions of one request, none twice. None among them: the request is refused (no such model)."""
+    """The possible decisions of a request, each once. A decision None means that the request is refused (no such
+    model).
+    """
 
     decisions: tuple[Decision | None, ...]
     hangs_on: tuple[str, ...] = ()  # signals that were not recorded; () if there is one decision
-    constraint: str = ""  # constraints that may bind, and may not
+    constraint: str = ""  # constraints that may or may not bind
     cached: bool | None = False  # whether the cache may answer (for records of hits only); None: not known
 
 
 class PolicyReplay:
-    """Replays records under one policy. Each policy with replaced rules, or of another device, is made once."""
+    """Replays records under one policy. Each variant with replaced rules, or for another device, is compiled once."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -210,7 +214,7 @@ class PolicyReplay:
         self._availability: dict[tuple[bool, bool], TargetAvailability] = {}
 
     def possible(self, record: DecisionRecord, request: Request) -> Possible:
-        """Return the possible decisions of the recorded request. `request`: rebuilt from its features."""
+        """Return the possible decisions of the recorded request. `request`: the request rebuilt from its features."""
         policy, unrecorded = self._for_device(record, request)
         snapshot = self._snapshot(record.snapshot)
         cached: bool | None = False
@@ -240,7 +244,7 @@ class PolicyReplay:
         return Possible(tuple(found), tuple(sorted(unknown | of_cache)), ", ".join(undecided), cached)
 
     def _for_device(self, record: DecisionRecord, request: Request) -> tuple[Policy, frozenset[str]]:
-        """Return the policy as the record's device compiles it, and the signals that are not known there."""
+        """Return the policy as the record's device compiles it, and the signals that are unknown there."""
         policy, unrecorded = self._policy, frozenset(record.unrecorded)
         models = policy.model_temperatures
         if not models:
@@ -256,7 +260,7 @@ class PolicyReplay:
         return self._by_temperatures[key], unrecorded
 
     def _snapshot(self, recorded: Snapshot) -> Snapshot:
-        """Return the snapshot for the targets of this policy: those of the recorded one had other names."""
+        """Return the snapshot for the targets of this policy; the recorded policy's targets had other names."""
         setup = recorded.setup or _ALL_PRESENT
         key = (setup.engine, setup.cloud)
         availability = self._availability.get(key)
@@ -307,7 +311,7 @@ def _decide(policy: Policy, request: Request, snapshot: Snapshot, record: Decisi
 
 
 def _plan_of(decision: Decision | None) -> object:
-    """Return what tells possible decisions apart: the reasons differ with every case."""
+    """Return the key that distinguishes possible decisions; their reasons are left out because they always differ."""
     return decision and (decision.rule, [(plan.target.name, plan.handoff) for plan in decision.attempts])
 
 
@@ -319,7 +323,7 @@ def _known_values(
     snapshot: Snapshot,
     record: DecisionRecord,
 ) -> SignalValues:
-    """Return the signals without the unknown ones: neither their values nor whether they are present."""
+    """Return the signals without the unknown ones, neither their values nor their presence."""
     values: dict[str, Value] = {}
     for name, variable, presence, read in _readers(needs.signals - unknown):
         value = read(request, snapshot, record.estimates)
@@ -338,7 +342,7 @@ def _readers(names: frozenset[str]) -> tuple[tuple[str, str, str, Reader], ...]:
 
 
 def _holds(rule: Rule, values: SignalValues, unknown: frozenset[str], *, on_failure: bool) -> bool | None:
-    """Return whether the rule holds; None if that hangs on an unknown signal."""
+    """Return whether the rule holds; None if that depends on an unknown signal."""
     if rule.when is None:
         return True
     result = rule.when.evaluate(values)
@@ -355,7 +359,7 @@ def _undecided_constraints(policy: Policy, values: SignalValues, unknown: frozen
 
 
 def _may_hold(rules: Sequence[_R], values: SignalValues, unknown: frozenset[str]) -> list[_R | None]:
-    """Return the rules of which one is the first to hold; None at the end if perhaps none does."""
+    """Return the rules that may be the first to hold; a last entry None says that perhaps none does."""
     found: list[_R | None] = []
     for rule in rules:
         result = _holds(rule, values, unknown, on_failure=False)

@@ -1,12 +1,12 @@
-"""What-if: replay recorded requests under a new policy, and report what changes. Pure and deterministic.
+"""Replay recorded requests under a new policy, and report what changes. Pure and deterministic.
 
-Each record is decided anew from its features and signals (`possible`), the record shows which target then answers
+Each record is decided again from its features and signals (`possible`), the record shows which target then answers
 (`expected`), and the outcome is compared with the recorded one, or with that of an old policy. Three rules keep the
 report honest about privacy:
 
-1. An outcome that hangs on a signal that was not recorded is unknown, never unchanged.
-2. A request that no target in the cloud could answer before, and one can now, counts as leaving the device.
-3. Unknown counts as leaving if a constraint may not bind, or if the request could not leave before.
+1. An outcome that depends on a signal that was not recorded is unknown, never unchanged.
+2. A request counts as leaving the device if no cloud target could answer it before and one can now.
+3. An unknown outcome counts as leaving if a constraint may not bind, or if the request could not leave before.
 
 The cache is not simulated: a recorded hit stays one while the new policy still caches such requests.
 """
@@ -29,12 +29,12 @@ _DECIDED: Final = frozenset({"model_not_found", "invalid_value"})  # errors of `
 
 
 def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Policy | None = None) -> ReplayReport:
-    """Return what changes under `new_policy`.
+    """Return a report of what changes under `new_policy`.
 
     Args:
-        records: of one device or of many, each once.
-        new_policy: the policy to try.
-        old_policy: the policy to compare with; None: what was recorded.
+        records: Decision records of one or more devices, each once.
+        new_policy: The policy to try.
+        old_policy: The policy to compare with; None: what was recorded.
     """
     tally = _Tally(new_policy, old_policy)
     for position, record in enumerate(records):
@@ -43,7 +43,7 @@ def replay(records: Iterable[DecisionRecord], new_policy: Policy, old_policy: Po
 
 
 class _Outcomes:
-    """The possible outcomes of one request under one policy, and what they hang on."""
+    """The possible outcomes of one request under one policy, and the signals that they depend on."""
 
     __slots__ = ("constraint", "found", "hangs_on", "place", "rule")
 
@@ -134,7 +134,7 @@ class _Tally:
 
 
 def _is_undecided(record: DecisionRecord) -> bool:
-    """Whether the request was refused, or abandoned, before a decision: nothing can be compared."""
+    """Return whether the request was refused or abandoned before a decision, so that nothing can be compared."""
     answered = record.decision is not None or record.outcome.route == "cache"
     return not answered and record.outcome.error not in _DECIDED
 
@@ -158,7 +158,7 @@ def _outcomes(policy: PolicyReplay, record: DecisionRecord, request: Request) ->
 
 
 def _cause(before: _Outcomes, after: _Outcomes) -> Cause | None:
-    """Return why the request counts as one that leaves the device; None if it does not."""
+    """Return why the request counts as leaving the device; None if it does not."""
     stayed = not all(one.left for one in before.found)
     if not stayed or (len(after.found) > 1 and set(before.found) == set(after.found)):
         return None
@@ -194,7 +194,7 @@ def _leaving(
 
 
 def _usd(record: DecisionRecord, fact: Expected, outcome: Expected) -> float:
-    """Return the recorded cost if the same model answers at the same price, else that of the same tokens there."""
+    """Return the recorded cost if the same model answers at the same price, else the cost of the same tokens there."""
     recorded_outcome = record.outcome
     if _key(fact.place) == _key(outcome.place) and fact.usd_per_1k_tokens == outcome.usd_per_1k_tokens:
         return recorded_outcome.usd
@@ -211,7 +211,7 @@ def _name(place: Place | None) -> str:
 
 
 def _key(place: Place) -> tuple[str, str]:
-    """Return what makes two places the same: the model and its location, or the cache, or no answer."""
+    """Return the key by which places are equal: the model and its location, the cache, or no answer."""
     return (place.at, place.model) if place.at else (place.target, "")
 
 

@@ -1,12 +1,12 @@
-"""The result of a replay, and the estimated latency in it: what each target was observed to take.
+"""The result of a replay, and its latency estimates, which come from the observed times of each target.
 
 Every list has a fixed order: the same records and policies give the same report.
 
-Requests that stay where they were keep their own times. For each target that others move to, the times observed there
-stand for them with the weight of the requests that move. Quantiles of such a weighted sample get Woodruff intervals
-(R. S. Woodruff, "Confidence intervals for medians and other position measures", JASA 47, 1952): the standard error of
-the share below the quantile, turned back into times. They are deterministic, need no resampling, and say how well the
-records determine the estimate, not whether the target would be as fast under the new load.
+Requests that stay where they were keep their own times. Requests that move to a target get the times observed there,
+weighted by their number. Quantiles of such a weighted sample get Woodruff intervals (R. S. Woodruff, "Confidence
+intervals for medians and other position measures", JASA 47, 1952): the standard error of the share below the quantile,
+turned back into times. They are deterministic, need no resampling, and say how well the records determine the estimate,
+not whether the target would be as fast under the new load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from ..types import AudioKind, DecisionRecord, Kind
 from .possible import Place
 
-LEAST_OBSERVED: Final = 20  # times of a target from which it is estimated
+MIN_OBSERVED: Final = 20  # minimum number of observed times for an estimate
 _Z: Final = 1.96  # 95 %
 
 
@@ -36,7 +36,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Stratum(msgspec.Struct, frozen=True):
-    """Times (ms) that were observed in one place, and the number of requests that they stand for."""
+    """Times (ms) observed in one place, and the number of requests that they represent."""
 
     times: Sequence[float]
     requests: int
@@ -69,7 +69,9 @@ def quantiles(strata: Sequence[Stratum], shares: Sequence[float]) -> tuple[Inter
 
 
 def _standard_error(strata: Sequence[Stratum], below: Mapping[int, int], total: int) -> float:
-    """Return the standard error of the share below a quantile. `below`: times of each stratum up to it."""
+    """Return the standard error of the share below a quantile. `below`: the times of each stratum up to the
+    quantile.
+    """
     variance = 0.0
     for index, stratum in enumerate(strata):
         observed = len(stratum.times)
@@ -79,16 +81,14 @@ def _standard_error(strata: Sequence[Stratum], below: Mapping[int, int], total: 
 
 
 Cause = Literal["leaves", "may_leave", "unknown"]
-"""Of a request that leaves the device.
-
-- leaves: it goes to the cloud.
-- may_leave: no target in the cloud could answer it; now one can, after a failure or a handoff.
-- unknown: it may, and whether it does hangs on a signal that was not recorded.
+"""The reason for which a request counts as leaving the device. - leaves: it goes to the cloud.
+- may_leave: no cloud target could answer it before; now one can, after a failure or a handoff.
+- unknown: whether it leaves depends on a signal that was not recorded.
 """
 
 
 class LeavingRequest(msgspec.Struct, frozen=True):
-    """A request that stayed on the device and would, or may, leave it."""
+    """A request that stayed on the device and would leave it, or may."""
 
     position: int  # of its record, from 0
     id: str
@@ -116,7 +116,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class UnknownOutcome(msgspec.Struct, frozen=True):
-    """Requests whose place hangs on what was not recorded."""
+    """Requests whose place depends on a value that was not recorded."""
 
     before: str
     possible: tuple[str, ...]
@@ -125,7 +125,7 @@ class UnknownOutcome(msgspec.Struct, frozen=True):
 
 
 class CostChange(msgspec.Struct, frozen=True):
-    """Cost in USD of the same tokens. Unknown outcomes count at their cheapest and at their dearest."""
+    """Cost in USD of the same tokens. Unknown outcomes give a range from their lowest to their highest cost."""
 
     before_usd: float
     after_least_usd: float
@@ -140,7 +140,9 @@ class LatencyRow(msgspec.Struct, frozen=True):
 
 
 class LatencyChange(msgspec.Struct, frozen=True):
-    """Estimated from `requests` with a known outcome. `not_estimated`: moved to where too few answers were observed."""
+    """The change in latency, estimated from `requests` with a known outcome. `not_estimated`: requests that move to a
+    place with too few observed answers.
+    """
 
     requests: int
     not_estimated: int
@@ -148,7 +150,7 @@ class LatencyChange(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True):
-    """What a model at a location was observed to take, ms."""
+    """The observed times of a model at a location, ms."""
 
     at: str
     model: str
@@ -160,13 +162,13 @@ class ObservedTarget(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """What a policy would have done.
+    """The effect that a policy would have had.
 
     Attributes:
         policy: The new policy, name@revision.
         old: The policy it is compared with; "" for what was recorded.
         requests: Number of replayed records.
-        undecided: Records of requests that were refused before a decision (rate, queue); they are not replayed.
+        undecided: The number of requests that were refused before a decision (rate, queue); they are not replayed.
         leaving: Every request that stayed on the device and would leave it, in the order of the records.
         unchanged: Requests that stay where they were.
         moves: All known outcomes, those that moved first, largest first.
@@ -202,7 +204,7 @@ class Times:
         self._moves: defaultdict[tuple[_Key, _Key], _Times] = defaultdict(lambda: ([], []))
 
     def add(self, record: DecisionRecord, fact: Place, before: Place | None, after: Place | None) -> None:
-        """Add one request. `fact`: where it was answered; `before` and `after` None: not known."""
+        """Add a request. `fact`: the place where it was answered; `before` and `after` are None if unknown."""
         outcome = record.outcome
         if outcome.status != "ok" or outcome.ttft_ms is None:
             return
@@ -238,18 +240,18 @@ class Times:
         return tuple(rows)
 
     def _is_estimated(self, key: _Key) -> bool:
-        return key == _OWN or (key in self._observed and len(self._observed[key][0]) >= LEAST_OBSERVED)
+        return key == _OWN or (key in self._observed and len(self._observed[key][0]) >= MIN_OBSERVED)
 
     def _strata(self, known: list[tuple[tuple[_Key, _Key], _Times]], side: int, time: int) -> list[Stratum]:
-        own: list[float] = []
+        own_times: list[float] = []
         moved: defaultdict[_Key, int] = defaultdict(int)
         for keys, times in known:
             if keys[side] == _OWN:
-                own += times[time]
+                own_times += times[time]
             else:
                 moved[keys[side]] += len(times[time])
         strata = [Stratum(self._observed[key][time], requests) for key, requests in sorted(moved.items())]
-        return [Stratum(own, len(own)), *strata]
+        return [Stratum(own_times, len(own_times)), *strata]
 
 
 def _same(place: Place, fact: Place) -> bool:

@@ -1,8 +1,8 @@
-"""What if a signal had been different: decide one recorded request anew, under the active policy. Pure.
+"""Decide a recorded request again under the active policy, with changed signals. Pure.
 
 The decision is made twice, with the recorded signals and with the changed ones, so that a difference is due to the
-changes and not to a policy that was replaced since the record was made. A costly signal that was not recorded is not
-absent: every decision that it allows is returned, and which signals they hang on (`possible`).
+changes and not to a policy that was replaced since the record was made. An on-demand signal that was not computed is
+not absent: all decisions that it allows are returned, with the signals that they depend on (`possible`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..policy.signals import ESTIMATED, SIGNALS, SignalType, Value
 from ..types import Decision, DecisionRecord
 from .possible import PolicyReplay
 
-_LONGEST = 256  # characters of a text that is set
+_MAX_TEXT = 256  # characters of a text that is set
 
 
 class RecordedSignal(msgspec.Struct, frozen=True):
-    """One signal of a record.
+    """A signal of a record.
 
     Attributes:
-        values: All possible values, where they are known.
-        value: None: absent, or not recorded.
-        unrecorded: It was not computed: not absent, but not known.
-        named: A rule of the policy names it.
+        values: All possible values, if they are known.
+        value: The recorded value; None: absent, or not computed.
+        unrecorded: Whether the signal was not computed, so that its value is unknown rather than absent.
+        named: Whether a rule of the policy names it.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Redecided(msgspec.Struct, frozen=True):
     """The policy's decision for the request.
 
     Attributes:
-        decisions: More than one if they hang on a signal that was not recorded; None: the request is refused.
-        hangs_on: Those signals.
-        cached: Whether the cache may answer, or keep the answer; None: not known.
+        decisions: The possible decisions, several if a signal is unknown; None stands for a refusal.
+        hangs_on: The unknown signals that the decision depends on.
+        cached: Whether the cache may answer, or keep the answer; None if unknown.
     """
 
     decisions: tuple[Decision | None, ...]
@@ -58,7 +58,7 @@ class Redecided(msgspec.Struct, frozen=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """A recorded request, decided anew twice by `policy@revision`: as recorded, and with the changes."""
+    """A recorded request, decided twice by `policy@revision`: as recorded, and with the changes."""
 
     id: str
     policy: str
@@ -69,7 +69,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 
 
 def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object]) -> WhatIf:
-    """Decide `record` under `policy` with its own signals and with `changes`.
+    """Decide `record` under `policy`, once with its own signals and once with `changes`.
 
     Args:
         policy: The active policy.
@@ -77,7 +77,7 @@ def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object
         changes: Signal names and their new values; None makes a signal absent.
 
     Raises:
-        InvalidRequest: A change names no signal, or has a value that the signal cannot have.
+        InvalidRequest: A change names an unknown signal, or a value that the signal cannot have.
     """
     named = policy.route_needs.signals | policy.constraint_needs.signals | policy.cache_needs.signals
     return WhatIf(
@@ -117,7 +117,7 @@ def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | No
 
 
 def _change(record: DecisionRecord, changes: Mapping[str, object]) -> DecisionRecord:
-    """Raises InvalidRequest."""
+    """Return the name and the checked value of a change. Raises InvalidRequest."""
     request: dict[str, object] = {}
     estimates: dict[str, object] = {}
     groups: dict[str, dict[str, object]] = {}
@@ -147,7 +147,7 @@ def _features(field: str, value: object, name: str) -> dict[str, object]:
     if field == "tools":
         return {"tools": bool(value), "offers_tools": bool(value)}
     if value is None and not SIGNALS[name].optional and field != "temperature":
-        raise InvalidRequest(f"`{name}` is never absent", param=name)
+        raise InvalidRequest(f"`{name}` is never absent.", param=name)
     return {field: value}
 
 
@@ -164,25 +164,25 @@ def _checked(name: str, value: object) -> object:
     """Return the value in the signal's type; None for an absent one. Raises InvalidRequest."""
     spec = SIGNALS.get(name)
     if spec is None:
-        raise InvalidRequest(f"there is no signal {name[:64]!r}", param=name[:64])
+        raise InvalidRequest(f"Signal {name[:64]!r} not found.", param=name[:64])
     if value is None:
         return None
     kind, expected = _TYPES[spec.type]
     try:
         converted: object = msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise InvalidRequest(f"`{name}` must be {expected}", param=name) from None
+        raise InvalidRequest(f"`{name}` must be {expected}.", param=name) from None
     texts = converted if isinstance(converted, tuple) else (converted,) if isinstance(converted, str) else ()
     if spec.values and any(text not in spec.values for text in texts):
         raise InvalidRequest(f"`{name}` must be one of {', '.join(filter(None, spec.values))}", param=name)
-    if any(len(text) > _LONGEST for text in texts):
-        raise InvalidRequest(f"`{name}` is longer than {_LONGEST} characters", param=name)
+    if any(len(text) > _MAX_TEXT for text in texts):
+        raise InvalidRequest(f"`{name}` is longer than {_MAX_TEXT} characters.", param=name)
     return converted
 
 
 def _decide(policy: Policy, record: DecisionRecord) -> Redecided:
     replay, request, replace = PolicyReplay(policy), request_of(record.request), msgspec.structs.replace
-    # `possible` asks the cache only for a hit, and decides only what the cache does not answer.
+    # `possible` looks into the cache only for a hit, and decides only requests that the cache does not answer.
     missed = replay.possible(replace(record, outcome=replace(record.outcome, cache="miss")), request)
     hit = replay.possible(replace(record, outcome=replace(record.outcome, cache="hit")), request)
     return Redecided(missed.decisions, missed.hangs_on, hit.cached)

@@ -1,7 +1,7 @@
-"""What targets can do with a request: in which form its parts reach each one, and the error when none may answer.
+"""Abilities of targets: the form in which the parts of a request reach each one, and the error when none may answer.
 
 Audio, images and files reach a target as they are, as text, or as soft tokens. A target that cannot take a kind of
-part, or may not have it, gets what this device's encoders found in it.
+part, or may not have it, gets the text that this device's encoders found in it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from ..types import (
 
 
 class PartForms(msgspec.Struct, frozen=True):
-    """How this device encodes the parts of one request.
-
-    `found`: their kinds; () if it encodes none. `kept`: a constraint keeps the parts on the device.
+    """The forms in which this device encodes the parts of a request. `found`: the kinds of parts that it encodes.
+    `kept`: whether a constraint keeps the parts on the device.
     """
 
     found: tuple[Modality, ...]
@@ -53,7 +52,7 @@ class PartForms(msgspec.Struct, frozen=True):
         return tuple([one for one in self.texts if one in needed and one not in soft]), soft
 
     def unmet(self, missing: list[Ability], target: Target) -> list[Ability]:
-        """Return those of the abilities that a target lacks which no form of the parts makes up for."""
+        """Return the abilities that a target lacks and that no form of the parts makes up for."""
         if not missing or not self.found:
             return missing
         encoded = [one for form in self.encoded(target) for one in form]
@@ -77,7 +76,7 @@ def part_forms(kinds: list[Modality], snapshot: Snapshot, fusion: Fusion, *, kep
     """Return how this device encodes the parts of a request with these kinds of content.
 
     Args:
-        kept: the parts may not leave the device.
+        kept: The parts may not leave the device.
     """
     setup = snapshot.setup
     if setup is None or len(kinds) == 1 or not (setup.encoders or setup.projectors):
@@ -85,7 +84,7 @@ def part_forms(kinds: list[Modality], snapshot: Snapshot, fusion: Fusion, *, kep
     return PartForms(tuple(kinds[1:]), setup, fusion, kept)
 
 
-# Ability → the request's field that needs it, and the text for it.
+# Ability → the field of the request that needs it, and its description in messages.
 _NEEDS: Mapping[Ability, tuple[str, str]] = {
     "chat": ("model", "chat completions"),
     "completion": ("model", "completions"),
@@ -102,9 +101,9 @@ _NEEDS: Mapping[Ability, tuple[str, str]] = {
 def no_route(decision: Decision) -> CausewayError:
     """Build the error for a decision without attempts.
 
-    1. The request needs what no target of the policy, or none that it names, can do: UnsupportedFeature (400), because
-       it can never pass.
-    2. Anything else may pass at another time: NoRoute (503). It names what excluded each target.
+    1. No target of the policy, or none that the request names, has the abilities it needs: UnsupportedFeature (400),
+       because it can never succeed.
+    2. Anything else may succeed later: NoRoute (503). The message names the reason that excluded each target.
     """
     missing = decision.missing_abilities
     if missing:  # (1)
@@ -118,7 +117,7 @@ def no_route(decision: Decision) -> CausewayError:
                 param="model",
             )
         return UnsupportedFeature(
-            f"no target of policy {decision.policy}@{decision.revision} that this request may use supports {needs}. "
+            f"No target of policy {decision.policy}@{decision.revision} that this request may use supports {needs}. "
             f"Leave that out{_reading(missing)}, or add a target with `can: [{', '.join(missing)}]` to the policy.",
             param=_NEEDS[missing[0]][0],
         )
@@ -129,11 +128,11 @@ def no_route(decision: Decision) -> CausewayError:
         for because in (reason.detail or reason.rule,)
     ]
     detail = ", ".join(exclusions) or "no route of the policy holds"
-    return NoRoute(f"policy {decision.policy}@{decision.revision} leaves no target: {detail}")
+    return NoRoute(f"Policy {decision.policy}@{decision.revision} leaves no target: {detail}.")
 
 
 def _reading(missing: tuple[Ability, ...]) -> str:
-    """How the device itself could make text of such parts, for models that take text only."""
+    """Return advice on how the device itself could turn such parts into text, for models that take text only."""
     extras = [f"`{extra}`" for ability, extra in (("audio", "voice"), ("image", "images")) if ability in missing]
     return f", let the device read it (extra {' and '.join(extras)}, `fusion: late`)" if extras else ""
 
@@ -149,13 +148,13 @@ def unmet_abilities(
     """Return the abilities that keep a request from every target, and the names of targets that have all of them.
 
     Args:
-        kinds: of content in the request.
-        route: the route that holds, or `named`.
-        named: the targets that the client chose; None: any target of the policy might serve the request.
+        kinds: The kinds of content in the request.
+        route: The route that holds, or `named`.
+        named: The targets that the client chose; None: any target of the policy may serve the request.
 
     Returns:
-        The required abilities that targets lack, () if one target has all; the able targets of the policy, () unless
-        the client named a model.
+        The required abilities that the targets lack, () if one target has all; and the capable targets of the policy,.
+        () unless the client named a model.
     """
     forms = part_forms(kinds, snapshot, "late" if route is None else route.fusion)
     required = required_abilities(request, kinds)

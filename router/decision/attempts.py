@@ -48,7 +48,7 @@ from ..errors import (
 from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Handoff, Target
 
 PARAM: Final = "causeway.continue"
-"""The path of the continue token in the request's body: with it a client asks for the rest of a shortened answer."""
+"""The path of the continue token in the request's body, with which a client requests the rest of a shortened answer."""
 HandoffVerdict = Literal["wait", "commit", "hand_off"]
 _SEPARATOR: Final = "~"  # not allowed in a target's name
 
@@ -56,30 +56,30 @@ _SEPARATOR: Final = "~"  # not allowed in a target's name
 def join_token(target: str, token: str) -> str:
     """Return the edge's form of a target's continue token: ``large~<token>``.
 
-    A target's token is valid for that target only. The client repeats the same request with the token, and the target
-    that made the start makes the rest.
+    A target's token is valid for that target only: the client repeats the same request with the token, and the same
+    target continues the answer.
     """
     return f"{target}{_SEPARATOR}{token}"
 
 
 def split_token(resume: str) -> tuple[str, str]:
-    """Return the target's name and the target's token; both are "" for a token that no edge has made."""
+    """Return the target's name and the target's token; both are "" for a token that was not issued by an edge."""
     target, _, token = resume.partition(_SEPARATOR)
     return (target, token) if token else ("", "")
 
 
 def continuing_target(resume: str, targets: tuple[Target, ...]) -> Target:
-    """Return the target that cut the answer short: no other target has its start.
+    """Return the target that cut the answer short, the only one that can continue it.
 
     Raises:
-        InvalidRequest: the token belongs to none of the targets.
+        InvalidRequest: The token belongs to none of the targets.
     """
     name, _ = split_token(resume)
     for target in targets:
         if target.name == name and target.at == "cloud":
             return target
     raise InvalidRequest(
-        f"`{PARAM}` belongs to no target of the active policy, or to another model. Send the question without it.",
+        f"`{PARAM}` does not fit a target of the active policy, or its model. Send the question without it.",
         param=PARAM,
     )
 
@@ -127,7 +127,7 @@ TABLE: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = {
         AttemptEvent.COMMIT: AttemptState.COMMITTED,
         **_INTERRUPTS,
     },
-    # The only state that may hand off: nothing has reached the client, and another target can answer.
+    # The only state from which a handoff is possible: nothing has reached the client, and another target can answer.
     AttemptState.HOLDING: {
         AttemptEvent.LOW_CONFIDENCE: AttemptState.HANDED_OFF,
         AttemptEvent.COLLECT: AttemptState.COLLECTING,
@@ -151,10 +151,10 @@ class IllegalTransition(RuntimeError):
 
 
 class HandoffGate:
-    """Watches the first tokens of choice 0 and decides once whether they are released, or the next target takes over.
+    """Watches the first tokens of choice 0 and decides once: release them, or let the next target take over.
 
-    A handoff: the device starts an answer, and the next target takes over if the first tokens show too little
-    confidence. Where each part of it lives:
+    In a handoff the device starts an answer, and the next target takes over if the confidence of the first tokens is
+    too low. Its parts are in these places:
 
     - policy: a route's ``handoff: {after_tokens, below, within}`` (`policy/file.py`, checked by `policy/lint.py`);
     - plan: `decide.plan_handoff` puts it on the attempts that may hand off;
@@ -164,8 +164,8 @@ class HandoffGate:
       threshold the attempt ends as HANDED_OFF with `LowConfidence`, and the client never sees its start.
 
     1. After enough tokens or enough time, or when choice 0 ends earlier, the latest confidence is compared with
-       `below`. The time counts from the first token, whose arrival a client without handoff would see.
-    2. Without a reported confidence the answer is kept, and `detail` says so.
+       `below`. Time counts from the first token.
+    2. Without a reported confidence the answer is kept, and `detail` records that.
     """
 
     def __init__(self, handoff: Handoff) -> None:
@@ -176,7 +176,7 @@ class HandoffGate:
         self.detail = ""
 
     def observe(self, chunk: Chunk, now: float) -> HandoffVerdict:
-        """Return what happens to the chunks so far. `now`: monotonic seconds."""
+        """Return the verdict on the chunks so far. `now`: monotonic seconds."""
         if chunk.index == 0:
             self._tokens += chunk.tokens
             if self._first_at is None and chunk.tokens:
@@ -196,7 +196,7 @@ class HandoffGate:
 
 
 class Attempt:
-    """One plan being tried. Owns its state, its times, and the chunks that are not released yet."""
+    """The execution of one attempt plan. Owns its state, its times, and the chunks that are not released yet."""
 
     def __init__(self, plan: AttemptPlan, *, stream: bool, choices: int, arrived: float) -> None:
         self.plan = plan
@@ -216,7 +216,7 @@ class Attempt:
         self.committed = False  # the client has bytes of this attempt, also if it fails later
 
     def transition(self, event: AttemptEvent, now: float) -> AttemptState:
-        """Move to the next state by `TABLE`. Raises IllegalTransition for a pair that it lacks."""
+        """Move to the next state by `TABLE`. Raises IllegalTransition if the table has no such transition."""
         following = TABLE[self.state].get(event)
         if following is None:
             raise IllegalTransition(f"{event.value} in state {self.state.value} of {self.plan.target.name}")
@@ -235,7 +235,7 @@ class Attempt:
         """Accept a chunk from the target and return the chunks to send now.
 
         Raises:
-            LowConfidence: the confidence of the held tokens is below the threshold; the state is then HANDED_OFF.
+            LowConfidence: The confidence of the held tokens is below the threshold; the state is then HANDED_OFF.
         """
         self._measure(chunk, now)
         if self.state is AttemptState.COMMITTED:
@@ -253,16 +253,16 @@ class Attempt:
         """End the answer after the target's last chunk and return the chunks that are still to be sent.
 
         Raises:
-            StreamBroken: a choice has no finish_reason (phase `stream`). The state does not change; call `fail`.
+            StreamBroken: A choice has no finish_reason (phase `stream`). The state does not change; call `fail`.
         """
         if self._unfinished:
-            raise StreamBroken(f"{self.plan.target.name} stopped before the end of its answer", phase="stream")
+            raise StreamBroken(f"{self.plan.target.name} stopped before the end of its answer.", phase="stream")
         released = () if self.state is AttemptState.COMMITTED else self._release(now)
         self.transition(AttemptEvent.LAST_CHUNK, now)
         return released
 
     def complete(self, now: float) -> None:
-        """End an answer that is one value instead of chunks (embeddings) and goes to the client now."""
+        """End an answer that is one value instead of chunks (embeddings) and is sent to the client now."""
         self._first_token = now
         self.transition(AttemptEvent.COMMIT, now)
         self.committed = True
@@ -282,20 +282,22 @@ class Attempt:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the target was at work when the attempt was given up: it bills the prompt, and reports nothing."""
+        """Whether the target was generating when the attempt was abandoned: it bills the prompt, but reports no
+        usage.
+        """
         if self._started is None or self.state is AttemptState.DONE or self.error is None:
             return False
         return self.tokens > 0 or isinstance(self.error, ClientGone | DeadlineExceeded | LowConfidence)
 
     @property
     def failed(self) -> bool:
-        """Whether its target failed: neither handed off, nor refused a request that it cannot serve."""
+        """Whether the target failed; a handoff, and the refusal of a request that it cannot serve, are not failures."""
         refused = isinstance(self.error, InvalidRequest)
         return self.state in (AttemptState.FAILED, AttemptState.TIMED_OUT) and not refused
 
     @property
     def whole(self) -> bool:
-        """Whether every choice has its finish reason, and the answer may be kept: only the usage may follow."""
+        """Whether every choice has its finish reason, so that only the usage may follow and the answer may be kept."""
         return not self._unfinished and self.state in (AttemptState.COLLECTING, AttemptState.COMMITTED)
 
     def record(self, now: float) -> AttemptRecord:
@@ -324,7 +326,7 @@ class Attempt:
             self._unfinished.discard(chunk.index)
 
     def _passes(self, gate: HandoffGate, chunk: Chunk, now: float) -> bool:
-        """Whether the held chunks may be released. Raises LowConfidence."""
+        """Return whether the held chunks may be released. Raises LowConfidence."""
         if self.state is AttemptState.WAITING:
             self.transition(AttemptEvent.HOLD, now)
         verdict = gate.observe(chunk, now)
@@ -354,12 +356,14 @@ def _is_of_the_target(error: CausewayError) -> bool:
     return error.retryable or isinstance(error, _TARGET_SPECIFIC)
 
 
-# Another target may have a longer context or the missing feature, or accept the schema: another attempt can succeed.
+# Another attempt can succeed: the next target may have a longer context or the feature, or accept the schema.
 _TARGET_SPECIFIC = (ContextLengthExceeded, UnsupportedFeature, InvalidGrammar)
 
 
 class AttemptSequence:
-    """The attempts of one decision, in order: which comes next, and whether one does after a failure."""
+    """The attempts of one decision, in order: chooses the next attempt, and decides whether to try again after a
+    failure.
+    """
 
     def __init__(self, decision: Decision, *, stream: bool, choices: int = 1, arrived: float) -> None:
         self.decision = decision
@@ -380,7 +384,7 @@ class AttemptSequence:
         return attempt
 
     def next_step(self, error: CausewayError) -> Literal["next", "raise"]:
-        """Whether another attempt follows this error.
+        """Return whether another attempt follows this error.
 
         1. The client has bytes: no.
         2. No plan is left: no.
@@ -394,10 +398,10 @@ class AttemptSequence:
 
     @property
     def degraded(self) -> bool:
-        """Whether a failure moved the answer away from the policy's first choice.
+        """Whether the answer comes from another target than the policy's first choice, because of a failure.
 
         1. The first choice is down and was skipped, and another target answered.
-        2. An earlier attempt failed. A handoff, and a request that a target cannot serve, do not count.
+        2. An earlier attempt failed. A handoff, or a request that a target cannot serve, does not count.
         """
         if not self.attempts:
             return False
@@ -409,7 +413,7 @@ class AttemptSequence:
         return tuple(attempt.record(now) for attempt in self.attempts)
 
     def _drop_failed_targets(self) -> None:
-        # A target that appears twice is the last resort after a handoff. The second try, without handoff, makes sense
+        # A target that appears twice is the last resort after a handoff. Its second attempt, without handoff, is made
         # only if the first one handed off: a target that failed is not tried again.
         while self._plans and any(
             a.plan.target.name == self._plans[0].target.name and a.state is not AttemptState.HANDED_OFF
@@ -425,9 +429,9 @@ def _milliseconds(seconds: float) -> float:
 def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayError:
     """Return the client's error after `error` ended the attempts of a decision.
 
-    1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
-    2. Every target that this device has refused the request or this device's credentials: the last refusal, with its
-       status; of prompts that are too long, all.
+    1. The request is invalid, late or abandoned, or the client already has bytes: `error` itself.
+    2. Every available target refused the request or this device's credentials: the last refusal, with its status; if
+       prompts were too long, all refusals.
     3. Every target is saturated: 429 with the shortest Retry-After.
     4. Every target was reached and failed: 502 with the reason of every attempt.
     5. Anything else: 503 with the reason of every attempt.
@@ -443,14 +447,14 @@ def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayEr
     waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
     retry_after_s = min(waits) if waits else None
     if errors and all(isinstance(e, QueueFull | CloudSaturated) for e in errors):  # (3)
-        return QueueFull(f"every target is saturated: {reasons}", retry_after_s=retry_after_s or 1.0)
+        return QueueFull(f"Every target is saturated: {reasons}.", retry_after_s=retry_after_s or 1.0)
     reached = bool(errors) and all(e.status == TargetsFailed.status for e in errors)
     kind = TargetsFailed if reached else AllAttemptsFailed
-    return kind(f"every attempt failed: {reasons}", retry_after_s=retry_after_s)  # (4), (5)
+    return kind(f"Every attempt failed: {reasons}.", retry_after_s=retry_after_s)  # (4), (5)
 
 
 def _too_long(attempts: Sequence[Attempt]) -> ContextLengthExceeded:
-    """Join the refusals of all targets: each has its own context."""
+    """Join the refusals of all targets into one message, since each has its own context length."""
     refused = [(a.plan.target.name, a.error) for a in attempts if isinstance(a.error, ContextLengthExceeded)]
     if len(refused) == 1:
         return refused[0][1]

@@ -4,15 +4,15 @@
 
 1. Constraints: each one that holds binds the request, or its parts, to the device. A constraint that cannot be
    evaluated binds too (fail closed).
-2. Route: the target of the answer that the client continues, the targets that the client named, or the first route
-   that holds.
+2. Route: the target whose answer is to be continued, the targets that the client named, or the first route that holds.
 3. Exclusion: by constraint, by the client's preference, because the device has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
-5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
-   that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
+5. Plans: an attempt per target, with a handoff if a later target can take over, but never for a request that must stay
+   on the device. Parts that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
 
-`plan_cache` applies the policy's cache rules, `fingerprint` is a request's cache key, `CachePlanner` joins the two.
+`plan_cache` applies the policy's cache rules, `fingerprint` computes a request's cache key, and `CachePlanner` does
+both.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
-    """Return the attempts for a request, in order, and why.
+    """Return the decision for a request: its attempts in order, with the reasons.
 
     Raises:
-        ModelNotFound: no target has the name, or serves the model, that the client asked for.
-        InvalidRequest: the continue token belongs to no target of this policy.
+        ModelNotFound: No target has the name, or serves the model, that the client asked for.
+        InvalidRequest: The continue token belongs to no target of this policy.
     """
     named = _named(policy, request)
     kinds = modalities(request)
@@ -114,15 +114,13 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
 
 
 def _named(policy: Policy, request: Request) -> Route | None:
-    """Return the targets that the client chose itself; None if the policy's routes choose."""
+    """Return the targets that the client named; None if the policy's routes choose."""
     named = None
     if request.model != AUTO:
         named = policy.named.get(request.model)
         if named is None:
             names = ", ".join(policy.model_names)
-            raise ModelNotFound(
-                f"the model `{request.model[:100]}` does not exist here; available: {names}", param="model"
-            )
+            raise ModelNotFound(f"Model `{request.model[:100]}` not found. Available: {names}.", param="model")
     if request.resume:
         return chosen_by_name((continuing_target(request.resume, policy.targets if named is None else named.targets),))
     return named
@@ -217,7 +215,7 @@ def _move_down_targets_last(
 def _note_uncalibrated(
     policy: Policy, route: Route, snapshot: Snapshot, attempts: tuple[AttemptPlan, ...], reasons: list[Reason]
 ) -> None:
-    """Say which targets lack the calibrated signals that this decision would use."""
+    """Add a reason for each target whose calibrated signals are set aside and would be used by this decision."""
     if route.handoff is None and _QUALITY not in policy.route_needs.signals:
         return
     names = dict.fromkeys(plan.target.name for plan in attempts if plan.target.name in snapshot.uncalibrated)
@@ -227,7 +225,9 @@ def _note_uncalibrated(
 def _binding_constraints(
     constraints: tuple[Constraint, ...], values: SignalValues, reasons: list[Reason]
 ) -> tuple[Constraint, ...]:
-    """Return the constraints that apply. One that cannot be evaluated applies (fail closed). Appends to `reasons`."""
+    """Return the constraints that apply; a constraint that cannot be evaluated applies (fail closed). Appends to
+    `reasons`.
+    """
     bound: list[Constraint] = []
     for constraint in constraints:
         result = True if constraint.when is None else constraint.when.evaluate(values)
@@ -244,7 +244,7 @@ def _binding_constraints(
 
 
 def _first_match(rules: tuple[_R, ...], values: SignalValues, reasons: list[Reason]) -> _R | None:
-    """Return the first rule that holds; one that cannot be evaluated does not hold. Appends to `reasons`."""
+    """Return the first rule that holds; a rule that cannot be evaluated does not hold. Appends to `reasons`."""
     for rule in rules:
         result = True if rule.when is None else rule.when.evaluate(values)
         if result is True:
@@ -284,15 +284,17 @@ def fingerprint(request: Request, scope: bytes) -> bytes:
     collide. msgpack is self-delimiting, so two different requests never encode alike.
 
     Args:
-        scope: extra bytes in the key for what the request itself does not contain, such as the targets that the
-            policy's names stand for, or the client whose entries are private.
+        scope: Extra bytes in the key for context outside the request, such as the models behind the policy's names, or
+            the client whose entries are private.
     """
     encoded = _ENCODER.encode((scope, request.hints.prefer, _keyed_fields(request)))
     return blake2b(encoded, digest_size=KEY_BYTES).digest()
 
 
 def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> CachePlan:
-    """Apply the policy's cache rules: the first one that holds decides. Without one nothing is cached. Never raises."""
+    """Apply the policy's cache rules: the first rule that holds decides. If none holds, nothing is cached. Never
+    raises.
+    """
     reasons: list[Reason] = []
     values = policy.cache_needs.read(request, snapshot, estimates)
     private = bool(_binding_constraints(policy.constraints, values, reasons))
@@ -306,7 +308,7 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
 
 
 def early_bypass(policy: Policy, request: Request) -> str:
-    """Return why no cache rule can allow this request whatever its condition is; "" if a rule must be evaluated."""
+    """Return why this request cannot be cached under any rule; "" if the rules must be evaluated."""
     if request.resume:
         return _CONTINUES
     if not policy.cache:
@@ -329,7 +331,7 @@ def _bypass_reason(policy: Policy, rule: CacheRule | None, request: Request) -> 
 
 
 def _sampled(policy: Policy, request: Request) -> str:
-    """Return why a second run may give another answer; "" if it may not."""
+    """Return why a second run could give another answer; "" if it could not."""
     if not is_sampled(request, policy.default_temperature):
         return ""
     temperature, default = request.sampling.temperature, policy.default_temperature
@@ -345,7 +347,7 @@ class KeyedCachePlan(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False, slots=True)
 class RequestMemo:
-    """What was derived from one request: its features, and its last plan. The owner keeps it beside the request."""
+    """Values derived from one request: its features, and its last cache plan. The owner keeps it beside the request."""
 
     features: RequestFeatures | None = None
     policy: Policy | None = None
@@ -356,11 +358,11 @@ class RequestMemo:
 class CachePlanner:
     """Plans and keys cache entries.
 
-    A plan is a pure function of policy, request and signals; it is computed once for the same request under the same
-    snapshot, or under any snapshot if the policy's cache rules read only the request.
+    A plan is a pure function of policy, request and signals. It is computed once per request and snapshot, or once per
+    request if the policy's cache rules read only the request.
 
     Args:
-        scope: extra cache-key bytes, such as hashes of the device's model files.
+        scope: Extra cache-key bytes, such as hashes of the device's model files.
     """
 
     def __init__(self, scope: bytes = b"") -> None:
@@ -373,7 +375,7 @@ class CachePlanner:
         return KeyedCachePlan(plan, None if plan.exact is None else self._key(policy, request, plan))
 
     def plan_memoized(self, policy: Policy, request: Request, snapshot: Snapshot, memo: RequestMemo) -> KeyedCachePlan:
-        """Plan without estimates. Reuses the memo if nothing that the policy's cache rules read has changed."""
+        """Plan without estimates. Reuses the memo if no signal of the policy's cache rules has changed."""
         planned = memo.planned
         valid = memo.policy is policy and (policy.cache_needs.request_only or memo.snapshot is snapshot)
         if planned is None or not valid:
@@ -382,10 +384,10 @@ class CachePlanner:
         return planned
 
     def semantic_scope(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:
-        """Return the key that two requests must share so that one may get the answer to the other's question.
+        """Return the key that two requests must share before one may get the answer to the other's question.
 
-        That is everything of the exact key but the question: the conversation before, tools, formats, limits. Clients
-        never share: the client's name is in the scope, also where the exact cache shares.
+        It covers everything in the exact key except the question: the conversation before, tools, formats, limits. It
+        includes the client's name, so clients never share, even where the exact cache is shared.
         """
         client = request.hints.client.encode("utf-8", "replace")
         return self._key(policy, without_question(request), plan) + blake2b(client, digest_size=KEY_BYTES).digest()
@@ -404,7 +406,7 @@ _NAME_CHARACTERS: Final = 128  # no target and no model of a policy has a longer
 
 
 def features_of(request: Request) -> RequestFeatures:
-    """Return what routing reads of a request, without its content; `features.request_of` is the way back."""
+    """Return the fields of a request that routing reads, without its content; `features.request_of` is the inverse."""
     hints = request.hints
     return RequestFeatures(
         kind=request.kind,
@@ -428,12 +430,12 @@ def features_of(request: Request) -> RequestFeatures:
 
 
 def _name(value: str) -> str:
-    """Cut a name that no policy can contain; one character more than the longest keeps it unknown."""
+    """Cut a name to one character more than a policy's longest name: it stays unknown."""
     return _text(value[: _NAME_CHARACTERS + 1])
 
 
 def _text(value: str) -> str:
-    """Replace lone surrogates, as signals do. Nearly all text is ASCII, and is looked at here."""
+    """Replace lone surrogates, as signals do, with a fast path for ASCII."""
     return value if value.isascii() else replace_surrogates(value)
 
 
@@ -442,13 +444,13 @@ def plan_handoff(
 ) -> tuple[AttemptPlan, ...]:
     """Plan one attempt per target, in order, with the handoff where it applies.
 
-    1. Only the device's engine reports confidence, so only an edge target hands off.
+    1. Only an edge target hands off, because only the device's engine reports confidence.
     2. It hands off only if a later target that is not known to be down can take over.
-    3. It then also becomes the last resort, without handoff: if all targets after it fail, an answer of low confidence
-       is better than none.
+    3. It then also becomes the last resort, without handoff: if all later targets fail, an answer of low confidence is
+       better than none.
 
     Args:
-        down: names of targets that are known to be down.
+        down: Names of targets that are known to be down.
     """
     plans: list[AttemptPlan] = []
     last_resort: list[AttemptPlan] = []
@@ -465,13 +467,13 @@ def plan_handoff(
 def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, ...]) -> Shadow | None:
     """Return `shadow` if both sides can answer and their answers can be compared, else None.
 
-    After an answer the other side is then asked the same, to learn when the device is good enough. Which of these
-    requests are sent (a share, within a budget) is the daemon's choice.
+    After the answer, a shadow request asks the other side the same question, to measure when the device is good enough.
+    The daemon chooses which shadow requests are sent (a share, within a budget).
 
     1. The policy lets the device and the cloud answer this request.
     2. The answer is one text: no embedding, no tool calls, one choice, not the rest of another answer.
     3. The prompt is one text, because the signals are estimated from it.
-    4. The device answers with its model alone: the signals say nothing about one with an adapter.
+    4. The device's model answers without an adapter, because the signals were fitted without one.
     """
     sides = {plan.target.at for plan in attempts}
     one_text = (
@@ -482,20 +484,18 @@ def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, .
 
 
 def other_target(attempts: tuple[AttemptPlan, ...], answered: Target) -> Target | None:
-    """Return the first target on the other side than the one that answered."""
+    """Return the first target on the side that did not answer."""
     return next((plan.target for plan in attempts if plan.target.at != answered.at), None)
 
 
 def without_down(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which no target is down. A job has time: it waits for the target that comes first."""
+    """Return the snapshot as if no target were down: a job can wait for its first target."""
     return msgspec.structs.replace(snapshot, down=frozenset()) if snapshot.down else snapshot
 
 
 def until_first_cloud(decision: Decision) -> Decision:
-    """Return the decision of a job: its attempts up to the first one in the cloud.
-
-    No lesser target answers in its place, and the request is sent to one target of the cloud alone, so that it has one
-    effect there.
+    """Return the decision of a job: its attempts up to the first one in the cloud. A job is not answered by a weaker
+    fallback, and reaches a single cloud target, so that it takes effect there only once.
     """
     for number, plan in enumerate(decision.attempts, start=1):
         if plan.target.at == "cloud":

@@ -38,10 +38,10 @@ _NO_PROMPT: Final = ("",)
 
 
 def request_of(features: RequestFeatures) -> Request:
-    """Return a request without content that is routed as the recorded one was."""
+    """Return a request without content that is routed like the recorded one."""
     kind = features.kind
     if kind == "transcription" or kind == "speech":
-        return Request(kind="chat", model="")  # of audio: it had no decision, and no target has this model
+        return Request(kind="chat", model="")  # an audio request: it had no decision, and no target serves this model
     chat = kind == "chat"
     return Request(
         kind=kind,
@@ -66,9 +66,8 @@ def request_of(features: RequestFeatures) -> Request:
 def question_of(request: Request) -> str | None:
     """Return the text that the semantic cache compares: the last message, of the user, or the only prompt.
 
-    Its answer may be given to another question that means the same.
-
-    None: nothing is compared, because the question is not text alone, or because the answer repeats it.
+    The cached answer may serve another question with the same meaning. None: the request is not compared, because its
+    question is not plain text, or because the answer repeats it.
     """
     if request.kind == "chat" and request.messages:
         last = request.messages[-1]

@@ -1,1 +1,1 @@
-"""Strict YAML files of the operator: `strict_yaml` parses text to a tree, `reader` reads the tree into a struct."""
+"""Strict YAML files: `strict_yaml` parses text to a tree, `reader` reads the tree into a struct."""

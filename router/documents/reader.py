@@ -41,7 +41,7 @@ class KeyLocations(msgspec.Struct, frozen=True):
 
 
 def read_struct(text: str, file: str, kind: type[T]) -> tuple[T | None, KeyLocations, tuple[Problem, ...]]:
-    """Read `text` as `kind`. The value is None exactly if there are problems. Raises nothing."""
+    """Read `text` as `kind`. The value is None if and only if there are problems. Raises nothing."""
     try:
         tree = read_yaml(text, file)
     except YamlError as error:
@@ -77,10 +77,10 @@ def _places(kind: shapes.Type, path: str) -> Iterator[str]:
 
 
 def _example(name: str, kind: shapes.Type, title: str = "") -> str:
-    """Return ``: write `version: 1` ``, or what the value is; "" if neither is known."""
+    """Return an example such as ``: write `version: 1` ``, or a description of the value; "" if neither is known."""
     if isinstance(kind, shapes.Metadata):
-        given = (kind.extra_json_schema or {}).get("title", title)
-        return _example(name, kind.type, str(given))
+        own_title = (kind.extra_json_schema or {}).get("title", title)
+        return _example(name, kind.type, str(own_title))
     if isinstance(kind, shapes.LiteralType):
         return f": write {' or '.join(f'`{name}: {value}`' for value in kind.values)}"
     return f": it needs {title}" if title else ""
@@ -99,7 +99,7 @@ class _Reader:
         if isinstance(kind, shapes.Metadata):
             own_title = (kind.extra_json_schema or {}).get("title", title)
             return self.read(tree, kind.type, own_title if isinstance(own_title, str) else title)
-        if isinstance(kind, shapes.UnionType):  # `X | None`: the key may be left out; or one of several plain types
+        if isinstance(kind, shapes.UnionType):  # `X | None`, or several plain types
             options = [option for option in kind.types if not isinstance(option, shapes.NoneType)]
             return self.read(tree, options[0], title) if len(options) == 1 else self._plain(tree, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
@@ -135,7 +135,7 @@ class _Reader:
         return values
 
     def _advice(self, key: str, fields: dict[str, shapes.Field]) -> str:
-        """Return what to write instead of an unknown key: a similar one, else the place where the key belongs."""
+        """Return advice for an unknown key: a similar known key, else the place where the key belongs."""
         paths = [path.rpartition(".") for path in _places(self._root, "")]
         elsewhere = [f"`{parent}`" if parent else "the top level" for parent, _, name in paths if name == key]
         if elsewhere:
@@ -178,7 +178,7 @@ class _Reader:
         raise TypeError(f"no reader for {kind}")  # a bug in one of our structs
 
     def _plain(self, tree: Tree, title: str) -> Plain | None:
-        """Read a value whose type is the one that YAML gives it."""
+        """Read a value of a plain type: text, number or boolean."""
         if isinstance(tree, Scalar):
             if tree.kind in _PLAIN_KINDS:
                 return self._scalar(tree, _PLAIN_KINDS[tree.kind], title)

@@ -1,7 +1,7 @@
 """Text → a tree of nodes with source locations. A subset of YAML: mappings, lists and scalars.
 
-Refused, because each of them can make a file mean something else than it seems to say: anchors and aliases, tags, merge
-keys, duplicate keys, keys that are not text, several documents. Also refused: more than 256 KB, more than 16 levels.
+Anchors and aliases, tags, merge keys, duplicate keys, keys that are not text, and several documents are refused,
+because each can give a file another meaning than it seems to have. Also refused: more than 256 KB, more than 16 levels.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ _BRACKETS = {"while parsing a flow sequence": ("[", "]"), "while parsing a flow 
 
 
 def explain(error: MarkedYAMLError, text: str) -> tuple[str, Mark | None]:
-    """Return why a text is not YAML, what to write, and where. An unknown problem keeps PyYAML's words.
+    """Return why a text is not YAML, what to write, and where. An unknown problem keeps PyYAML's message.
 
-    What PyYAML reports is about its parser, not about the file.
+    PyYAML's own messages describe its parser, not the file.
     """
     problem, context = error.problem or "", error.context or ""
     mark, start = error.problem_mark, error.context_mark

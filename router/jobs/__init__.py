@@ -1,1 +1,1 @@
-"""What gateway and device share of jobs, the asynchronous requests: states, submission, view, events. Pure."""
+"""The part of jobs, asynchronous requests, that gateway and device share: states, submission, view, events. Pure."""

@@ -1,6 +1,6 @@
 """CloudEvents 1.0 (github.com/cloudevents/spec) in structured mode, as JSON or as MessagePack.
 
-MessagePack is no format of the specification: it has the JSON format's members, with `data` as a MessagePack value.
+MessagePack is not a format of the specification: it has the JSON format's members, with `data` as a MessagePack value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Time = Annotated[datetime, Meta(tz=True)]
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event with the attributes that mean something here; others are ignored."""
+    """An event, with the attributes that are used; others are ignored."""
 
     specversion: Literal["1.0"]
     id: _Text
@@ -51,7 +51,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AnswerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event about a message. `partitionkey` and the trace context are the message's own."""
+    """An event about a message. `partitionkey` and the trace context are copied from the message."""
 
     specversion: Literal["1.0"]  # no default: it is always written
     id: str
@@ -75,12 +75,12 @@ def event_format(content_type: str) -> EventFormat:
     """Return the format of a content type; without one, JSON. Raises UnsupportedMediaType."""
     name = content_type.partition(";")[0].strip().lower()
     if name not in _FORMATS:
-        raise UnsupportedMediaType(f"The content type {name[:64]!r} is none of {', '.join(_FORMATS)[2:]}.")
+        raise UnsupportedMediaType(f"The content type {name[:64]!r} must be one of {', '.join(_FORMATS)[2:]}.")
     return _FORMATS[name]
 
 
 def parse_event(body: bytes, kind: EventFormat) -> CloudEvent:
-    """Parse a message. Its `data` is JSON afterwards, whatever the format. Raises InvalidRequest."""
+    """Parse a message and convert its `data` to JSON. Raises InvalidRequest."""
     try:
         event = (_JSON if kind == "json" else _MSGPACK).decode(body)
         if not bytes(event.data):
@@ -90,9 +90,9 @@ def parse_event(body: bytes, kind: EventFormat) -> CloudEvent:
             event = msgspec.structs.replace(event, data=msgspec.Raw(data))
         return event
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError) as error:
-        # Only a validation error says nothing of the content.
+        # Only the message of a validation error does not quote the content.
         reason = f": {error}" if isinstance(error, msgspec.ValidationError) else ""
-        raise InvalidRequest(f"The message is no CloudEvent in {kind}{reason}") from None
+        raise InvalidRequest(f"The message is not a CloudEvent in {kind}{reason}") from None
 
 
 def encode_event(event: AnswerEvent, kind: EventFormat) -> bytes:

@@ -1,4 +1,4 @@
-"""A job, for gateway and device: the table of its life, how the API shows it, and a plain request that becomes one."""
+"""A job, for gateway and device: its state table, its view in the API, and plain requests that become jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What changes a job's state."""
+    """An event that changes a job's state."""
 
     CLAIM = "claim"
     RELEASE = "release"  # to its queue: its worker drains or is lost, or its tenant is over a limit
@@ -40,11 +40,11 @@ class JobEvent(StrEnum):
     CANCEL = "cancel"
     EXPIRE = "expire"
     REVIVE = "revive"
-    REVISE = "revise"  # a late part was read: the answer is made anew
+    REVISE = "revise"  # a late part was read: the answer is made again
 
 
 class IllegalJobTransition(RuntimeError):
-    """A bug: the table has no such row."""
+    """The table has no such transition: a bug of the caller."""
 
 
 TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
@@ -63,7 +63,7 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         JobEvent.POSTPONE: JobState.WAITING,
         JobEvent.SUCCEED: JobState.SUCCEEDED,
         JobEvent.FAIL: JobState.FAILED,
-        # Also without a report of a worker: a job that kills each worker that runs it must end.
+        # This also needs no report of a worker: a job that kills each worker that runs it must end.
         JobEvent.EXHAUST: JobState.DEAD,
         JobEvent.CANCEL: JobState.CANCELLED,
         JobEvent.EXPIRE: JobState.EXPIRED,
@@ -78,7 +78,7 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
 FINAL_STATES: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED}
 )
-"""The job is over. An operator may still retry a dead one."""
+"""The final states. An operator may still retry a dead job."""
 
 
 def next_state(state: JobState, event: JobEvent) -> JobState:
@@ -92,8 +92,8 @@ def next_state(state: JobState, event: JobEvent) -> JobState:
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error.
 
-    `revision`: which one of the answer `result` is. `late_parts`: kinds of part that may still revise it. `late_error`:
-    why no further revision came.
+    `revision`: the number of the answer's revision in `result`. `late_parts`: the kinds of parts that may still revise
+    it. `late_error`: the reason for which no further revision came.
     """
 
     id: str
@@ -119,7 +119,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class WebhookSecrets(msgspec.Struct):
-    """The body of `/v1/webhooks/secret`. `previous` signs, too, for a time after the other was made."""
+    """The body of `/v1/webhooks/secret`. `previous` also signs for a time after a rotation."""
 
     secret: str
     previous: str | None
@@ -131,31 +131,28 @@ def encode_job_error(error: CausewayError) -> bytes:
     return msgspec.json.encode(error_fields(error))
 
 
-_LONGEST_WAIT_S = 300.0
+_MAX_WAIT_S = 300.0
 _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
 
 
 def wait_of(headers: Iterable[str]) -> float | None:
-    """Return the seconds that a client waits before it wants a job; None: it wants none.
-
-    With `Prefer: respond-async` (RFC 7240) a plain request that takes longer becomes a job.
-
-    Without `wait` that is 0. Other preferences are ignored, as the RFC requires.
+    """Return the seconds after which a plain request becomes a job; None if it never does. `Prefer: respond-async` (RFC
+    7240) requests this; without `wait` the time is 0. Other preferences are ignored, as the RFC requires.
     """
     preferences = [part.strip() for header in headers for part in header.split(",")]
     if not any(part.partition(";")[0].strip().lower() == "respond-async" for part in preferences):
         return None
     waits = [float(match[1]) for part in preferences if (match := _WAIT.fullmatch(part))]
-    return min(waits[0], _LONGEST_WAIT_S) if waits else 0.0
+    return min(waits[0], _MAX_WAIT_S) if waits else 0.0
 
 
 class JobFailed(CausewayError):
-    """A job ended without an answer while its client waited. The code and the message are those of its error."""
+    """The job ended without an answer while its client waited. Code and message are those of the job's error."""
 
     def __init__(self, state: str, error: bytes) -> None:
-        """`error`: the stored error object, JSON; empty for a job that was cancelled."""
+        """Create the error. `error`: the stored error object, JSON; empty for a job that was cancelled."""
         found = msgspec.json.decode(error, type=_StoredError) if error else _StoredError()
-        super().__init__(found.message or f"the job was {state}", param=found.param)
+        super().__init__(found.message or f"The job was {state}.", param=found.param)
         kind = error_classes().get(found.code, CausewayError)
         self.status = kind.status  # type: ignore[misc]
         self.type = found.type  # type: ignore[misc]
@@ -172,12 +169,15 @@ class _StoredError(msgspec.Struct, frozen=True):
 REVISED: Final = "job.revised"
 """The event that carries a revised answer."""
 NOT_REVISED: Final = "job.not_revised"
-"""The event that says that no revision follows any more, and why."""
-MOST_LATE: Final = 16
-"""Answers of one process that wait for late parts at a time: each holds its request in memory."""
+"""The event that says that no further revision follows, and why."""
+MAX_LATE: Final = 16
+"""Maximum number of answers of one process that wait for late parts at the same time; each holds its request in
+memory.
+"""
 RevisionOutcome = Literal["made", "too_late", "failed", "cancelled", "no_room"]
-"""Not `made`: the part was not read in time, or the job's deadline passed; it could not be read, or the run failed; the
-job was cancelled; too many answers wait for late parts."""
+"""The result of a revision: it was made; the part was not read in time, or the job's deadline passed; the part could
+not be read, or the run failed; the job was cancelled; too many answers wait for late parts.
+"""
 
 
 class RevisionDropped(CausewayError, code="revision_dropped"):
@@ -189,12 +189,12 @@ class RevisionDropped(CausewayError, code="revision_dropped"):
 
 
 def no_room() -> RevisionDropped:
-    """Return the error of an answer that cannot wait for its late parts."""
-    return RevisionDropped(f"{MOST_LATE} other answers wait for late parts", "no_room")
+    """Return the error for an answer that cannot wait for its late parts."""
+    return RevisionDropped(f"{MAX_LATE} other answers already wait for late parts.", "no_room")
 
 
 def outcome_of(error: CausewayError) -> RevisionOutcome:
-    """Return what became of the revisions of an answer, if this error ended them."""
+    """Return the outcome of an answer's revisions that this error ended."""
     if isinstance(error, RevisionDropped):
         return error.outcome
     if isinstance(error, DeadlineExceeded):
@@ -203,9 +203,8 @@ def outcome_of(error: CausewayError) -> RevisionOutcome:
 
 
 class LateTerms(msgspec.Struct, frozen=True):
-    """How long parts are read whose branch is late. `by`: monotonic, s.
-
-    `absent`: kinds that this answer does not wait for.
+    """The terms of reading late parts. `by`: the end of reading, monotonic seconds. `absent`: kinds that this answer
+    does not wait for.
     """
 
     by: float
@@ -213,10 +212,9 @@ class LateTerms(msgspec.Struct, frozen=True):
 
 
 class LateParts(msgspec.Struct, frozen=True):
-    """What an answer lacks, and may be revised for.
-
-    `kinds`: of the parts that are being read. `until`: when that ends, s. `target`: of the cloud, once the request of
-    the next revision may have been sent there: it is made nowhere else.
+    """The late parts for which an answer may be revised. `kinds`: the kinds of the parts that are being read. `until`:
+    the end of reading, s. `target`: the cloud target that may already have received the next revision's request, and is
+    then the only one that may make it.
     """
 
     kinds: tuple[Modality, ...]
@@ -225,7 +223,7 @@ class LateParts(msgspec.Struct, frozen=True):
 
 
 def late_kinds(parts: Iterable[PartRecord]) -> tuple[Modality, ...]:
-    """Return the kinds of part that an answer was made without, and that may still be read."""
+    """Return the kinds of parts that the answer lacks and that may still be read."""
     return tuple(sorted({part.modality for part in parts if part.status in ("timeout", "skipped") and not part.soft}))
 
 
@@ -233,18 +231,18 @@ def check_read(parts: Sequence[PartRecord], kind: Modality) -> None:
     """Raise RevisionDropped unless all parts of this kind were read."""
     statuses = {part.status for part in parts if part.modality == kind}
     if "failed" in statuses or not statuses:
-        raise RevisionDropped(f"{kind}: it could not be read")
+        raise RevisionDropped(f"`{kind}`: the part could not be read.")
     if statuses != {"ok"}:
-        raise RevisionDropped(f"{kind}: it was not read in time", "too_late")
+        raise RevisionDropped(f"`{kind}`: the part was not read in time.", "too_late")
 
 
 def check_revised(parts: Iterable[PartRecord], kinds: Iterable[Modality]) -> None:
-    """Raise RevisionDropped unless an answer was made with all parts of these kinds, which had been read before."""
+    """Raise RevisionDropped unless the answer contains all parts of these kinds, which had been read before."""
     kinds = set(kinds)
     if any(part.modality in kinds and part.status != "ok" for part in parts):
-        raise RevisionDropped("what was read of a late part is no longer known")
+        raise RevisionDropped("The content of a late part is no longer known.")
 
 
 def revision_id(job: str, revision: int) -> str:
-    """Return the name of one revision of a job: of its event, and its Idempotency-Key elsewhere."""
+    """Return the name of a job's revision, used for its event and as its Idempotency-Key upstream."""
     return f"{job}.r{revision}" if revision else job

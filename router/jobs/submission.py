@@ -1,7 +1,5 @@
-"""A job's body and its answer's, for gateway and device.
-
-The body is an OpenAI request with fields of ours beside it, which are removed so that a plain request is left. The
-answer is what the endpoint answers that the request names.
+"""The body of a job and of its answer, for gateway and device. The body is an OpenAI request with additional fields of
+ours, which are removed to leave a plain request. The answer has the format of the endpoint that the request names.
 """
 
 from __future__ import annotations
@@ -49,9 +47,8 @@ _PREFIXES: Final[Mapping[Endpoint, str]] = {
 
 
 class JobFields(msgspec.Struct, frozen=True):
-    """The fields of ours in a job's body. `deadline_ms` is the time left, `not_before_ms` the least time to wait.
-
-    `revise_within_ms`: the time from the start of a run in which parts that are late may revise its answer; 0: none.
+    """Our fields in a job's body. `deadline_ms` is the time left, `not_before_ms` the minimum time to wait.
+    `revise_within_ms`: the time from the start of a run in which late parts may revise its answer; 0: never.
     """
 
     priority: Priority | None = None
@@ -66,10 +63,10 @@ F = TypeVar("F", bound=JobFields)
 
 
 def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
-    """Return our fields, and the body without them. The endpoint's parser reports what else is malformed.
+    """Return our fields, and the body without them. The endpoint's parser reports other faults of the body.
 
     Raises:
-        InvalidRequest: the body is no JSON object, repeats a key, or one of our fields is invalid or misspelt.
+        InvalidRequest: The body is not a JSON object, repeats a key, or one of our fields is invalid or misspelt.
     """
     body = body.removeprefix(BOM)
     whole = load(body)
@@ -86,7 +83,7 @@ def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
 
 
 def parse_job_request(endpoint: Endpoint, body: bytes, hints: RoutingHints) -> Request:
-    """Parse the request of a job. The tags of `hints` join those of the body. Raises InvalidRequest."""
+    """Parse the request of a job. The tags of `hints` are added to those of the body. Raises InvalidRequest."""
     return _PARSERS[endpoint](body, hints)
 
 
@@ -101,11 +98,11 @@ _PARSERS: Final[Mapping[Endpoint, Callable[[bytes, RoutingHints], Request]]] = {
 def body_digest(headers: str, body: bytes) -> str:
     """Return the digest of everything that must be the same under one Idempotency-Key.
 
-    JSON counts by its canonical form: the order of keys, spaces, escapes and a byte order mark make no other request.
+    JSON is compared in its canonical form: the order of keys, spaces, escapes and a byte order mark make no difference.
 
     Args:
-        headers: What the headers say.
-        body: As it was sent. One that is not JSON counts by its bytes.
+        headers: The routing hints of the headers.
+        body: The body as it was sent. A body that is not JSON is compared by its bytes.
     """
     with contextlib.suppress(ValueError, RecursionError):
         body = msgspec.json.encode(msgspec.json.decode(body.removeprefix(BOM)), order="sorted")
@@ -115,20 +112,19 @@ def body_digest(headers: str, body: bytes) -> str:
 def is_same_request(known: str, digest: str) -> bool:
     """Return whether a digest is that of the request known under its key.
 
-    A digest of an earlier release is of the body's bytes, which cannot be compared: the key alone decides.
+    Digests of an earlier release cover the body's bytes and cannot be compared, so the key alone decides.
     """
     return known == digest or (digest.startswith(_CANONICAL) and not known.startswith(_CANONICAL))
 
 
 def key_digest(key: str) -> str:
-    """Return the digest of an Idempotency-Key, which is stored in its place: a key may be a secret.
-
-    Raises InvalidRequest.
+    """Return the digest of an Idempotency-Key. The digest is stored in its place, because a key may be a secret. Raises
+    InvalidRequest.
     """
     if not key:
         return ""
     if not _KEY.fullmatch(key):
-        raise InvalidRequest("`Idempotency-Key` is 1 to 255 visible ASCII characters")
+        raise InvalidRequest("`Idempotency-Key` must be 1 to 255 visible ASCII characters.")
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -144,13 +140,13 @@ def encode_job_answer(
     """Encode a whole answer. Raises CausewayError.
 
     Args:
-        endpoint: The job's.
-        body: As it was accepted: a response repeats fields of it.
-        request: As it ran.
-        job: The job's id, for the answer's.
+        endpoint: The endpoint of the job.
+        body: The accepted body, of which a Response object repeats fields.
+        request: The request that ran.
+        job: The job's id, from which the answer's id is made.
         model: The model that answered.
         created: Unix time in seconds.
-        answer: As it was made.
+        answer: The answer to encode.
     """
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
@@ -178,10 +174,10 @@ class _StoredAnswer(msgspec.Struct):
 
 
 def answer_text(result: bytes) -> str:
-    """Return the text of an answer's only choice; "" for an answer of several.
+    """Return the text of an answer's only choice; "" for an answer with several.
 
     Args:
-        result: the body of a chat completion or completion; b"": there is none
+        result: The body of a chat completion or completion; b"" if there is none.
     """
     choices = msgspec.json.decode(result, type=_StoredAnswer).choices if result else []
     if len(choices) != 1:

@@ -1,14 +1,14 @@
-"""Webhooks of jobs, for gateway and device: what they say, their signature, when a delivery is repeated, and where they
-may be sent. Pure.
+"""Webhooks of jobs, for gateway and device: their payload, their signature, the retries of a delivery, and the
+permitted receivers. Pure.
 
-What they say is Standard Webhooks' own form, or a CloudEvent. Sources:
+The payload is in Standard Webhooks' own form, or a CloudEvent. Sources:
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md and, for CloudEvents 1.0,
 https://github.com/cloudevents/spec (formats/json-format.md, bindings/http-protocol-binding.md).
 
-Where they may be sent is decided by rules over URLs at submission, and over addresses at connect time:
+The receiver is checked by its URL at submission, and by its addresses at connect time:
 
-1. An address that embeds an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused whatever it embeds: a
-   translator on the way could turn it into a private one.
+1. An address that embeds any IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused: a translator on the way
+   could turn it into a private one.
 2. Link-local, loopback, private, shared, multicast, reserved and documentation ranges are refused.
 3. `allowed_networks` wins over both, for private deployments and tests.
 """
@@ -34,12 +34,12 @@ _SOURCE: Final = "/causeway/jobs"
 
 
 class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a webhook. None has content: the receiver fetches the job."""
+    """The fields of a webhook. It contains no prompt or answer: the receiver fetches the job."""
 
     id: str  # the same in each attempt: the receiver's idempotency key
     job: str
     state: str  # of the job
-    event: str = ""  # what happened, if that is not its new state: `revised` or `not_revised`
+    event: str = ""  # `revised` or `not_revised`; "": the new state is the event
     revision: int = 0  # of the answer
     finished: int  # unix ms
 
@@ -49,7 +49,7 @@ class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedJob(msgspec.Struct, frozen=True):
-    """What a delivery tells of its job; the receiver fetches the rest."""
+    """The fields of a job in a delivery; the receiver fetches the rest."""
 
     id: str
     status: str
@@ -58,7 +58,7 @@ class EndedJob(msgspec.Struct, frozen=True):
 
 
 class StandardPayload(msgspec.Struct, frozen=True):
-    """The body as Standard Webhooks suggest it."""
+    """The body in the form that Standard Webhooks suggests."""
 
     type: str
     timestamp: str
@@ -100,7 +100,8 @@ def _encoded(body: msgspec.Struct) -> str:
 
 
 RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Delays between attempts, as the Standard Webhooks specification suggests; after the last one a delivery has failed.
+"""Delays between attempts in seconds, as the Standard Webhooks specification suggests. After the last attempt a
+delivery has failed.
 
 Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -115,8 +116,8 @@ def webhook_retry_delay_s(attempts: int, chance: float) -> float | None:
 
 
 def signed_headers(message_id: str, body: str, secrets: Iterable[str], now_s: float) -> dict[str, str]:
-    """Return the headers of the signature, with one signature per valid secret. `now_s` is unix time."""
-    from standardwebhooks import Webhook  # not before the first webhook
+    """Return the headers of the signature, with a signature per valid secret. `now_s` is unix time."""
+    from standardwebhooks import Webhook  # imported only for the first webhook
 
     timestamp = datetime.fromtimestamp(int(now_s), tz=UTC)
     return {
@@ -127,7 +128,7 @@ def signed_headers(message_id: str, body: str, secrets: Iterable[str], now_s: fl
 
 
 MAX_URL = 2048  # characters
-_NO_ADDRESS = "is no address"
+_NO_ADDRESS = "is not an address"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -170,19 +171,19 @@ def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...]) -> str:
-    """Return `url` if webhooks may be sent to it, as far as that is known before DNS. Raises WebhookRefused."""
+    """Return `url` if webhooks may be sent to it, as far as can be decided before DNS. Raises WebhookRefused."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise WebhookRefused("`webhook` is not a URL", param="webhook") from None
+        raise WebhookRefused("`webhook` is not a URL.", param="webhook") from None
     if len(url) > MAX_URL or not host or not url.isascii() or not url.isprintable() or " " in url or port == 0:
-        raise WebhookRefused(f"`webhook` is a URL of at most {MAX_URL} ASCII characters", param="webhook")
+        raise WebhookRefused(f"`webhook` must be a URL of at most {MAX_URL} ASCII characters.", param="webhook")
     if parts.scheme != "https" and not (allow_http and parts.scheme == "http"):
         schemes = "http:// or https://" if allow_http else "https://"
-        raise WebhookRefused(f"`webhook` must begin with {schemes}", param="webhook")
+        raise WebhookRefused(f"`webhook` must begin with {schemes}.", param="webhook")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise WebhookRefused("`webhook` may hold no user, password or fragment", param="webhook")
+        raise WebhookRefused("`webhook` must not contain a user, password or fragment.", param="webhook")
     reason = forbidden_reason(host, allowed)
     if reason and reason != _NO_ADDRESS:
         raise WebhookRefused(
@@ -194,7 +195,9 @@ def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...
 
 
 def forbidden_reason(text: str, allowed: tuple[Network, ...] = ()) -> str:
-    """Return why no webhook may be sent to this address; "" if it may. A text that is no address is refused."""
+    """Return why webhooks to this address are forbidden; "" if they are allowed. A text that is not an address is
+    refused.
+    """
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

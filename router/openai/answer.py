@@ -1,8 +1,8 @@
 """Chunks → OpenAI's answers, whole or as server-sent events, for chat completions and legacy completions.
 
-An answer consists of a head (id, created, model), the choices, and the usage. Only id and created differ between two
-deliveries of the same answer, so a cached answer keeps the rest encoded (`cached_answer.py`). OpenAI's error object (as
-a body with its headers, and as the last event of a stream) and the lists of models are encoded here, too.
+An answer consists of a head (id, created, model), the choices, and the usage. Two deliveries of the same answer differ
+only in id and created, so a cached answer keeps the rest encoded (`cached_answer.py`). OpenAI's error object (as a body
+with its headers, and as the last event of a stream) and the lists of models are encoded here, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ EVENT_END: Final = b"}\n\n"
 class AnswerEncoder:
     """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
 
-    An answer that is not finished is never encoded as finished: `coalesce`, which prepares `whole`, raises
-    StreamBroken, and `end` returns an error event without ``[DONE]``.
+    An unfinished answer is never encoded as finished: `coalesce`, which prepares `whole`, raises StreamBroken, and
+    `end` returns an error event without ``[DONE]``.
 
     Args:
         created: Unix time in seconds.
@@ -42,7 +42,7 @@ class AnswerEncoder:
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._include_usage = request.include_usage
         self._head = event_head(self._format, *self._identity, self._model)
-        self._offsets: dict[int, int] = {}  # choice → characters sent so far, in events with more than a text
+        self._offsets: dict[int, int] = {}  # choice → characters sent so far, counted where offsets are needed
         self.around: dict[int, tuple[bytes, bytes]] = {}
         """Choice that has begun → its event around a text that is alone; what is sent so is added to `tokens`."""
         self._unfinished: set[int] = set()
@@ -59,7 +59,7 @@ class AnswerEncoder:
         return b"".join([self._head + delta + self._tail for delta in deltas if delta])
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """Encode the event for one chunk; empty if it has nothing for the client (only usage, half a character)."""
+        """Encode the event for a chunk; empty if the client gets nothing of it (only usage, half a character)."""
         self.tokens += chunk.tokens
         if chunk.index in self.around and is_text_alone(chunk):  # nearly every token
             before, after = self.around[chunk.index]
@@ -83,7 +83,7 @@ class AnswerEncoder:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has its finish reason: only the usage and ``[DONE]`` may follow."""
+        """Whether every choice has its finish reason, so that only the usage and ``[DONE]`` may follow."""
         return not self._unfinished and len(self._offsets) == self._choices
 
     def end(self) -> bytes:
@@ -93,7 +93,7 @@ class AnswerEncoder:
             return error_event(broken)
         if not self._include_usage:
             return DONE
-        # Without a reported usage, our own count of the streamed tokens is used.
+        # If no usage was reported, our own count of the streamed tokens is used.
         usage = self._usage or Usage(completion_tokens=self.tokens)
         return self._head + b'],"usage":' + usage_json(usage) + b"}\n\n" + DONE
 
@@ -104,7 +104,7 @@ def has_content(chunk: Chunk) -> bool:
 
 
 def is_text_alone(chunk: Chunk) -> bool:
-    """Whether the event of this chunk differs from that of another one in nothing but the text."""
+    """Return whether the event of this chunk differs from that of another one in nothing but the text."""
     more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None or chunk.resume
     return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
@@ -114,7 +114,7 @@ def model_json(model: str) -> bytes:
 
 
 def event_head(form: ChoiceFormat, answer_id: str, created: int, model: bytes) -> bytes:
-    """`created`: Unix time in seconds."""
+    """Encode the fields before the choices. `created`: Unix time in seconds."""
     return b'data: {"id":%b,"object":"%b","created":%d%b' % (_encode(answer_id), form.chunk_object, created, model)
 
 
@@ -123,14 +123,14 @@ def whole_head(form: ChoiceFormat, answer_id: str, created: int) -> bytes:
 
 
 def whole_rest(form: ChoiceFormat, model: bytes, choices: Sequence[Chunk], usage: Usage) -> bytes:
-    """Encode all of a whole answer that does not depend on its id and time."""
+    """Encode the part of a whole answer that does not depend on its id and time."""
     body = model + b",".join([form.choice(choice) for choice in choices]) + b'],"usage":' + usage_json(usage) + b"}"
     resume = next((choice.resume for choice in choices if choice.resume), "")
     return with_resume(body, resume, b"}") if resume else body
 
 
 def with_resume(data: bytes, token: str, end: bytes) -> bytes:
-    """Add our own field, the continue token of an answer that was cut short, to an object that closes with `end`."""
+    """Add our own field, the continue token of a shortened answer, to an object that closes with `end`."""
     return data.removesuffix(end) + b',"causeway":{"continue":%b}' % _encode(token) + end
 
 
@@ -192,7 +192,7 @@ class AnswerCall(msgspec.Struct):
 
 
 class ChatChoiceFormat:
-    """How one element of a chat's ``choices`` is written, as JSON."""
+    """The JSON form of an element of a chat's ``choices``."""
 
     whole_object = b"chat.completion"
     chunk_object = b"chat.completion.chunk"
@@ -205,7 +205,7 @@ class ChatChoiceFormat:
         return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
 
     def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the JSON before and after a text that is alone in its chunk."""
+        """Return the JSON before and after the text of a chunk that has only text."""
         return b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
@@ -240,7 +240,7 @@ class ChatChoiceFormat:
 
 
 class CompletionChoiceFormat:
-    """How an element of a legacy completion's `choices` is written, as JSON."""
+    """The JSON form of an element of a legacy completion's `choices`."""
 
     whole_object = b"text_completion"
     chunk_object = b"text_completion"
@@ -250,17 +250,19 @@ class CompletionChoiceFormat:
         self._offsets: dict[int, TokenOffsets] = {}  # by choice, from its first token to its end
 
     def opening(self, index: int) -> bytes:
-        """Return nothing: such a stream begins with the first text."""
+        """Return nothing, because such a stream begins with the first text."""
         return b""
 
     def around(self, index: int) -> tuple[bytes, bytes] | None:
-        """Return the JSON before and after a text that is alone in its chunk; None: an offset has to be counted."""
+        """Return the JSON before and after the text of a chunk that has only text; None if an offset must be
+        counted.
+        """
         if self._logprobs is not None:
             return None
         return b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
-        """Encode a chunk. `offset` counts the characters of this choice's text that were sent before."""
+        """Encode a chunk. `offset`: the number of characters of this choice's text that were sent before."""
         logprobs = b"null"
         if self._logprobs is not None and chunk.logprobs:
             offsets = self._offsets.get(chunk.index)
@@ -337,10 +339,10 @@ def encode_error(error: CausewayError) -> bytes:
 
 
 def error_headers(error: CausewayError) -> dict[str, str]:
-    """Return the headers of the error: when to retry and whether, how to authenticate, which methods there are."""
+    """Return the headers of an error: Retry-After, x-should-retry, WWW-Authenticate and Allow, where they apply."""
     headers = {}
     if error.retry_after_s is not None:
-        # RFC 9110 allows whole seconds only: round up, so that the client does not retry too early.
+        # RFC 9110 allows only whole seconds: round up, so that the client does not retry too early.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, CloudRejected):
         headers["x-should-retry"] = "false"  # OpenAI's clients repeat a 502 unless this says no
@@ -357,13 +359,13 @@ def error_event(error: CausewayError) -> bytes:
 
 
 class ModelUse(msgspec.Struct):
-    """Ours, beside OpenAI's fields. `endpoints`: the paths that accept the model."""
+    """Our own fields of a model. `endpoints`: the paths that accept the model."""
 
     endpoints: tuple[str, ...]
 
 
 class ModelObject(msgspec.Struct):
-    """One model. `created`: Unix time in seconds. `causeway`: left out where every path accepts every model."""
+    """A model. `created`: Unix time in seconds. `causeway`: left out if every path accepts every model."""
 
     id: str
     owned_by: str
@@ -383,5 +385,5 @@ def encode_models(models: Iterable[ModelObject]) -> bytes:
 
 
 def encode_model(model: ModelObject) -> bytes:
-    """Encode one model."""
+    """Encode a model."""
     return _encode(model)

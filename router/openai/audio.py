@@ -1,6 +1,5 @@
-"""`/v1/audio/transcriptions` and `/v1/audio/speech`: bodies → values, and a transcript → bytes.
-
-The body of a transcription is a multipart form (RFC 7578), which is read as a whole.
+"""Bodies of `/v1/audio/transcriptions` and `/v1/audio/speech` → values, and a transcript → bytes. The body of a
+transcription is a multipart form (RFC 7578), which is read as a whole.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def check_form(content_type: str | None, content_encoding: str | None) -> None:
     """Check the headers of these names; None: the header is absent.
 
     Raises:
-        UnsupportedMediaType: the body is not said to be a form, or is compressed.
+        UnsupportedMediaType: The headers do not declare a form, or the body is compressed.
     """
     if content_type is None:
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_FORM}`.")
@@ -41,7 +40,7 @@ def parse_form(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
     """Return the fields of a whole form, names with their values.
 
     Raises:
-        InvalidRequest: it is malformed, or has too many fields.
+        InvalidRequest: It is malformed, or has too many fields.
     """
     delimiter = b"\r\n--" + _boundary(content_type)
     _preamble, *fields = (b"\r\n" + body).split(delimiter, _MAX_FIELDS + 1)
@@ -63,7 +62,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _field(field: bytes) -> tuple[str, bytes]:
-    """Read what stands between two delimiters: padding, a line's end, headers, an empty line, the value."""
+    """Read the text between two delimiters: padding, a line's end, headers, an empty line, the value."""
     head, _, value = field.lstrip(b" \t").partition(b"\r\n\r\n")
     if not head.startswith(b"\r\n"):
         raise _malformed()
@@ -95,7 +94,7 @@ tt tatar, uk ukrainian, ur urdu, uz uzbek, vi vietnamese, yi yiddish, yo yoruba,
 LANGUAGE_CODES: Final = {
     name: code for code, _, name in (entry.strip().partition(" ") for entry in _NAMES.replace("\n", " ").split(","))
 }
-"""The codes that Whisper's models know, by a language's English name in lower case; some languages have several.
+"""The language codes that Whisper's models know, by English name in lower case; some languages have several names.
 
 Source: the tables of https://github.com/openai/whisper/blob/main/whisper/tokenizer.py
 """
@@ -103,12 +102,12 @@ Source: the tables of https://github.com/openai/whisper/blob/main/whisper/tokeni
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 JSON_FORMATS: Final[tuple[TranscriptFormat, ...]] = ("json", "verbose_json")
-"""The other ones are plain text."""
+"""The formats that are JSON; the others are plain text."""
 _FORMATS: Final[tuple[TranscriptFormat, ...]] = get_args(TranscriptFormat)
 _FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
 GRANULARITIES: Final = "timestamp_granularities[]"
 OPENAI_MODEL: Final = "whisper-1"
-"""The name that clients of OpenAI's send for the model that understands audio clips."""
+"""The name that OpenAI's clients send for the model that transcribes audio."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
 _MAX_PROMPT = 1000  # characters; Whisper reads the last 224 tokens
 _MAX_NAME = 64
@@ -116,7 +115,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class TranscriptionRequest(msgspec.Struct, frozen=True):
-    """An audio clip whose words are asked for. `prompt`: text before it, whose style and names the words follow."""
+    """A request to transcribe audio. `prompt`: preceding text, whose style and names the transcript follows."""
 
     data: bytes
     model: str
@@ -130,7 +129,9 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True):
-    """`logprob`: mean over the tokens, natural log; `no_speech`: probability that it is no speech."""
+    """A segment of a transcript. `logprob`: mean over the tokens, natural log; `no_speech`: probability that it is not
+    speech.
+    """
 
     text: str
     start_s: float
@@ -146,9 +147,8 @@ class TranscriptWord(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The words of an audio clip. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole audio.
-
-    `words`: with their times, where they were asked for.
+    """The transcript of audio. `language`: ISO 639-1, "" without speech; `duration_s`: length of the whole audio.
+    `words`: the words with their times, if they were requested.
     """
 
     text: str
@@ -162,8 +162,8 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
     """Check the fields of the form, names with their values.
 
     Raises:
-        InvalidRequest: names the field that is missing, unknown, repeated or wrong.
-        UnsupportedFeature: what it asks for is valid, but not made here.
+        InvalidRequest: Names the field that is missing, unknown, repeated or wrong.
+        UnsupportedFeature: The request is valid, but this server does not offer it.
     """
     values: dict[str, bytes] = {}
     granularities: set[bytes] = set()
@@ -229,7 +229,7 @@ def encode_transcript(transcript: Transcript, request: TranscriptionRequest) -> 
 
 
 def encode_delta(text: str) -> bytes:
-    """Return the event for words that are understood, with the space before them."""
+    """Return the event for recognised words, with the space before them."""
     return _event({"type": "transcript.text.delta", "delta": text})
 
 
@@ -280,7 +280,7 @@ def _text(values: dict[str, bytes], name: str, longest: int) -> str:
     try:
         text = values.get(name, b"").decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"`{name}` is no UTF-8 text.", param=name) from None
+        raise InvalidRequest(f"`{name}` is not UTF-8 text.", param=name) from None
     if len(text) > longest or "\0" in text:
         raise InvalidRequest(f"`{name}` must be text of at most {longest} characters.", param=name)
     return text
@@ -351,8 +351,8 @@ def parse_speech(body: bytes) -> SpeechRequest:
     """Parse and validate a speech request; without `response_format` it asks for WAV.
 
     Raises:
-        InvalidRequest: names the key that is wrong.
-        UnsupportedFeature: what it asks for is valid, but not made here.
+        InvalidRequest: Names the key that is wrong.
+        UnsupportedFeature: The request is valid, but this server does not offer it.
     """
     try:
         wire = validate(load(body), WireSpeech, _ADVICE)

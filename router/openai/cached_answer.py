@@ -1,4 +1,4 @@
-"""A finished answer that can be delivered again: merged chunks, stored bytes, and a pre-encoded body.
+"""Finished answers that can be delivered again: merged chunks, stored bytes, and a pre-encoded body.
 
 streamed chunks → coalesce → one chunk per choice → CachedAnswer (each delivery needs only a new id and time)
 chunks ↔ bytes for a cache on disk: encode_chunks, decode_chunks
@@ -38,18 +38,18 @@ StoredChunk = msgspec.defstruct(
     array_like=True,
     forbid_unknown_fields=True,
 )
-"""Chunk without field names, a third of the size; each field has to be there."""
+"""A Chunk without field names, a third of the size; each field must be present."""
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(tuple[int, list[StoredChunk]])  # type: ignore[valid-type]
 
 
 def encode_chunks(chunks: Iterable[Chunk]) -> bytes:
-    """Encode chunks as versioned msgpack, for a cache on disk. Lossless."""
+    """Encode chunks losslessly as versioned msgpack, for a cache on disk."""
     return _ENCODER.encode((VERSION, [msgspec.structs.astuple(chunk) for chunk in chunks]))
 
 
 def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
-    """Invert `encode_chunks`. Raises ValueError for any other bytes, those of another version included."""
+    """Decode the bytes of `encode_chunks`. Raises ValueError for any other bytes, those of another version included."""
     try:
         version, stored = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -62,11 +62,11 @@ def decode_chunks(data: bytes) -> tuple[Chunk, ...]:
 class CachedAnswer:
     """A finished answer that can be delivered many times, each time with its own id and time.
 
-    A hit costs the joining of a few byte strings. A replay streams each choice as one piece: the rhythm of the tokens
+    A hit costs the joining of a few byte strings. A replay streams each choice as one piece: the timing of the tokens
     is not kept.
 
     Raises:
-        StreamBroken: the chunks are no finished answer, so a broken one cannot be cached.
+        StreamBroken: The chunks are not a finished answer.
     """
 
     def __init__(self, request: Request, model: str, chunks: Iterable[Chunk]) -> None:
@@ -81,7 +81,7 @@ class CachedAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use: the text as values, whole, and in each streamed form."""
+        """Approximate memory use in bytes: the text as values, whole, and in each streamed form."""
         return 512 + len(self._rest) * 4
 
     @property
@@ -90,7 +90,7 @@ class CachedAnswer:
         return (*self.choices, Chunk(usage=self.usage))
 
     def with_own_ids(self, identity: str) -> CachedAnswer:
-        """Return the answer with the tool-call ids of another request."""
+        """Return the answer with new tool-call ids, for another request."""
         return CachedAnswer(self._shape, self.model, [with_own_ids(chunk, identity) for chunk in self.chunks])
 
     def whole(self, answer_id: str, created: int) -> bytes:
@@ -106,7 +106,9 @@ class CachedAnswer:
         return head.join(events) + DONE
 
     def _encode_events(self, include_usage: bool) -> tuple[bytes, ...]:
-        """Encode the events without their heads. The first is empty, so that joining puts a head before each."""
+        """Encode the events without their heads. The first entry is empty, so that joining puts a head before each
+        event.
+        """
         tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         openings = [self._format.opening(choice.index) for choice in self.choices]
         events = [opening + tail for opening in openings if opening]
@@ -114,7 +116,7 @@ class CachedAnswer:
             content = msgspec.structs.replace(choice, finish_reason=None, resume="")
             end = Chunk(index=choice.index, finish_reason=choice.finish_reason, resume=choice.resume)
             events += [self._format.delta(content, 0) + tail] if has_content(content) else []
-            last = self._format.delta(end, 0) + tail  # has no token, so no offset
+            last = self._format.delta(end, 0) + tail  # without a token, so without an offset
             events.append(with_resume(last, end.resume, EVENT_END) if end.resume else last)
         if include_usage:
             events.append(b'],"usage":' + usage_json(self.usage) + b"}\n\n")
@@ -124,10 +126,10 @@ class CachedAnswer:
 def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
     """Merge a streamed answer into one finished chunk per choice, by index, and the usage of all choices.
 
-    Without a reported usage the streamed tokens are counted.
+    If no usage was reported, the streamed tokens are counted.
 
     Raises:
-        StreamBroken: a choice has no finish_reason, or there is no choice.
+        StreamBroken: A choice has no finish_reason, or there is no choice.
     """
     choices: dict[int, list[Chunk]] = {}
     usage: Usage | None = None
@@ -141,29 +143,29 @@ def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
 
 
 def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> bool:
-    """Return whether a cache may replay an answer: another try would not give a better one.
+    """Return whether a cache may replay an answer. It may not if another try could give a better one:
 
-    1. A refusal, a filtered answer, or one without a word and a call: the next try may answer.
-    2. Cut at a length that the request did not ask for: the server's own limit, which may be another one next time.
+    1. The answer is a refusal, was filtered, or has neither text nor a call.
+    2. The answer was cut at a length that the request did not set: the server's own limit, which may differ next time.
     """
     for choice in choices:
         if choice.refusal is not None or choice.finish_reason == "content_filter":
             return False  # (1)
         if not (choice.text.strip() or choice.tool_calls):
             return False  # (1)
-        asked = request.max_tokens
-        if choice.finish_reason == "length" and (asked is None or usage.completion_tokens < asked):
+        limit = request.max_tokens
+        if choice.finish_reason == "length" and (limit is None or usage.completion_tokens < limit):
             return False  # (2)
     return True
 
 
 def _has_choice(chunk: Chunk) -> bool:
-    """Whether its index is that of a choice: a chunk with only the usage has index 0, which may be none."""
+    """Return whether a chunk belongs to a choice; a chunk with only the usage has index 0 but belongs to none."""
     return chunk.usage is None or bool(chunk.text or chunk.finish_reason or chunk.tokens)
 
 
 def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
-    if len(chunks) == 1 and chunks[0].finish_reason and not chunks[0].tool_calls:  # of an answer that came whole
+    if len(chunks) == 1 and chunks[0].finish_reason and not chunks[0].tool_calls:  # the answer came whole
         return msgspec.structs.replace(chunks[0], usage=None)
     finish_reason = _last([chunk.finish_reason for chunk in chunks])
     if finish_reason is None:
@@ -200,5 +202,5 @@ def _merged_call(index: int, deltas: list[ToolCallDelta]) -> ToolCallDelta:
 
 
 def _last(values: list[T]) -> T | None:
-    """Return the last value that is there; of empty ones, None."""
+    """Return the last value that is not empty; None if all are."""
     return next(filter(None, reversed(values)), None)

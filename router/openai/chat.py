@@ -60,7 +60,7 @@ _CALL: Final = frozenset(WireToolCall.__struct_fields__)
 _CALL_FUNCTION: Final = frozenset(WireFunctionCall.__struct_fields__)
 _TOOL: Final = frozenset(WireTool.__struct_fields__)
 _FUNCTION: Final = frozenset(WireFunction.__struct_fields__)
-# By type: the field of a part that has its content, and the fields of that.
+# By type: the field of a part that has its content, and the fields of that object.
 _PARTS: Final[dict[object, tuple[str, frozenset[str]]]] = {
     "text": ("text", frozenset()),
     "refusal": ("refusal", frozenset()),
@@ -73,11 +73,11 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
     """Parse and validate a chat request.
 
     Args:
-        hints: the routing hints from the request's headers.
-        resumes: whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
+        hints: The routing hints from the request's headers.
+        resumes: Whether this server can continue a shortened answer; if not, `causeway.continue` is refused.
 
     Raises:
-        InvalidRequest: names the key that is wrong.
+        InvalidRequest: Names the key that is wrong.
     """
     try:
         document = load(body)
@@ -97,7 +97,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             n=wire.n or 1,
             include_usage=includes_usage(wire),
             tools=tools,
-            # Without tools nothing can be called, and "none" means the same as no choice.
+            # Without tools nothing can be called, so "none" means the same as no choice.
             tool_choice=_tool_choice(choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
@@ -185,7 +185,7 @@ def _part(wire: WirePart, raw: JSONObject) -> Part:
 
 
 def _refuse_legacy(wire: WireChat) -> None:
-    """Refuse `functions`, which tools replaced, and audio answers: such a client could not read our answer."""
+    """Refuse `functions`, which tools replaced, and audio answers, because such a client could not read our answer."""
     if wire.functions is not None:
         raise _legacy("functions", "tools", "functions")
     if wire.function_call is not None:
@@ -200,7 +200,7 @@ def _legacy(old: str, new: str, param: str) -> InvalidRequest:
 
 
 def _tools(wire: list[WireTool], raw: list[JSONObject]) -> tuple[Tool, ...]:
-    """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
+    """Return the tools. Raises InvalidRequest if two share a name, because a call would be ambiguous."""
     functions: dict[str, Tool] = {}
     for at, tool in enumerate(wire):
         if tool.type != FUNCTION:
@@ -233,7 +233,7 @@ def _allowed_tools(
 
 
 def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
-    """`kinds`: those of the tools that are not functions."""
+    """Return the choice among the tools. `kinds`: the kinds of tools that are not functions."""
     if not isinstance(wire, WireChoice):
         return tool_choice_of(wire, None, "", tools, kinds)
     if wire.type != FUNCTION:

@@ -1,7 +1,7 @@
 """Legacy completions: the body of `POST /v1/completions` → `Request`, and the logprobs of their answers.
 
-The logprobs are parallel lists of tokens, their logprobs, and where they begin in the text. A token may hold a part of
-a character; as OpenAI writes it, such a token is ``bytes:\\xe2\\x82``.
+The logprobs are parallel lists of tokens, logprobs, and offsets in the text. A token that holds a part of a character
+is written, as by OpenAI, as ``bytes:\\xe2\\x82``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Prompts = tuple[str | tuple[int, ...], ...]
 
 _FIELDS: Final = frozenset(WireCompletion.__struct_fields__)
 LOWEST_LOGPROB: Final = -9999.0
-"""What OpenAI writes for a token that is all but impossible; JSON has no infinity."""
+"""The logprob that OpenAI writes for an almost impossible token, because JSON has no infinity."""
 _BYTES_PREFIX: Final = "bytes:"
 _BYTES: Final = re.compile(_BYTES_PREFIX + r"(\\x[0-9a-f]{2})+")
 _encode = msgspec.json.Encoder().encode
@@ -65,10 +65,10 @@ def _choices(wire: WireCompletion) -> int:
 
 
 def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_text: bool) -> Prompts:
-    """Return the prompts of text, several texts, token ids (one prompt), or several lists of token ids.
+    """Return the prompts of a text, several texts, token ids (one prompt), or several lists of token ids.
 
     Raises:
-        InvalidRequest: text and token ids are mixed, or a prompt is empty (an empty text is valid if `empty_text`).
+        InvalidRequest: Text and token ids are mixed, or a prompt is empty (an empty text is valid if `empty_text`).
     """
     if isinstance(wire, str):
         wire = [wire]
@@ -91,19 +91,18 @@ def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_tex
 
 class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float | None]  # None, or NaN: no logprob exists
+    token_logprobs: list[float | None]  # None or NaN: there is no logprob
     top_logprobs: list[dict[str, float | None]] | None
     text_offset: list[int]
 
 
 class TokenOffsets:
-    """Where each token of one choice begins in its text, in characters.
-
-    A token may hold a part of a character: the tokens of one character all begin where it does.
+    """The offset of each token of a choice in its text, in characters. Tokens that are parts of one character all have
+    that character's offset.
     """
 
     def __init__(self, chunk: Chunk, offset: int) -> None:
-        """Begin with the first chunk that has tokens; `offset` counts the characters sent before it."""
+        """Begin with the first chunk that has tokens. `offset`: the number of characters sent before it."""
         self._decoder = _utf8(errors="replace")
         self._next = offset + _echo_length(chunk)
 
@@ -115,7 +114,7 @@ class TokenOffsets:
 
 
 def _echo_length(chunk: Chunk) -> int:
-    """Return the length of the text before the tokens: a prompt that is repeated has none.
+    """Return the length of the text before the tokens, which is an echoed prompt without tokens.
 
     A stop string may have cut the last token's text.
     """
@@ -131,7 +130,7 @@ def _bytes_of(token: TokenLogprob | TokenAlternative) -> bytes:
 
 
 def _text_of(token: TokenLogprob | TokenAlternative) -> str:
-    """Return the token's text; as OpenAI writes it, ``bytes:\\xe2\\x82`` for one that is not whole UTF-8."""
+    """Return the token's text, or, as OpenAI writes it, ``bytes:\\xe2\\x82`` for a token that is not whole UTF-8."""
     if token.bytes is None or bytes(token.bytes) == token.token.encode(errors="replace"):
         return token.token
     return _BYTES_PREFIX + "".join(f"\\x{byte:02x}" for byte in token.bytes)
@@ -149,19 +148,21 @@ def completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offsets: Token
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
-    """As OpenAI writes it, the chosen token is always included, so there may be one more than requested."""
+    """Return the alternatives with the chosen token included, as OpenAI does: there may be one more than requested."""
     best: dict[str, float | None] = {_text_of(top): finite(top.logprob) for top in token.top}
     best[_text_of(token)] = finite(token.logprob)
     return best
 
 
 def finite(logprob: float) -> float:
-    """Replace an infinity. NaN stays: it means that no logprob exists (first token of an echo); it becomes null."""
+    """Replace an infinity. NaN stays and is encoded as null: there is no logprob (first token of an echo)."""
     return LOWEST_LOGPROB if math.isinf(logprob) else logprob
 
 
 def read_token_text(name: str) -> tuple[str, tuple[int, ...] | None]:
-    """Return text and bytes of a completion's token; OpenAI writes ``bytes:\\xe2\\x82`` for one that is not UTF-8."""
+    """Return text and bytes of a completion's token; OpenAI writes ``bytes:\\xe2\\x82`` for a token that is not
+    UTF-8.
+    """
     if not _BYTES.fullmatch(name):
         return name, None
     raw = bytes.fromhex(name.removeprefix(_BYTES_PREFIX).replace("\\x", ""))

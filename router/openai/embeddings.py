@@ -1,6 +1,6 @@
-"""`POST /v1/embeddings`: its body → `Request`, and vectors ↔ bytes.
+"""The body of `POST /v1/embeddings` → `Request`, and vectors ↔ bytes.
 
-On the wire a vector is a list of numbers, or base64 of little-endian float32 (what OpenAI's own client requests).
+On the wire a vector is a list of numbers, or base64 of little-endian float32, which OpenAI's own client requests.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def encode_embeddings(request: Request, embeddings: Embeddings, model: str) -> b
 
 
 def decode_embeddings(body: bytes) -> Embeddings:
-    """Decode a target's answer, its vectors in the order of the inputs. Raises CloudUnreadable."""
+    """Decode a target's answer to vectors in the order of the inputs. Raises CloudUnreadable."""
     try:
         answer = _DECODER.decode(body)
         data = [(at if item.index is None else item.index, item) for at, item in enumerate(answer.data)]

@@ -1,7 +1,7 @@
-"""A request's body: bytes → JSON object → checked struct, and the fields that the kinds of request share.
+"""The body of a request: bytes → JSON object → checked struct, and the fields that all kinds of requests share.
 
-Whatever the bytes are, only `InvalidRequest` and its subclasses leave this module; each message says what is wrong,
-where, and what to send instead. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
+For any bytes, only `InvalidRequest` and its subclasses are raised; each message says what is wrong, where, and what to
+send instead. `chat.py`, `completions.py` and `embeddings.py` build the `Request`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ T = TypeVar("T")
 NONE: frozenset[str] = frozenset()
 
 BOM: Final = b"\xef\xbb\xbf"
-"""A UTF-8 byte order mark, as some editors and clients put before JSON."""
+"""The UTF-8 byte order mark, which some editors and clients put before JSON."""
 _JSON: Final = "application/json"
 _JSON_TYPE: Final = re.compile(r"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 FUNCTION: Final = "function"
 ALLOWED_TOOLS: Final = "allowed_tools"
-"""The type of a `tool_choice` that lists those of the tools that may be called."""
+"""The type of a `tool_choice` that lists the tools that may be called."""
 _CONSTRAINTS: Final = frozenset(
     "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend"
     " structured_outputs structural_tag grammar json_schema regex ebnf".split()
 )
-"""Other servers' fields that constrain an answer: ignored, the answer would not be what was asked for."""
+"""Fields of other servers that constrain an answer. They are refused, because ignoring them would give a wrong
+answer.
+"""
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder(JSONObject).decode
@@ -79,16 +81,16 @@ _ADVICE = {
     "encoding_format": "Use float or base64.",
 }
 
-# Two preferences in one request: the narrower applies. Pairs that are not here contradict each other.
+# If a request has two preferences, the narrower one applies. Pairs that are missing here contradict each other.
 _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
     frozenset({"prefer_on_device", "only_on_device"}): "only_on_device",
     frozenset({"prefer_cloud", "only_cloud"}): "only_cloud",
 }
 HINTS: Final = tuple(field.encode_name for field in msgspec.structs.fields(WireRoutingHints))
-# Fields that other servers accept (`models`: OpenRouter's fallbacks), although they look like one of OpenAI's.
+# Fields of other servers (`models`: OpenRouter's fallbacks) that look like misspelt fields of OpenAI's, but are not.
 _OTHER_SERVERS: Final = frozenset({"models"})
-# One letter wrong in a name of four, two in a long one. `min_tokens` and `top_a`, which vLLM and others accept, are
-# further from `max_tokens` and `top_p`.
+# The threshold allows one wrong letter in a name of four, two in a long one. `min_tokens` and `top_a`, which vLLM and
+# others accept, differ more from `max_tokens` and `top_p`.
 _FIELD_SIMILARITY: Final = 0.87
 _OURS_SIMILARITY: Final = 0.75  # no other API uses these names
 _HEADER: Final = "x-causeway-"
@@ -97,10 +99,10 @@ _HEADER: Final = "x-causeway-"
 def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
     """Check the headers of these names; None: the header is absent.
 
-    A body without a type is not taken for JSON: a browser sends it for any page without asking first (CORS).
+    A body without a type is refused, because a browser sends it for any page without a CORS preflight.
 
     Raises:
-        UnsupportedMediaType: the body is not said to be JSON, or is compressed.
+        UnsupportedMediaType: The headers do not declare JSON, or the body is compressed.
     """
     if content_type is None:
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_JSON}`.")
@@ -135,7 +137,7 @@ def load(body: bytes) -> JSONObject:
         raise too_deep() from None
     except UnicodeDecodeError as error:
         raise InvalidJSON(f"The body is not UTF-8: {error.reason}. Send JSON encoded as UTF-8.") from None
-    except ValueError as error:  # msgspec's, or the standard library's where it is stricter
+    except ValueError as error:  # raised by msgspec, or by the standard library where it is stricter
         raise InvalidJSON(f"The body is not valid JSON: {error}{_surrogate_note(body)}. Send a JSON object.") from None
     return document
 
@@ -144,10 +146,10 @@ def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _A
     """Convert the document to the struct `kind`.
 
     Args:
-        advice: by field, what to send instead of a wrong value; where it has none, that of OpenAI's fields.
+        advice: What to send instead of a wrong value, by field; advice for OpenAI's fields is the default.
 
     Raises:
-        InvalidRequest: with `param` as OpenAI writes it.
+        InvalidRequest: The document does not fit; `param` is written as by OpenAI.
     """
     try:
         return msgspec.convert(document, kind, str_keys=True)
@@ -156,7 +158,9 @@ def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _A
 
 
 def canonical_json(value: object, *, sort: bool = False) -> str:
-    """Encode as compact JSON. Keys keep their order unless `sort`: in a schema it is the order a model answers in."""
+    """Encode as compact JSON. Keys keep their order unless `sort`, because a model answers in the order of its
+    schema.
+    """
     return msgspec.json.encode(value, order="sorted" if sort else None).decode()
 
 
@@ -170,15 +174,15 @@ def too_deep() -> InvalidJSON:
 def generation_fields(
     wire: WireGeneration, document: JSONObject, known: frozenset[str], hints: RoutingHints, *, resumes: bool
 ) -> dict[str, Any]:
-    """Return the fields of a `Request` that are read alike for chats, completions and responses.
+    """Return the fields of a `Request` that chats, completions and responses share.
 
     Args:
-        known: the fields of this kind of request.
-        hints: the routing hints from the request's headers.
-        resumes: whether this server can continue an answer that was cut short.
+        known: The fields of this kind of request.
+        hints: The routing hints from the request's headers.
+        resumes: Whether this server can continue an answer that was cut short.
 
     Raises:
-        InvalidRequest: names the key that is wrong.
+        InvalidRequest: Names the key that is wrong.
     """
     return {
         "model": wire.model,
@@ -212,7 +216,9 @@ def _sampling(wire: WireGeneration) -> Sampling:
 
 
 def includes_usage(wire: WireGeneration) -> bool:
-    """Raises InvalidRequest for stream options of an answer that is not streamed."""
+    """Return whether the stream's usage is requested. Raises InvalidRequest if there are stream options without a
+    stream.
+    """
     if wire.stream_options is None:
         return False
     if wire.stream is not True:
@@ -226,7 +232,7 @@ def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingH
     """Combine the hints of headers and body: tags add up, the shorter deadline and the narrower preference apply.
 
     Raises:
-        InvalidRequest: the preferences contradict each other, so applying either would widen the other.
+        InvalidRequest: The preferences contradict each other, so applying either would widen the other.
     """
     if body is None:
         return header
@@ -256,8 +262,8 @@ def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
     """Return the continue token, "" for none.
 
     Args:
-        accepted: whether this server can continue an answer that was cut short. If it cannot, a token is refused: the
-            answer would start anew, and the client would not notice.
+        accepted: Whether this server can continue a shortened answer. If it cannot, a token is refused, because the
+            answer would silently start again.
     """
     if wire is None or not wire.resume:
         return ""
@@ -275,13 +281,13 @@ def other_kinds(types: Iterable[str]) -> str:
 
 
 def narrowed_tools(tools: Sequence[Tool], names: Mapping[int, str | None], param: str) -> tuple[Tool, ...]:
-    """Return the tools of these names, in their own order; the model and its target do not learn of the others.
+    """Return the tools with these names, in the order of `tools`; the others are hidden from the model and its target.
 
     Args:
-        names: of functions, by their place in the list `param`; None is one without a name.
+        names: Names of functions, by their place in the list `param`; None for an entry without a name.
 
     Raises:
-        InvalidRequest: There is no tool of one of the names.
+        InvalidRequest: A name is not one of the tools.
     """
     known = {tool.name for tool in tools}
     for at, name in names.items():
@@ -302,9 +308,9 @@ def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequ
     """Return the choice among the tools of a request.
 
     Args:
-        choice: none, auto, required or function; None is auto.
-        name: the name that the choice of a function has, at the path `param`.
-        kinds: those of the tools that are not functions.
+        choice: The mode: none, auto, required or function; None is auto.
+        name: The name of the chosen function, found at the path `param`.
+        kinds: The kinds of tools that are not functions.
 
     Raises:
         InvalidRequest: There is no such tool.
@@ -335,7 +341,7 @@ def tool_choice_of(choice: str | None, name: str | None, param: str, tools: Sequ
 def extra_of(document: JSONObject, known: frozenset[str]) -> str:
     """Return the fields that we do not interpret, as canonical JSON, "" for none.
 
-    A name that looks like one of ours is refused: it would be sent to the target, and have no effect here.
+    A name that looks like one of ours is refused, because it would be sent to the target and have no effect here.
     """
     if document.keys() <= known:
         return ""
@@ -349,12 +355,12 @@ def extra_of(document: JSONObject, known: frozenset[str]) -> str:
 
 
 def check_field_names(unknown: Iterable[str], known: frozenset[str]) -> None:
-    """Raises UnknownField for the first unknown field of the body that looks like a known one or like a routing hint.
-
-    A misspelt `temperature` would be passed on, misspelt `tags` would be lost. Other unknown names stay allowed.
+    """Refuse the first unknown field of the body that looks like a known field or a routing hint. A misspelt
+    `temperature` would be passed on, and misspelt `tags` would be lost. Other unknown names are allowed. Raises
+    UnknownField.
 
     Args:
-        known: the fields of this kind of request; the set is reused, so that results can be remembered.
+        known: The fields of this kind of request. Pass the same set each time, since results are cached for it.
     """
     for name in unknown:
         problem = _field_problem(name[:64], known)
@@ -363,9 +369,8 @@ def check_field_names(unknown: Iterable[str], known: frozenset[str]) -> None:
 
 
 def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> None:
-    """Raises UnknownField for an ``x-causeway-`` header that looks like one of `known` (lower case).
-
-    Foreign headers are ignored.
+    """Refuse a misspelt ``x-causeway-`` header, which looks like one of `known` (lower case). Other headers are
+    ignored. Raises UnknownField.
     """
     for name in headers:
         if name[:11].lower() == _HEADER and name.lower() not in known:
@@ -377,7 +382,7 @@ def check_header_names(headers: Mapping[str, str], known: frozenset[str]) -> Non
 
 
 def hint_advice(name: str) -> str:
-    """Return how to mend an unknown key of the object `causeway`."""
+    """Return advice for an unknown key of the object `causeway`."""
     near = _near(name, HINTS, 0.6)
     return f", did you mean `{near}`?" if near else f". Known are {', '.join(HINTS)}."
 
@@ -410,11 +415,9 @@ def unknown_fields(value: JSONObject, known: frozenset[str]) -> JSONObject:
 
 
 def inner_extra(value: JSONObject, known: frozenset[str], inner: str = "", inner_known: frozenset[str] = NONE) -> str:
-    """Return the fields that we do not interpret, of a message, part, tool or call, and of the object `inner` in it.
-
-    Thought signatures, cache marks and reasoning details are such fields: a server that gets its own answer back
-    without them refuses the request, or thinks again. They are kept as the text of a canonical JSON object, "" for
-    none.
+    """Return the uninterpreted fields of a message, part, tool or call, and of the object `inner` in it, as the text of
+    a canonical JSON object; "" for none. Examples are thought signatures, cache marks and reasoning details. A server
+    that gets its own answer back without them refuses the request, or reasons again.
     """
     nested = value.get(inner)
     if value.keys() <= known and not (isinstance(nested, dict) and nested.keys() - inner_known):
@@ -431,16 +434,18 @@ def encode_extra(fields: JSONObject) -> str:
 
 
 def with_extra(encoded: bytes, extra: str) -> msgspec.Raw:
-    """Add the fields of `extra` to an encoded JSON object, whose own fields win, also those of an object in both."""
-    fields, own = _decode(extra), _decode(encoded)
-    for name, value in own.items():
+    """Add the fields of `extra` to an encoded JSON object. The object's own fields win, also inside nested objects."""
+    fields, own_fields = _decode(extra), _decode(encoded)
+    for name, value in own_fields.items():
         inner = fields.get(name)
         fields[name] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def merged_extra(parts: Iterable[str]) -> str:
-    """Merge the fields of streamed pieces: texts and lists are joined, objects merged, and of other values the last."""
+    """Merge the fields of streamed pieces: texts and lists are joined, objects are merged, other values are
+    replaced.
+    """
     whole: JSONObject = {}
     for part in parts:
         whole = _merged(whole, _decode(part))
@@ -466,15 +471,15 @@ def _merged(one: JSONObject, other: JSONObject) -> JSONObject:
 
 
 def _json_type(value: object) -> str:
-    """The JSON type of a value in words; never its content, which may be private."""
+    """Return the JSON type of a value in words, never its content, which may be private."""
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)[:32]
     return "a string" if isinstance(value, str) else "an array" if isinstance(value, list) else "an object"
 
 
 def _refuse_repeated_keys(body: bytes, document: JSONObject) -> None:
-    # Decoding drops a repeated key, so what we would encode again is shorter than what arrived. Equal lengths, the
-    # usual case, cost a microsecond; other spellings (1e2, \u00e9) also differ and take the exact check.
+    # Decoding drops a repeated key, so the document encoded again is shorter than the body. Comparing lengths, the
+    # usual case, costs a microsecond; other spellings (1e2, \u00e9) also change the length and take the exact check.
     if len(msgspec.json.format(body, indent=-1)) != len(_ENCODER.encode(document)):
         json.loads(body, object_pairs_hook=_check_unique, parse_int=len, parse_float=len)  # numbers are not converted
 
@@ -515,7 +520,7 @@ def _field_error(fault: str, path: str, advice: str) -> InvalidRequest:
 
 
 def _value_at(document: JSONObject, path: str, reason: str) -> str:
-    """What is wrong about the value at `path`: its length where the `reason` is about that, else its type."""
+    """Return a description of the value at `path`: its length if the `reason` is about length, else its type."""
     value: object = document
     for index, name in _STEP.findall(path):
         if isinstance(value, list) and index and int(index) < len(value):

@@ -24,7 +24,9 @@ TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 StopText = Annotated[str, Meta(min_length=1)]
 TAG = r"[^\s,\x00-\x1f\x7f-\x9f]{1,64}"
-"""A tag, in the body as in a header: no spaces, commas or control characters, so that it is the same in both."""
+"""The pattern of a tag, without spaces, commas and control characters, so that it can be sent in a body and in a
+header.
+"""
 MAX_TAGS = 32
 Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=rf"^{TAG}(?![\s\S])")]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -93,7 +95,7 @@ class WireFunction(msgspec.Struct):
 
 
 class WireTool(msgspec.Struct):
-    """A tool; kinds other than functions are accepted, and refused where one has to be called."""
+    """A tool. Kinds other than functions are accepted, and refused only if one of them must be called."""
 
     type: str
     function: WireFunction | None = None
@@ -109,7 +111,7 @@ class WireAllowedTool(msgspec.Struct):
 
 
 class WireAllowedTools(msgspec.Struct):
-    """Only these of the tools may be called."""
+    """The tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: list[WireAllowedTool]
@@ -131,7 +133,7 @@ class WireSchema(msgspec.Struct):
 class WireFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: WireSchema | None = None
-    schema: dict[str, object] | None = None  # of json_object, as llama.cpp's server has it
+    schema: dict[str, object] | None = None  # with json_object, as in llama.cpp's server
 
 
 class WireStreamOptions(msgspec.Struct):
@@ -139,7 +141,9 @@ class WireStreamOptions(msgspec.Struct):
 
 
 class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
-    """Our only field in the body. Unknown keys are refused: a misspelt request for privacy must not be ignored."""
+    """Our only field in the body. Unknown keys are refused, because a misspelt request for privacy must not be
+    ignored.
+    """
 
     prefer: Prefer | None = None
     tags: Annotated[list[Tag], Meta(max_length=MAX_TAGS)] | None = None

@@ -1,3 +1,3 @@
-"""Audio and images in requests: `uploads` puts in the files that it names, `reading` gets the bytes of parts out, and
-puts in what encoders made of them.
+"""Audio, images and files in requests: `uploads` inserts uploaded files that a request names, `reading` extracts the
+bytes of parts and inserts the encoders' results.
 """

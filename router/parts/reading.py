@@ -1,8 +1,7 @@
-"""Audio, images and files inside a chat request: their bytes, and what encoders made of them in their place.
-
-A URL of the network is refused, not fetched. Fusion puts the text that encoders found, or a mark of soft tokens, in the
-place of a part. A message that is one audio clip and nothing else becomes the words that were said, as if they had been
-typed: so a spoken command is constrained, cached and counted as a typed one.
+"""Audio, images and files inside a chat request: their bytes, and their replacement by the encoders' results. A URL of
+the network is refused, not fetched. Fusion replaces a part by the text that encoders found, or by a marker of soft
+tokens. A message that is only audio becomes its transcript as if it had been typed, so that a spoken command is
+constrained, cached and counted like a typed one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ _NAME_CHARACTERS = 100
 
 
 class FoundPart(msgspec.Struct, frozen=True):
-    """A part with its bytes. `message` and `index` are its place in the request, `path` the same for error messages."""
+    """A part with its bytes. `message` and `index` are its place in the request, `path` is that place in error
+    messages.
+    """
 
     message: int
     index: int
@@ -33,11 +34,11 @@ class FoundPart(msgspec.Struct, frozen=True):
     modality: Modality
     data: bytes
     sha256: str
-    reader: Modality  # the branch that reads it: a file may be an image
+    reader: Modality  # the branch that reads it, since a file may be an image
 
 
 def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
-    """Return whether a message holds a part of one of these kinds."""
+    """Return whether a message contains a part of one of these kinds."""
     return any(kind in kinds for *_, kind in _parts(request))
 
 
@@ -45,7 +46,7 @@ def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str,
     """Return the place of the first part that is not text, ``messages[0].content[1]``, and its kind; "" for none.
 
     Args:
-        kinds: parts of these are passed over.
+        kinds: Kinds of parts to skip.
     """
     places = (
         (f"messages[{at}].content[{index}]", kind)
@@ -56,7 +57,7 @@ def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str,
 
 
 def text_bytes(request: Request, body_bytes: int) -> int:
-    """Return how much of a request's body is text: all but its audio, images and files."""
+    """Return the number of bytes of a request's body without its audio, images and files."""
     return max(0, body_bytes - sum(_size(part) for _, _, part, _ in _parts(request)))
 
 
@@ -64,8 +65,8 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
     """Return the parts of these kinds, decoded from base64.
 
     Raises:
-        InvalidRequest: a part is no base64, or there are more than `at_most` parts of all kinds.
-        UnsupportedFeature: a part is elsewhere, at a URL.
+        InvalidRequest: A part is not base64, or there are more than `at_most` parts of all kinds.
+        UnsupportedFeature: A part is given by a URL of the network.
     """
     places = [place for place in _parts(request) if place[3] != "text"]
     if len(places) > at_most:
@@ -76,7 +77,7 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
 
 
 def _parts(request: Request) -> Iterator[tuple[int, int, Part, Modality]]:
-    """Yield the parts of messages that have some: message, index in it, part and kind."""
+    """Yield the parts of all messages: message index, index in the message, part and kind."""
     for at, message in enumerate(request.messages):
         if type(message.content) is tuple:
             for index, part in enumerate(message.content):
@@ -161,13 +162,13 @@ def _base64(text: str, path: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequest(f"`{path}` is no base64. Send the file's bytes in base64.", param=path) from None
+        raise InvalidRequest(f"`{path}` is not base64. Send the file's bytes in base64.", param=path) from None
 
 
 Facts = Mapping[tuple[int, int], Fact | None]
-"""By message and index of the part; None: its encoder found nothing in time."""
+"""The facts by message and index of the part; None if its encoder found nothing in time."""
 Markers = Mapping[tuple[int, int], str]
-"""What stands in the text for a part's soft tokens, by message and index of the part; "": there are none in time."""
+"""The markers of soft tokens in the text, by message and index of the part; "" if the tokens are not ready in time."""
 
 _NO_MARKERS: Markers = {}
 _WORDS: Mapping[Modality, tuple[str, str]] = {
@@ -187,12 +188,12 @@ def fuse(
     """Return the request with its parts of these kinds as text.
 
     Args:
-        transcripts: the form of a message that is one audio clip.
-        markers: of parts that reach the model as soft tokens, whatever their kind.
+        transcripts: The form of a message that is only audio.
+        markers: Markers of parts that reach the model as soft tokens, of any kind.
 
     Raises:
-        InvalidRequest: the last message is one audio clip without speech.
-        EncoderFailed: nothing is left of the last message.
+        InvalidRequest: The last message is only audio, without speech.
+        EncoderFailed: Nothing is left of the last message.
     """
     last = len(request.messages) - 1
     content = request.messages[last].content
@@ -222,7 +223,7 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
         else:
             left.append(modality_of(part) not in kinds or facts.get((at, index)))
     if not any(left):
-        raise EncoderFailed("nothing of the last message could be read in time. Send it again.", phase="send")
+        raise EncoderFailed("No part of the last message could be read in time. Send it again.", phase="send")
     fact = facts.get((at, 0))
     if len(content) == 1 and "audio" in kinds and isinstance(content[0], AudioPart) and fact is not None:
         path = f"messages[{at}].content[0].input_audio.data"
@@ -260,10 +261,9 @@ _OUTSIDE = re.compile(r"(?<![^\W\d_])'|'(?![^\W\d_])|(?<!\d)[.,:]|[.,:](?!\d)")
 
 
 def spoken_form(text: str) -> str:
-    """Return the words of a transcript in lower case, with single spaces; the text itself if it has no words.
-
-    A model that learned from commands in this form (`transcripts: spoken` in its manifest) misreads "Wake me up at 6:30
-    a.m.!", which a speech model writes.
+    """Return the words of a transcript in lower case, with single spaces; the text itself if it has no words. A model
+    that was trained on this form (`transcripts: spoken` in its manifest) misreads a speech model's "Wake me up at 6:30
+    a.m.!".
     """
     lower = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     joined = _DOTTED.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", lower)

@@ -1,4 +1,4 @@
-"""Uploaded files as parts of a request: wherever a part has its bytes, the id of an uploaded file may stand instead.
+"""Uploaded files as parts of a request: a part may have the id of an uploaded file in place of its bytes.
 
     {"type": "file", "file": {"file_id": "file-1"}}                             chats: any file
     {"type": "image_url", "image_url": {"url": "file-1"}}                       chats: an image
@@ -6,8 +6,8 @@
     {"type": "input_file", "file_id": "file-1"}                                 responses: any file
     {"type": "input_image", "file_id": "file-1"}                                responses: an image
 
-`inline` writes the bytes in their place before anything else reads the body: so the request is the one that has them
-in base64, with the same bounds, decision, hashes and cache key.
+`inline` replaces the ids by the bytes in base64 before anything else reads the body, so that bounds, decision, hashes
+and cache key are the same as for a body with the bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PREFIX: Final = "file-"
 NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
 NO_AUDIO_DATA: Final = "uploaded files are not read here. Send the audio in base64."
 FILE_MARK: Final = b'"file-'
-"""A body without it names no uploaded file, which is nearly every body: callers look for it first."""
+"""A mark of bodies that name uploaded files. Callers look for it first, because nearly no body has it."""
 _ID: Final = re.compile(r"file-[\w.-]{1,75}", re.ASCII)
-_HEAD_BYTES: Final = 64  # that tell what a file is
-_BESIDE_BYTES: Final = 64 * 1024  # of a body that has a file of the largest size
+_HEAD_BYTES: Final = 64  # enough to recognise a file's type
+_BESIDE_BYTES: Final = 64 * 1024  # the rest of a body with a file of the largest size
 _DEFAULT: Final = "application/octet-stream"
 _BY_HEAD: Final = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -62,7 +62,7 @@ _BY_ENDING: Final = {
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """What is known of an uploaded file before it is read."""
+    """The metadata of an uploaded file."""
 
     id: str
     filename: str
@@ -70,7 +70,9 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A part that names an uploaded file. `path`: of its id in the body; `part`: the part in the decoded body."""
+    """A part that names an uploaded file. `path`: the path of its id in the body; `part`: the part in the decoded
+    body.
+    """
 
     path: str
     id: str
@@ -78,7 +80,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class NamedFiles:
-    """The files that a body names. `references`: in their order, one for each part."""
+    """The files that a body names. `references`: one for each part, in order."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
@@ -93,10 +95,10 @@ class NamedFiles:
         return found
 
     def check_size(self, files: Mapping[str, Upload], body_bytes: int, max_bytes: int) -> int:
-        """Return at least how large the body is with its files in base64.
+        """Return the minimum size of the body with its files in base64.
 
         Raises:
-            BodyTooLarge: that is more than `max_bytes`; names the part that is too much.
+            BodyTooLarge: The size is more than `max_bytes`; names the part that exceeds it.
         """
         size = body_bytes
         for reference in self.references:
@@ -110,22 +112,21 @@ class NamedFiles:
         return size
 
     def restrict(self, hints: RoutingHints) -> None:
-        """Add the tags and the restriction of its files to the hints of the body. Raises InvalidRequest.
-
-        A malformed `causeway` is left to the parser of the body, which refuses it.
+        """Add the tags and the restriction of the files to the hints of the body. Raises InvalidRequest. The parser of
+        the body refuses a malformed `causeway` later.
         """
         if not (hints.tags or hints.prefer):
             return
-        own = self._document.get("causeway") or {}
+        routing = self._document.get("causeway") or {}
         with suppress(msgspec.ValidationError):
-            merged = merge_hints(hints, msgspec.convert(own, WireRoutingHints))
-            self._document["causeway"] = {**own, "tags": merged.tags, "prefer": merged.prefer}
+            merged = merge_hints(hints, msgspec.convert(routing, WireRoutingHints))
+            self._document["causeway"] = {**routing, "tags": merged.tags, "prefer": merged.prefer}
 
     def inline(self, files: Mapping[str, Upload], contents: Mapping[str, bytes]) -> bytes:
-        """Return the body with the bytes of its files in place of their ids. May be called once.
+        """Return the body with the bytes of its files in place of their ids. Call it only once.
 
         Raises:
-            InvalidRequest: a file stands for an image and is none.
+            InvalidRequest: A part needs an image, and its file is not one.
         """
         encoded = {name: base64.b64encode(data).decode() for name, data in contents.items()}
         for reference in self.references:
@@ -140,10 +141,10 @@ def largest_file(max_body_bytes: int) -> int:
 
 
 def named_files(body: bytes) -> NamedFiles | None:
-    """Return the files that a body names; None: it names none.
+    """Return the files that a body names; None if it names none.
 
     Raises:
-        InvalidRequest: the body is no JSON object, or repeats a key.
+        InvalidRequest: The body is not a JSON object, or repeats a key.
     """
     if FILE_MARK not in body:
         return None
@@ -152,7 +153,7 @@ def named_files(body: bytes) -> NamedFiles | None:
 
 
 def media_type_of(head: bytes, filename: str) -> str:
-    """Return what a file is, by its first bytes, else by the ending of its name."""
+    """Return the media type of a file, by its first bytes, else by its name's extension."""
     if head[:4] == b"RIFF" and (kind := _BY_RIFF.get(head[8:12])):
         return kind
     known = next((kind for start, kind in _BY_HEAD if head.startswith(start)), "")
@@ -167,7 +168,7 @@ def _references(document: dict[str, Any]) -> Iterator[Reference]:
 
 
 def _parts(document: dict[str, Any], name: str, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the parts with their paths; what has another shape is left to the parser of the body."""
+    """Yield the parts with their paths; malformed content is left to the parser of the body."""
     items = document.get(name)
     for at, item in enumerate(items if isinstance(items, list) else ()):
         content = item.get(field) if isinstance(item, dict) else None
@@ -194,7 +195,7 @@ def _reference(path: str, part: dict[str, Any]) -> Reference | None:
 
 
 def is_file_id(name: str) -> bool:
-    """Return whether a file may have this id."""
+    """Return whether a text has the form of a file's id."""
     return _ID.fullmatch(name) is not None
 
 
@@ -226,21 +227,21 @@ def _image(reference: Reference, kind: str) -> str:
     if kind.startswith("image/"):
         return kind
     raise InvalidRequest(
-        f"`{reference.path}`: {reference.id} is no image that is known here, but {kind}. Name an image.",
+        f"`{reference.path}`: {reference.id} is not an image of a known type, but {kind}. Name an image.",
         param=reference.path,
     )
 
 
 PartPurpose = Literal["user_data", "vision", "assistants"]
 PART_PURPOSES: Final[tuple[PartPurpose, ...]] = get_args(PartPurpose)
-"""Files that requests name as parts. All three mean the same here."""
+"""The purposes of files that requests name as parts. All three have the same meaning here."""
 CONTENT_KEPT: Final = "the content of files that requests name is not given back, as at OpenAI. Keep your own copy."
 _MAX_NAME = 255
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
 class UploadTerms(msgspec.Struct, frozen=True):
-    """What an upload says about its file. `ttl_s`: how long it is kept; None: as long as any."""
+    """The terms of an upload. `ttl_s`: the time for which the file is kept; None: the maximum."""
 
     purpose: str
     ttl_s: int | None = None
@@ -250,12 +251,12 @@ def parse_upload_terms(fields: Mapping[str, str], purposes: Collection[str], max
     """Return the terms of an upload: the fields beside the file of OpenAI's `POST /v1/files`.
 
     Args:
-        fields: of the form, without the file.
-        purposes: those that are taken.
-        max_ttl_s: the longest time that a file is kept.
+        fields: The fields of the form, without the file.
+        purposes: The accepted purposes.
+        max_ttl_s: The maximum time for which a file is kept.
 
     Raises:
-        InvalidRequest: a field is invalid or missing.
+        InvalidRequest: A field is invalid or missing.
     """
     names = ", ".join(purposes)
     purpose = fields.get("purpose", "")
@@ -282,7 +283,7 @@ def _ttl_s(fields: Mapping[str, str], max_ttl_s: float) -> int | None:
 
 
 def clean_filename(name: str) -> str:
-    """Return the last step of a file's name, on one line; "file" if nothing is left. It is shown, and never a path."""
+    """Return the last component of a file's name, on one line; "file" if it is empty. It is for display only."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = " ".join("".join(character if character.isprintable() else " " for character in last).split())
     return shown[:_MAX_NAME] if shown.strip(".") else "file"

@@ -1,8 +1,8 @@
 """The source of a CEL expression as tokens: signal names are rewritten to flat variables, literals are checked, and the
 expression is split into its single conditions.
 
-The scanner knows only as much of the grammar as it takes to find names: strings, comments, numbers and brackets. The
-rest is the compiler's task. Lexical grammar: https://github.com/google/cel-spec/blob/master/doc/langdef.md#syntax
+The scanner knows only the part of the grammar that is needed to find names: strings, comments, numbers and brackets.
+The compiler does the rest. Lexical grammar: https://github.com/google/cel-spec/blob/master/doc/langdef.md#syntax
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class ExpressionError(ValueError):
 
 class Token(msgspec.Struct, frozen=True):
     kind: Kind
-    text: str  # what is compiled
+    text: str  # the text to compile
     offset: int  # where the original text starts in the source
     end: int
-    signal: SignalSpec | None = None  # set if the token is a signal's flat variable
-    presence: bool = False  # the variable says whether the signal is present
+    signal: SignalSpec | None = None  # set for a signal's flat variable
+    presence: bool = False  # whether the variable tests the signal's presence
 
 
 def scan(source: str) -> list[Token]:
@@ -68,10 +68,10 @@ def scan(source: str) -> list[Token]:
 
 
 def rewrite(tokens: list[Token]) -> tuple[list[Token], frozenset[str], frozenset[str]]:
-    """Replace signals by flat variables. Returns the tokens, the named signals, and those named in `has()`.
+    """Replace signals by flat variables. Returns the tokens, the signals, and the signals inside `has()`.
 
     Raises:
-        ExpressionError: a signal, a function or a name does not exist.
+        ExpressionError: A signal, a function or a name does not exist.
     """
     return _Rewriter(tokens).run()
 
@@ -166,7 +166,9 @@ _FAMILY: Mapping[str, str] = {"int": "a number", "double": "a number", "bool": "
 
 
 def _check_literals(tokens: list[Token]) -> None:
-    """Refuse `==` and `in` between types that never match: CEL evaluates them to false, so the rule never holds."""
+    """Refuse `==` and `in` between types that never match, because CEL evaluates them to false and the rule never
+    holds.
+    """
     for at, token in enumerate(tokens):
         if token.signal is None or token.presence:
             continue
@@ -232,7 +234,7 @@ def text_at(tokens: Sequence[Token], at: int) -> str:
 
 
 def conditions(tokens: list[Token]) -> list[list[Token]]:
-    """Return the operands of `&&`, `||` and `?:`, through grouping brackets and negation. Each must be a bool."""
+    """Return the operands of `&&`, `||` and `?:`, inside grouping brackets and negation, too. Each must be a bool."""
     found: list[list[Token]] = []
     pending = [tokens]
     while pending:
@@ -262,10 +264,9 @@ def needed_signals(tokens: list[Token], *, negated: bool = False) -> frozenset[s
 
 
 def macro_signals(tokens: list[Token]) -> frozenset[str]:
-    """Return the signals inside `exists`, `all` and their like, where the library lets no other element decide.
-
-    By the language definition `["x", "a"].exists(t, t == "a" || device.battery > 0.5)` is true without a battery, since
-    the second element decides; the library fails at the first.
+    """Return the signals inside `exists`, `all` and similar macros. If one of them is absent, the library fails, even
+    where another element decides. By the language definition `["x", "a"].exists(t, t == "a" || device.battery > 0.5)`
+    is true without a battery, since the second element decides; the library fails at the first.
     """
     found: set[str] = set()
     for at, token in enumerate(tokens):
@@ -277,7 +278,7 @@ def macro_signals(tokens: list[Token]) -> frozenset[str]:
 
 
 def measures_text(tokens: list[Token]) -> bool:
-    """Return whether `size()` is taken of a text, whose bytes of UTF-8 the library counts."""
+    """Return whether `size()` is applied to a text, of which the library counts the UTF-8 bytes."""
     elements = {
         text_at(tokens, at + 2)
         for at, token in enumerate(tokens)
@@ -297,14 +298,14 @@ def measures_text(tokens: list[Token]) -> bool:
 
 
 def unbracketed(tokens: list[Token]) -> list[Token]:
-    """Remove the brackets around the whole."""
+    """Remove brackets around the whole expression."""
     while tokens and tokens[0].text == "(" and _closing(tokens) == len(tokens) - 1:
         tokens = tokens[1:-1]
     return tokens
 
 
 def _unwrap(tokens: list[Token]) -> list[Token]:
-    """Remove the brackets around the whole, and the `!` before them."""
+    """Remove brackets around the whole expression, and the `!` before them."""
     bare = tokens
     while bare and bare[0].text == "!":
         bare = bare[1:]
@@ -322,7 +323,7 @@ def _closing(tokens: list[Token]) -> int:
 
 
 def split(tokens: list[Token], signs: set[str]) -> list[list[Token]]:
-    """Split at these signs outside brackets; [] if there is none."""
+    """Split at these operators outside brackets; [] if there is none."""
     pieces: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:

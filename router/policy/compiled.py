@@ -1,4 +1,4 @@
-"""A policy: checked, compiled, frozen. From the text of a file to what `decide` reads.
+"""A checked, compiled and frozen policy, made from the text of a file, for `decide`.
 
 `check_policy` reports every problem with its location; `parse_policy` raises on the first error. Both are pure.
 """
@@ -26,19 +26,19 @@ from .signals import OPENAI_TEMPERATURE, Expression, RequiredSignals
 NAME = "policy.yaml"
 
 ModelTemperature = Callable[[str], float | None]
-"""The temperature that a model on the device uses if none is sent; None if it is not known."""
+"""A function that returns the temperature that a model on the device uses by default; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """The common part of constraints, routes and cache rules: a name, a condition (None: always), its reasons."""
+    """The common part of constraints, routes and cache rules: a name, a condition (None: always), and its reasons."""
 
     HELD: ClassVar[ReasonCode] = "rule_held"
     NOT_HELD: ClassVar[ReasonCode] = "rule_not_held"
 
     name: str
     when: Expression | None
-    held: Reason = field(init=False)  # made once, because every decision needs them
+    held: Reason = field(init=False)  # created once, because every decision needs them
     not_held: Reason = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,8 +86,8 @@ class Policy:
     name: str
     revision: str  # first 12 hex digits of the content's SHA-256; comments and layout do not change it
     targets: tuple[Target, ...]
-    constraints: tuple[Constraint, ...]  # that keep a request on the device
-    part_constraints: tuple[Constraint, ...]  # that keep its audio, images and files there
+    constraints: tuple[Constraint, ...]  # constraints that keep a request on the device
+    part_constraints: tuple[Constraint, ...]  # constraints that keep its audio, images and files there
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
@@ -120,12 +120,12 @@ class Policy:
 
     @property
     def model_temperatures(self) -> dict[str, float | None]:
-        """Temperatures of models on the device whose target declares none; None: not known, and 1.0 is assumed."""
+        """Default temperatures of device models whose targets declare none; None if unknown, when 1.0 is assumed."""
         return {target.model: target.temperature for target in self.targets if target.name in self.own_temperature}
 
 
 def _named_routes(targets: tuple[Target, ...], adapted: tuple[Target, ...]) -> dict[str, Route]:
-    """A name stands for the target of that name, else for all targets that serve the model of that name, in order."""
+    """Return a route for each name: the target of that name, else all targets that serve the model of that name."""
     named: dict[str, tuple[Target, ...]] = {}
     for group in (adapted, targets):
         served: dict[str, tuple[Target, ...]] = {}
@@ -137,7 +137,7 @@ def _named_routes(targets: tuple[Target, ...], adapted: tuple[Target, ...]) -> d
 
 
 def chosen_by_name(targets: tuple[Target, ...]) -> Route:
-    """Return the route of a request that names its targets, instead of one of the policy."""
+    """Return the route for a request that names its targets and bypasses the policy's routes."""
     return Route("", when=None, targets=targets, handoff=None, fusion="late", wait_for="all")
 
 
@@ -145,11 +145,12 @@ def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperatur
     """Compile a policy.
 
     Args:
-        file: its name in messages.
-        model_temperature: of an edge target that declares no `temperature`.
+        file: Its name in messages.
+        model_temperature: The temperature of an edge target that declares none.
 
     Raises:
-        PolicyError: the first error with file, line, column and key, and the number of further errors.
+        PolicyError: The policy has errors. The message has the first error with file, line, column and key, and the
+            number of further errors.
     """
     policy, problems = check_policy(text, file, model_temperature)
     if policy is not None:
@@ -160,7 +161,7 @@ def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperatur
 
 
 def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature) -> Policy:
-    """Return the policy as a device compiles it whose models have these temperatures."""
+    """Return the policy as compiled on a device whose models have these temperatures."""
     targets = {
         target.name: msgspec.structs.replace(target, temperature=model_temperature(target.model))
         if target.name in policy.own_temperature
@@ -183,12 +184,12 @@ def check_policy(
     model_temperature: ModelTemperature = lambda _: None,
     readable: frozenset[str] | None = None,
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """Return the policy (None if a problem is an error) and all problems in the order of the file. Raises nothing.
+    """Return the policy (None if a problem is an error) and all problems in file order. Raises nothing.
 
     Args:
-        file: its name in messages.
-        model_temperature: of an edge target that declares no `temperature`.
-        readable: signals that the policy's devices can read; None: not known.
+        file: Its name in messages.
+        model_temperature: The temperature of an edge target that declares none.
+        readable: Signals that the policy's devices can read; None if unknown.
     """
     doc, locations, problems = read_struct(text, file, PolicyDoc)
     if doc is None:
@@ -202,7 +203,7 @@ def check_policy(
 
 
 def _compile(doc: PolicyDoc, locations: KeyLocations, problems: list[Problem]) -> Conditions:
-    """Compile every `when`, by its path. An invalid one is reported and left out."""
+    """Compile every `when`, by its path. Invalid conditions are reported and left out."""
     compiled: dict[str, Expression] = {}
     for part, listed in rules(doc).items():
         for index, rule in enumerate(listed):
@@ -251,7 +252,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
 
 
 def _default_temperature(targets: tuple[Target, ...]) -> float:
-    """Return the highest temperature of the targets that generate text: which of them answers is not decided yet."""
+    """Return the highest temperature of the targets that generate text, since any of them may answer."""
     temperatures = [
         OPENAI_TEMPERATURE if target.temperature is None else target.temperature
         for target in targets
@@ -304,21 +305,22 @@ def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule
 
 
 ModelAdapters = Callable[[str], Sequence[str] | None]
-"""The adapters of a model on the device, by its name; None if there is no such model, which the engine reports."""
+"""A function that returns the adapters of a device model by its name; None if there is no such model, which the engine
+reports.
+"""
 
 
 def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
     """Return the policy with a target for each LoRA adapter of its edge targets' models.
 
-    Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Which adapters there are is known on the device alone, from
-    its models.
+    Clients name it as `MODEL+ADAPTER`, or `TARGET+ADAPTER`. Only the device knows which adapters its models have.
 
     Args:
-        policy: As it is written.
-        model_adapters: Those of the device, or of the bundle that it will run.
+        policy: The policy as written.
+        model_adapters: The adapters of the device, or of the bundle that it will run.
 
     Raises:
-        PolicyError: an edge target names an adapter that its model does not have.
+        PolicyError: An edge target names an adapter that its model does not have.
     """
     adapted = []
     for target in policy.targets:
@@ -330,7 +332,7 @@ def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
         elif target.adapter not in known:
             names = ", ".join(known) or "none"
             raise PolicyError(
-                f"{target.model} has no adapter `{target.adapter}`; there are: {names}",
+                f"{target.model} has no adapter `{target.adapter}`. Available: {names}.",
                 where=f"targets.{target.name}.model",
             )
     return replace(policy, adapted=tuple(adapted))

@@ -1,13 +1,11 @@
-"""Compiles a condition of a policy: CEL over the signals of `signals.py`, once, when the policy is activated.
+"""Compilation of a policy's conditions, CEL over the signals of `signals.py`, when the policy is activated. This module
+makes the checks that CEL's binding does not make at compile time: each signal, function and bound name exists, the
+result is a bool, types fit (`request.tags == "private"` would silently be false), and a compared text can occur.
+Invalid CEL is explained: operators of other languages are named, other errors are put into plain words. Language
+definition: https://github.com/google/cel-spec
 
-CEL's binding does not check these things at compile time, so they are checked here: each signal, function and bound
-name exists, the result is a bool, types fit (`request.tags == "private"` would silently be false), and a text that is
-compared can occur. A condition that is not valid CEL is explained: habits from other languages by name, other errors in
-plain words.
-Language definition: https://github.com/google/cel-spec
-
-`a || b` is true if either side is true, even if a signal of the other side is absent: a condition needs a signal only
-where its result depends on it.
+`a || b` is true if either side is true, even if a signal of the other side is absent: a condition fails only if its
+result depends on an absent signal.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _CONSTANTS: Mapping[str, str] = {
     "nil": "CEL has no `nil`: test with has(signal) whether a signal is known",
     "undefined": "CEL has no `undefined`: test with has(signal) whether a signal is known",
 }
-# Runs of adjacent signs that CEL does not have.
+# Runs of adjacent operator signs that CEL does not have.
 _SIGNS: Mapping[str, str] = {
     "=": "write == to compare",
     "===": "write == to compare",
@@ -74,7 +72,7 @@ _NO_CHOICE = re.compile(r"no viable alternative at input '(?P<found>.*)'", re.DO
 
 
 def find_habit(tokens: Sequence[Token]) -> ExpressionError | None:
-    """Find the first word or sign that another language has and CEL does not. `tokens` are those of `scan`."""
+    """Find the first word or sign of another language that CEL does not have. `tokens`: the result of `scan`."""
     at, field = 0, False  # field: the token follows a dot
     while at < len(tokens):
         token, end = tokens[at], max(_sign_run(tokens, at), at + 1)
@@ -83,7 +81,7 @@ def find_habit(tokens: Sequence[Token]) -> ExpressionError | None:
         if token.kind == "name" and not field:
             advice = _WORDS.get(text.lower(), "").format(text) or _CONSTANTS.get(text, "")
         elif token.kind == "sign" and text in _SIGNS:
-            advice = f"`{text}` is no operator of CEL: {_SIGNS[text]}"
+            advice = f"`{text}` is not an operator of CEL: {_SIGNS[text]}"
         if advice:
             return ExpressionError(advice, token.offset)
         if token.kind != "space":
@@ -100,7 +98,7 @@ def _sign_run(tokens: Sequence[Token], at: int) -> int:
 
 
 def explain_syntax_error(message: str, tokens: Sequence[Token]) -> str:
-    """Put the parser's message (ANTLR's words) into plain ones. An unknown message stays as it is."""
+    """Put the message of the parser (ANTLR) into plain words. An unknown message is kept."""
     message = message.removeprefix("Syntax error: ")
     if not any(token.kind != "space" for token in tokens):
         return "the condition is empty"
@@ -118,7 +116,9 @@ def explain_syntax_error(message: str, tokens: Sequence[Token]) -> str:
 
 
 def _unexpected(found: str, *, complete: bool) -> str:
-    """`complete`: what stands before is an expression, so an operator is missing; otherwise a value is."""
+    """Explain an unexpected token. `complete`: an expression precedes it, so an operator is missing; otherwise a value
+    is.
+    """
     if found == "<EOF>":
         return "the condition ends where a value is expected"
     if found in METHODS and complete:
@@ -136,9 +136,8 @@ _NOTHING: Final = cel.Context({})
 
 
 def fold_tag_literals(tokens: list[Token]) -> list[Token]:
-    """Return the tokens of a condition with its literals about tags folded, as tags are: their case does not count.
-
-    These are all texts of an operand that names `request.tags`, but for those that stand beside another signal.
+    """Return the tokens of a condition with literals for tags in lower case, because tags are compared without case.
+    These are all texts of an operand that names `request.tags`, except texts compared with another signal.
     """
     folded: dict[int, str] = {}
     for condition in conditions(tokens):
@@ -150,9 +149,8 @@ def fold_tag_literals(tokens: list[Token]) -> list[Token]:
 
 
 def changed_tag_literals(source: str) -> list[tuple[str, str]]:
-    """Return the literals about tags of a valid condition that have upper case, and what each is compared as.
-
-    Patterns are left out: their case makes no difference, and is often that of a class.
+    """Return the literals for tags with upper case in a valid condition, and the lower-case form of each. Regular
+    expressions are left out, where upper case is often a character class.
     """
     tokens, _, _ = rewrite(scan(source))
     pairs = enumerate(zip(tokens, fold_tag_literals(tokens), strict=True))
@@ -164,16 +162,20 @@ def changed_tag_literals(source: str) -> list[tuple[str, str]]:
 
 
 def _folded(literal: str, *, is_pattern: bool) -> str:
-    """Return a literal as tags are compared with it. The case of a pattern's letters has a meaning (`\\D`)."""
+    """Return a literal in the form in which tags are compared. The case of a pattern's letters has a meaning
+    (`\\D`).
+    """
     value = cel.compile(literal).execute(_NOTHING)
     if not isinstance(value, str) or value == value.casefold():
         return literal
-    # JSON's escapes are CEL's, and a character beyond ASCII stands for itself in both.
+    # JSON and CEL have the same escapes, and both take characters beyond ASCII as they are.
     return json.dumps(f"(?i){value}" if is_pattern else value.casefold(), ensure_ascii=False)
 
 
 def _is_of_another_signal(tokens: list[Token], at: int) -> bool:
-    """Whether the text at `at` is compared with a signal that keeps its case, or with a list beside one."""
+    """Return whether the text at `at` is compared with a signal whose case matters, or stands in a list compared with
+    one.
+    """
     first = last = at
     while text_at(tokens, first - 1) == "," and tokens[first - 2].kind == "string":
         first -= 2
@@ -220,7 +222,7 @@ def compile_expression(source: str) -> Expression:
 
 
 def is_constant(expression: Expression) -> bool | None:
-    """Return the result of a condition that names no signal; None if it names one."""
+    """Return the result of a condition without signals; None if it names a signal."""
     if expression.signals:
         return None
     result = expression.evaluate(SignalValues({}))
@@ -228,7 +230,7 @@ def is_constant(expression: Expression) -> bool | None:
 
 
 def _compile(source: str) -> cel.Program:
-    """Raises ExpressionError, in plain words."""
+    """Compile the expression. Raises ExpressionError, with a plain explanation."""
     try:
         return cel.compile(source)
     except Exception as error:

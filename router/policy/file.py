@@ -40,7 +40,7 @@ Condition = Annotated[
 
 
 class _Doc(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of the file. Unknown keys are refused."""
+    """The base of all parts of the file. Unknown keys are refused."""
 
 
 class TargetDoc(_Doc, frozen=True):

@@ -1,6 +1,6 @@
 """Semantic checks of a policy: the mistakes that a well-formed file can still contain.
 
-An error is a part that can never have an effect. A warning is a part that is allowed but probably not intended.
+An error is a rule or key that can never have an effect. A warning is one that is allowed but probably not intended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Conditions = Mapping[str, Expression]
 def check_meaning(
     doc: PolicyDoc, locations: KeyLocations, conditions: Conditions, readable: frozenset[str] | None = None
 ) -> list[Problem]:
-    """Return all errors and warnings of a policy. `readable`: signals that its devices can read; None: not known."""
+    """Return all errors and warnings of a policy. `readable`: signals that its devices can read; None if unknown."""
     checks = _Checks(doc, locations, conditions)
     return [
         *checks.targets(),
@@ -203,7 +203,7 @@ class _Checks:
             )
 
     def contradictions(self) -> Iterator[Problem]:
-        """Find rules whose comparisons exclude each other, or lie outside of a signal's range."""
+        """Find rules whose comparisons exclude each other, or lie outside a signal's range."""
         for path, expression in self.conditions.items():
             if expression.signals and (reason := contradiction(expression.source)):
                 effect = "the constraint never binds" if path.startswith("constraints") else "the rule never holds"
@@ -215,18 +215,20 @@ class _Checks:
                 yield self.warning(path, f"tags are compared in lower case: {written} means {compared}, write that")
 
     def unreadable(self, readable: frozenset[str] | None) -> Iterator[Problem]:
-        """Find signals of the device that no device can read, of a known set of devices."""
+        """Find device signals that none of a known set of devices can read."""
         for path, expression in self.conditions.items() if readable is not None else ():
             for name in sorted(expression.signals - (readable or frozenset())):
                 if name.partition(".")[0] not in ("device", "edge", "cloud"):
-                    continue  # those of the request, the time and the spending are readable anywhere
+                    continue  # signals of the request, the time and the spending are readable anywhere
                 effect = ""
                 if name in expression.needed:
                     effect = ": it always binds" if path.startswith("constraints") else ": the rule never holds"
                 yield self.warning(path, f"no device can read {name}{effect}")
 
     def absent_signals(self, readable: frozenset[str] | None) -> Iterator[Problem]:
-        """Find rules that do not hold where a signal is absent. A constraint applies then; `has()` shows intent."""
+        """Find rules that do not hold if a signal is absent, except constraints, which apply then, and rules with
+        `has()`.
+        """
         for path, expression in self.conditions.items():
             for name in sorted(expression.needed - expression.presences):
                 if readable is not None and name.startswith(("device.", "edge.", "cloud.")):
@@ -239,7 +241,7 @@ class _Checks:
                     )
 
     def library(self) -> Iterator[Problem]:
-        """Find where the CEL library does otherwise than the language definition."""
+        """Find conditions in which the CEL library deviates from the language definition."""
         for path, expression in self.conditions.items():
             tokens, _, _ = rewrite(scan(expression.source))
             for name in sorted(macro_signals(tokens) - expression.presences):
@@ -253,7 +255,7 @@ class _Checks:
                 yield self.warning(path, "size() of a text counts the bytes of its UTF-8, not characters: é counts 2")
 
     def _lack(self, name: str) -> str:
-        """Return why a signal is likely absent; "" if it usually is present."""
+        """Return why a signal is likely to be absent; "" if it is usually present."""
         if SIGNALS[name].optional:
             return SIGNALS[name].absent
         side = "edge" if name == "request.prompt_tokens" else name.partition(".")[0]
@@ -292,10 +294,9 @@ class _Comparison(msgspec.Struct, frozen=True):
 
 
 def contradiction(source: str) -> str:
-    """Return why a valid condition can never hold (bounds outside a signal's range, or that exclude each other).
-
-    Only what is certain is reported: comparisons of one signal with one literal, joined by `&&` and `||`. Anything else
-    counts as a condition that may hold: "".
+    """Return why a valid condition can never hold (bounds outside a signal's range, or bounds that exclude each other);
+    "" if it may hold. Only certain contradictions are reported: comparisons of a signal with a literal, joined by `&&`
+    and `||`.
     """
     tokens, _, _ = rewrite(scan(source))
     return _never(tokens, source)
@@ -356,7 +357,7 @@ def _literal(tokens: list[Token]) -> float | str | None:
 
 
 def _excluded(comparisons: list[_Comparison]) -> str:
-    """Return which comparisons cannot hold together, or with the range of their signal; "" if all can."""
+    """Return which comparisons contradict each other or the range of their signal; "" if all can hold."""
     by_signal: dict[str, list[_Comparison]] = {}
     for one in comparisons:
         by_signal.setdefault(one.signal.name, []).append(one)

@@ -1,9 +1,9 @@
 """The signals that a policy can name (`SIGNALS`), reading them for a request, and evaluating conditions.
 
 The table is also the source for the checks of expressions and for the documentation. A signal is `group.name`. A reader
-returns None if this device, or this request, has no such value: the signal is then absent.
+returns None if the device or the request has no such value: the signal is then absent.
 
-Conditions are compiled by `expression.py`. Only the signals that a policy names are read. `TargetAvailability` tells
+Conditions are compiled by `expression.py`. Only the signals that a policy names are read. `TargetAvailability` derives
 from the signals which targets cannot answer.
 """
 
@@ -40,7 +40,7 @@ Value = int | float | bool | str | list[str]
 Reader = Callable[[Request, Snapshot, Estimates], Value | None]
 
 OPENAI_TEMPERATURE = 1.0
-"""OpenAI's default temperature, assumed for a target whose own is not known."""
+"""OpenAI's default temperature, assumed for a target whose default is unknown."""
 TEMPERATURE = "request.temperature"
 IMAGE_PIXELS = "request.image_pixels"
 IMAGES_TEXT = "images.text"
@@ -58,11 +58,13 @@ class SignalSpec(msgspec.Struct, frozen=True):
     absent: str  # when the signal is absent; "" for never
     read: Reader
     values: tuple[str, ...] = ()  # all possible values of a text (or of a list's elements), where they are known
-    optional: bool = False  # many devices or requests lack it, with nothing broken
+    optional: bool = False  # many devices or requests normally lack it
 
     @property
     def variable(self) -> str:
-        """The name inside the compiled expression. It is flat: nested maps cost CEL's binding 10 times as much."""
+        """The name inside the compiled expression. It is flat, because nested maps are 10 times as slow in CEL's
+        binding.
+        """
         return self.name.replace(".", "__")
 
     @property
@@ -72,10 +74,10 @@ class SignalSpec(msgspec.Struct, frozen=True):
 
 
 def is_sampled(request: Request, default_temperature: float) -> bool:
-    """Whether a second run could give another answer: temperature above 0 or several choices, seed or not.
+    """Return whether a second run could give another answer: temperature above 0 or several choices, even with a seed.
 
     Args:
-        default_temperature: used if the request sets none.
+        default_temperature: The temperature if the request sets none.
     """
     return request.kind != "embedding" and (temperature_of(request, default_temperature) != 0.0 or request.n > 1)
 
@@ -97,7 +99,7 @@ def wants_json(request: Request) -> bool:
 
 
 def modalities(request: Request) -> list[Modality]:
-    """Return the kinds of content in the messages: some of text, image, audio, file, in that order."""
+    """Return the kinds of content in the messages, in the order text, image, audio, file."""
     found: set[Modality] = {"text"}
     for message in request.messages:
         if message.content is None or isinstance(message.content, str):
@@ -109,7 +111,7 @@ def modalities(request: Request) -> list[Modality]:
 
 
 def required_abilities(request: Request, kinds: list[Modality]) -> tuple[Ability, ...]:
-    """Return what a target must be able to do for a request with these kinds of content."""
+    """Return the abilities that a target needs for a request with these kinds of content."""
     required: list[Ability] = [request.kind]
     if wants_tools(request):
         required.append("tools")
@@ -121,12 +123,12 @@ def required_abilities(request: Request, kinds: list[Modality]) -> tuple[Ability
 
 
 def _of_parts(modality: Modality, value: Value | None, without: Value, request: Request) -> Value | None:
-    """Return an estimate about parts; without such parts in the request nothing need be computed."""
+    """Return a reader of an estimate about parts, which is constant for requests without such parts."""
     return without if value is None and modality not in modalities(request) else value
 
 
 def _double(value: float | None) -> float | None:
-    """Convert a reading for CEL: an int becomes a double; a NaN or an infinity is no reading."""
+    """Convert a reading for CEL: an int becomes a double; NaN and infinities become None."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -229,7 +231,7 @@ class SignalValues:
 
 
 class EvaluationFailure(msgspec.Struct, frozen=True):
-    """A condition that has no result: `absent` names the signals that it lacks ("" if it failed otherwise)."""
+    """A condition without a result. `absent` names the missing signals; "" if it failed for another reason."""
 
     absent: str
     message: str
@@ -237,7 +239,7 @@ class EvaluationFailure(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expression:
-    """A compiled condition. Made by `compile_expression`; immutable."""
+    """A compiled condition, immutable, created by `compile_expression`."""
 
     source: str
     program: cel.Program
@@ -258,7 +260,7 @@ class Expression:
 
 
 OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
-"""The costly signals of a request's text, to which audio clip and images contribute what encoders find in them."""
+"""The on-demand signals of a request's text, which includes the text that encoders find in audio and images."""
 PART_SIGNALS: Mapping[str, Modality] = {
     IMAGE_PIXELS: "image",
     IMAGES_TEXT: "image",
@@ -266,7 +268,7 @@ PART_SIGNALS: Mapping[str, Modality] = {
     LANGUAGE: "audio",
     AUDIO_SPEECH: "audio",
 }
-"""The costly signals about parts of a kind: the device's decoders and encoders compute them."""
+"""The on-demand signals about parts, by kind; the device's decoders and encoders compute them."""
 ESTIMATED: Mapping[str, str] = {
     "request.prompt_tokens": "prompt_tokens",
     "edge.quality": "quality",
@@ -276,14 +278,14 @@ ESTIMATED: Mapping[str, str] = {
     LANGUAGE: "language",
     AUDIO_SPEECH: "audio_speech",
 }
-"""The costly signals, each with its field of `Estimates`."""
-COSTLY: tuple[str, ...] = tuple(ESTIMATED)
-"""Computed for a request only if the policy names them, or records keep all signals."""
+"""The on-demand signals, each with its field of `Estimates`."""
+ON_DEMAND: tuple[str, ...] = tuple(ESTIMATED)
+"""The on-demand signals: computed for a request only if the policy names them, or if records keep all signals."""
 
 
 @lru_cache(maxsize=256)
 def concerned(signals: tuple[str, ...], kinds: tuple[Modality, ...]) -> tuple[str, ...]:
-    """Return those of the signals that a request with these kinds of content can have anything but a constant for."""
+    """Return the signals that are not constant for requests with these kinds of content."""
     return tuple([name for name in signals if PART_SIGNALS.get(name, "text") in kinds])
 
 
@@ -297,7 +299,7 @@ class RequiredSignals:
     """The signals that a set of expressions names, and how to read them. No other signal is computed.
 
     Args:
-        default_temperature: `request.temperature` if the client sets none.
+        default_temperature: The value of `request.temperature` if the client sets none.
     """
 
     __slots__ = ("_presences", "_readers", "request_only", "signals")
@@ -311,8 +313,10 @@ class RequiredSignals:
         )
         self._presences = tuple((name, SIGNALS[name].presence_variable) for name in sorted(presences))
 
-        # Whether the request alone decides: not the device, an estimate or the time.
-        self.request_only = all(name.startswith("request.") and name not in COSTLY for name in self.signals | presences)
+        # True if all signals depend only on the request, not on the device, an estimate or the time.
+        self.request_only = all(
+            name.startswith("request.") and name not in ON_DEMAND for name in self.signals | presences
+        )
 
     def read(self, request: Request, snapshot: Snapshot, estimates: Estimates) -> SignalValues:
         values: dict[str, Value] = {}
@@ -332,7 +336,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 class TargetAvailability:
-    """Which targets of one policy cannot answer now (`down`), or never can on this device (`absent`)."""
+    """The targets of a policy that cannot answer now (`down`), or never can on this device (`absent`)."""
 
     def __init__(self, targets: Iterable[Target], setup: DeviceSetup) -> None:
         targets = tuple(targets)
@@ -343,7 +347,7 @@ class TargetAvailability:
         self.absent = (_NONE if setup.engine else self._edge) | (_NONE if setup.cloud else self._cloud)
 
     def down(self, edge: EdgeSignals, cloud: CloudSignals) -> frozenset[str]:
-        """Return the targets that are known to be down. A cloud that was never probed counts as up."""
+        """Return the targets that are known to be down. A cloud that has not been probed counts as up."""
         down = _NONE
         if self._has_engine and not edge.loaded:
             down |= self._edge

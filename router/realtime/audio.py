@@ -1,4 +1,4 @@
-"""Audio that a client sends to a session: PCM as it comes, a WAV file in base64 for a request."""
+"""The audio that a client sends to a session: PCM as it arrives, a WAV file in base64 for a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import InvalidRequest, UnsupportedFeature
 RATE: Final = 24_000
 """Samples per second of `audio/pcm`: 16 bits, little endian, one channel."""
 BYTES_PER_S: Final = 2 * RATE
-_SHORTEST_S: Final = 0.1
+_MIN_S: Final = 0.1
 
 
 class BufferFull(InvalidRequest, code="input_audio_buffer_full"):
@@ -20,15 +20,15 @@ class BufferFull(InvalidRequest, code="input_audio_buffer_full"):
 
 
 class BufferEmpty(InvalidRequest, code="input_audio_buffer_commit_empty"):
-    """There is no audio to make an item of."""
+    """The buffer has no audio, or too little, for an item."""
 
 
 class AudioBuffer:
-    """What was appended and is not committed yet. Positions are bytes since the session began.
+    """The audio that was appended and is not yet committed. Positions are bytes since the session began.
 
     Args:
-        max_s: longest audio in seconds; 0: the session takes no audio.
-        refusal: why it takes none, and what to do, for the client.
+        max_s: Maximum length of audio in seconds; 0: the session does not take audio.
+        refusal: The message to the client if the session does not take audio.
     """
 
     def __init__(self, max_s: float, refusal: str) -> None:
@@ -54,16 +54,18 @@ class AudioBuffer:
         return self.max_bytes > 0
 
     def check_open(self, param: str) -> None:
-        """Raises UnsupportedFeature, about `param`, if the session takes no audio."""
+        """Check that the session takes audio. Raises UnsupportedFeature, with `param`, if it does not."""
         if not self.is_open:
             raise self.closed(param)
 
     def closed(self, param: str) -> UnsupportedFeature:
-        """Return the error, about `param`, of a session that takes no audio."""
+        """Return the error, with `param`, of a session that does not take audio."""
         return UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
 
     def append(self, encoded: str, bounded_from: int | None = None) -> None:
-        """Raises InvalidRequest or BufferFull. `bounded_from`: only what is after this position counts as held."""
+        """Append base64 audio. `bounded_from`: only audio after this position counts as held. Raises InvalidRequest,
+        BufferFull.
+        """
         held_bytes = self.end - (self.start if bounded_from is None else bounded_from)
         self._pcm += self._decode(encoded, "audio", held_bytes)
 
@@ -72,21 +74,21 @@ class AudioBuffer:
         return bytes(self._pcm[start - self.start : end - self.start])
 
     def wav(self, end: int | None = None) -> str:
-        """Return the audio as a WAV file in base64, to this position or all of it.
+        """Return the audio up to this position, or all of it, as a WAV file in base64.
 
         Raises:
-            BufferEmpty: all of it is too short.
+            BufferEmpty: The audio is too short.
         """
         if end is None:
             return self._wav(bytes(self._pcm), "audio")
         return base64.b64encode(self.file(end)).decode()
 
     def file(self, end: int) -> bytes:
-        """Return the audio to this position as a WAV file."""
+        """Return the audio up to this position as a WAV file."""
         return wav_file(self.pcm(self.start, end))
 
     def drop_to(self, position: int) -> None:
-        """Drop what is before this position."""
+        """Drop the audio before this position."""
         if position > self.start:
             del self._pcm[: position - self.start]
             self.start = position
@@ -95,8 +97,8 @@ class AudioBuffer:
         """Return the audio of an item as a WAV file in base64.
 
         Raises:
-            UnsupportedFeature: the session takes no audio.
-            InvalidRequest: it is no audio, too short or too long.
+            UnsupportedFeature: The session does not take audio.
+            InvalidRequest: The data is not audio, or too short or too long.
         """
         self.check_open(param.rpartition(".")[0])
         if not isinstance(encoded, str):
@@ -110,18 +112,18 @@ class AudioBuffer:
         try:
             return base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
-            raise InvalidRequest(f"`{param}` is no base64.", param=param) from None
+            raise InvalidRequest(f"`{param}` is not base64.", param=param) from None
 
     def _wav(self, pcm: bytes, param: str) -> str:
         pcm = pcm[: len(pcm) & ~1]
-        if len(pcm) < _SHORTEST_S * BYTES_PER_S:
+        if len(pcm) < _MIN_S * BYTES_PER_S:
             seconds = len(pcm) / BYTES_PER_S
-            raise BufferEmpty(f"The audio has {seconds:.2f} s. Send at least {_SHORTEST_S:g} s.", param=param)
+            raise BufferEmpty(f"The audio has {seconds:.2f} s. Send at least {_MIN_S:g} s.", param=param)
         return base64.b64encode(wav_file(pcm)).decode()
 
 
 def stored_bytes(max_bytes: int, clips: int) -> int:
-    """How large audio clips of `max_bytes` together are at most as WAV files in base64."""
+    """Return the maximum size in bytes, as WAV files in base64, of audio with `max_bytes` of PCM in total."""
     return (max_bytes + 48 * clips) * 4 // 3
 
 

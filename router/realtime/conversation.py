@@ -1,5 +1,6 @@
-"""The conversation of one session: items in order, as JSON, bounded in number and size, and so are their audio
-clips."""
+"""The conversation of a session: its items in order, as JSON; the number and size of items and of their audio are
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .audio import AudioBuffer
 from .wire import JSONObject, RealtimeSettings
 
 ROOT = "root"
-"""`previous_item_id` of an item that becomes the first."""
+"""The `previous_item_id` of an item that becomes the first."""
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = ("message", "function_call", "function_call_output")
@@ -31,16 +32,15 @@ class ConversationFull(InvalidRequest, code="conversation_full"):
 
 
 class ConversationItem(msgspec.Struct, frozen=True):
-    """`body`: the item's JSON, as the client sees it and, without audio clips, as a request contains it.
-
-    `asked`: as a request contains it, with its audio clips. `clips`: their places in its content. `tags`, `prefer`: of
-    the requests that had it, or that made it; every later request that has it carries them, too.
+    """An item. `body`: its JSON as the client sees it. `request_body`: its JSON in a request with audio. `clips`: the
+    places of audio in its content. `tags`, `prefer`: the hints of the requests that contained or created it; every
+    later request that contains it has them, too.
     """
 
     id: str
     body: msgspec.Raw
     size_bytes: int
-    asked: msgspec.Raw | None = None
+    request_body: msgspec.Raw | None = None
     clips: tuple[int, ...] = ()
     audio_bytes: int = 0
     tags: tuple[str, ...] = ()
@@ -48,15 +48,15 @@ class ConversationItem(msgspec.Struct, frozen=True):
 
     @property
     def requested(self) -> msgspec.Raw:
-        """The item as a request contains it."""
-        return self.body if self.asked is None else self.asked
+        """Return the JSON of the item in a request."""
+        return self.body if self.request_body is None else self.request_body
 
     def restricted(self, hints: RoutingHints) -> ConversationItem:
-        """The item with the tags and the restriction of a request, which has those of its items already."""
+        """Return the item with the tags and the restriction of a request, which include those of its items."""
         return msgspec.structs.replace(self, tags=hints.tags, prefer=hints.restriction or self.prefer)
 
     def with_transcript(self, index: int, transcript: str) -> ConversationItem:
-        """The item with the transcript of the audio at `index` of its content."""
+        """Return the item with the transcript of the audio at `index` of its content."""
         document = msgspec.json.decode(self.body)
         document["content"][index]["transcript"] = transcript
         body = _encode(document)
@@ -64,13 +64,13 @@ class ConversationItem(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """Owns the items.
+    """The items of a conversation.
 
     Args:
-        max_items: how many there may be.
-        max_bytes: how large they may be together, without their audio clips.
-        max_clips: how many audio clips they may have.
-        max_audio_bytes: how large these may be together.
+        max_items: Maximum number of items.
+        max_bytes: Maximum size of all items together, without their audio.
+        max_clips: Maximum number of audio clips.
+        max_audio_bytes: Maximum size of all audio clips together.
     """
 
     def __init__(self, max_items: int, max_bytes: int, max_clips: int = 0, max_audio_bytes: int = 0) -> None:
@@ -90,11 +90,11 @@ class Conversation:
         return any(item.id == item_id for item in self._items)
 
     def get(self, item_id: str) -> ConversationItem:
-        """Raises NotFound."""
+        """Find an item by its id. Raises NotFound."""
         return self._items[self._index(item_id)]
 
     def previous(self, item_id: str) -> str | None:
-        """The id of the item before this one."""
+        """Return the id of the item before this one."""
         at = self._index(item_id)
         return self._items[at - 1].id if at else None
 
@@ -102,9 +102,9 @@ class Conversation:
         """Add an item, at the end or after another one.
 
         Raises:
-            InvalidRequest: the conversation has an item of this id.
-            NotFound: it has no item `after`.
-            ConversationFull: the item alone is too large.
+            InvalidRequest: The conversation has an item with this id.
+            NotFound: It has no item `after`.
+            ConversationFull: The item alone is too large.
         """
         if item.id in self:
             raise InvalidRequest(f"The conversation has an item {item.id!r}. Send another `id`.", param="item.id")
@@ -116,7 +116,7 @@ class Conversation:
         self._count(item, 1)
 
     def replace(self, item: ConversationItem) -> None:
-        """Put an item in the place of the one with its id, if that is still there."""
+        """Replace the item with the same id, if it still exists."""
         if item.id in self:
             at = self._index(item.id)
             self._count(self._items[at], -1)
@@ -124,23 +124,23 @@ class Conversation:
             self._items[at] = item
 
     def restrict(self, requested: Iterable[ConversationItem], hints: RoutingHints) -> None:
-        """Let those of the items that are the conversation's keep the hints of the request that has them."""
-        asked = {id(item) for item in requested}  # an item of a response's own may have the name of one of these
-        self._items = [item.restricted(hints) if id(item) in asked else item for item in self._items]
+        """Add the hints of a request to its items that belong to the conversation."""
+        item_ids = {id(item) for item in requested}  # by identity: a response's own item may have the same id
+        self._items = [item.restricted(hints) if id(item) in item_ids else item for item in self._items]
 
     def protect(self, items: Iterable[ConversationItem], hints: RoutingHints) -> None:
-        """Add the tags and the restriction of a request that was refused to those of its items."""
+        """Add the tags and the restriction of a refused request to its items."""
         for item in items:
             more = RoutingHints(prefer=item.prefer or hints.prefer, tags=(*item.tags, *hints.tags))
             self.replace(item.restricted(more))
 
     def delete(self, item_id: str) -> None:
-        """Raises NotFound."""
+        """Find an item by its id. Raises NotFound."""
         at = self._index(item_id)
         self._count(self._items.pop(at), -1)
 
     def check_room(self, item: ConversationItem | None = None) -> None:
-        """Raises ConversationFull if the item, or any, does not fit beside the others."""
+        """Check that an item, or the smallest one, fits beside the others. Raises ConversationFull."""
         size_bytes = 0 if item is None else item.size_bytes
         if item is not None and self._has_more_audio(item.clips, item.audio_bytes):
             has = f"{self._clips} audio clips of {self.audio_bytes} bytes"
@@ -154,7 +154,7 @@ class Conversation:
         raise ConversationFull(message, param="item")
 
     def shorten(self) -> list[str]:
-        """Delete the oldest items beyond the bounds, all but the newest. Returns their ids."""
+        """Delete the oldest items beyond the bounds, but never the newest one. Returns their ids."""
         deleted = []
         while len(self._items) > 1 and self._is_over():
             deleted.append(self._items[0].id)
@@ -165,7 +165,7 @@ class Conversation:
         return len(self._items) > self._max_items or self._bytes > self._max_bytes or self._has_more_audio()
 
     def _has_more_audio(self, clips: tuple[int, ...] = (), audio_bytes: int = 0) -> bool:
-        """Whether there is more audio than there may be, with that of another item."""
+        """Return whether the audio of all items and of another one exceeds the bounds."""
         return self._clips + len(clips) > self._max_clips or self.audio_bytes + audio_bytes > self._max_audio_bytes
 
     def _count(self, item: ConversationItem, sign: int) -> None:
@@ -181,50 +181,50 @@ class Conversation:
 
 
 def read_item(document: JSONObject, item_id: str, audio: AudioBuffer, param: str = "item") -> ConversationItem:
-    """Check an item of a client. `item_id`: for one without an id; `audio`: reads its audio clips.
+    """Check an item of a client. `item_id`: the id of an item without one; `audio`: the reader of its audio.
 
     Raises:
-        InvalidRequest: names the field that is wrong.
+        InvalidRequest: A field is wrong; the message names it.
     """
-    given = document.get("id")
-    if given is not None and not (isinstance(given, str) and 1 <= len(given) <= 64):
+    item_id_sent = document.get("id")
+    if item_id_sent is not None and not (isinstance(item_id_sent, str) and 1 <= len(item_id_sent) <= 64):
         raise InvalidRequest(f"`{param}.id`: expected a string of 1 to 64 characters.", param=f"{param}.id")
     fields = {name: document[name] for name in _FIELDS if name in document}
     if fields.get("type") not in _TYPES:
         raise InvalidRequest(f"`{param}.type`: use {', '.join(_TYPES)}.", param=f"{param}.type")
     _refuse_named_files(fields, param)
     clips = _read_clips(fields, audio, param)
-    asked = {**fields, "content": _asked(fields["content"], clips)} if clips else fields
+    request_body = {**fields, "content": _request_content(fields["content"], clips)} if clips else fields
     try:
-        parse_response(_encode({"model": "auto", "input": [asked]}), RoutingHints())
+        parse_response(_encode({"model": "auto", "input": [request_body]}), RoutingHints())
     except InvalidRequest as error:
         where = param if error.param is None else error.param.replace("input[0]", param)
         raise type(error)(error.message.replace("input[0]", param), param=where) from None
-    return make_item(given or item_id, fields, "completed", clips)
+    return make_item(item_id_sent or item_id, fields, "completed", clips)
 
 
 def spoken_item(item_id: str, wav: str) -> ConversationItem:
-    """A message of the user that is one audio clip. `wav`: in base64."""
+    """Return a message of the user that is only audio. `wav`: the WAV file in base64."""
     fields: JSONObject = {"type": "message", "role": "user", "content": [{"type": "input_audio"}]}
     return make_item(item_id, fields, "completed", {0: wav})
 
 
 def spoken_answer(item_id: str, text: str, status: str) -> ConversationItem:
-    """A message of the assistant that was spoken: a transcript for the client, text in a request."""
+    """Return a spoken message of the assistant: a transcript for the client, text in a request."""
     fields: JSONObject = {"type": "message", "role": "assistant"}
     shown = make_item(item_id, {**fields, "content": [{"type": "output_audio", "transcript": text}]}, status)
-    asked = _encode({**fields, "content": [{"type": "output_text", "text": text}]})
-    return msgspec.structs.replace(shown, asked=msgspec.Raw(asked))
+    request_body = _encode({**fields, "content": [{"type": "output_text", "text": text}]})
+    return msgspec.structs.replace(shown, request_body=msgspec.Raw(request_body))
 
 
 def make_item(
     item_id: str, fields: JSONObject, status: str, clips: Mapping[int, str] = MappingProxyType({})
 ) -> ConversationItem:
-    """An item of these fields.
+    """Create an item with these fields.
 
     Args:
-        status: in_progress, completed or incomplete.
-        audio clips: WAV in base64, by place in the content; the client is not shown what it sent.
+        status: One of in_progress, completed and incomplete.
+        clips: WAV in base64, by place in the content; the client's own audio is not sent back.
     """
     head = {"id": item_id, "object": "realtime.item", "status": status}
     if not clips:
@@ -234,9 +234,9 @@ def make_item(
     assert isinstance(content, list)
     shown = [{"type": "input_audio", "transcript": None} if at in clips else part for at, part in enumerate(content)]
     body = _encode({**head, **fields, "content": shown})
-    asked = _encode({**fields, "content": _asked(content, clips)})
+    request_body = _encode({**fields, "content": _request_content(content, clips)})
     size_bytes = sum(map(len, clips.values()))
-    return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(asked), tuple(clips), size_bytes)
+    return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(request_body), tuple(clips), size_bytes)
 
 
 def _refuse_named_files(fields: JSONObject, param: str) -> None:
@@ -247,7 +247,7 @@ def _refuse_named_files(fields: JSONObject, param: str) -> None:
 
 
 def _read_clips(fields: JSONObject, audio: AudioBuffer, param: str) -> dict[int, str]:
-    """The audio clips of an item, WAV in base64, by place in its content. Raises InvalidRequest."""
+    """Return the audio of an item, WAV in base64, by place in its content. Raises InvalidRequest."""
     content = fields.get("content")
     clips = {}
     for at, part in enumerate(content if isinstance(content, list) else ()):
@@ -262,8 +262,8 @@ def _read_clips(fields: JSONObject, audio: AudioBuffer, param: str) -> dict[int,
     return clips
 
 
-def _asked(content: object, clips: Mapping[int, str]) -> list[object]:
-    """The content as a request contains it."""
+def _request_content(content: object, clips: Mapping[int, str]) -> list[object]:
+    """Return the content as a request contains it."""
     assert isinstance(content, list)
     return [
         {"type": "input_audio", "input_audio": {"data": clips[at], "format": "wav"}} if at in clips else part
@@ -271,20 +271,20 @@ def _asked(content: object, clips: Mapping[int, str]) -> list[object]:
     ]
 
 
-_MOST_TAGS: Final = 128
+_MAX_TAGS: Final = 128
 
 ANYTHING: Final[JSONObject] = {"type": "message", "role": "user", "content": "."}
-"""An item to check settings with."""
+"""An item with which settings are checked."""
 
 
 def build_request(settings: RealtimeSettings, items: Sequence[object], hints: RoutingHints) -> tuple[Request, int]:
     """Return the request of a response, in the form of `POST /v1/responses`, and its size as a body of HTTP.
 
     Args:
-        items: of the conversation, or the response's own.
+        items: The items of the conversation, or the response's own.
 
     Raises:
-        InvalidRequest: names the field that is wrong.
+        InvalidRequest: A field is wrong; the message names it.
     """
     if not items:
         raise MissingField("The conversation is empty. Create an item, or send `input`.", param="input")
@@ -306,10 +306,10 @@ def build_request(settings: RealtimeSettings, items: Sequence[object], hints: Ro
 
 
 def with_items(hints: RoutingHints, items: Sequence[ConversationItem]) -> RoutingHints:
-    """Return the hints of a request that has these items: tags add up, and the narrowest preference applies.
+    """Return the hints of a request with these items: their tags together, and the narrowest preference.
 
     Raises:
-        InvalidRequest: the preferences contradict each other, or there are too many tags.
+        InvalidRequest: The preferences contradict each other, or there are too many tags.
     """
     for prefer in {item.prefer for item in items if item.prefer is not None}:
         hints = merge_hints(hints, WireRoutingHints(prefer=prefer))
@@ -319,7 +319,7 @@ def with_items(hints: RoutingHints, items: Sequence[ConversationItem]) -> Routin
 def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -> WireRoutingHints | None:
     """Return the hints of a session after an update, which adds tags and narrows the preference.
 
-    A deadline protects nothing, and is the update's. Raises InvalidRequest as `with_items`.
+    The deadline is replaced by that of the update. Raises InvalidRequest as `with_items` does.
     """
     if before is None:
         return update
@@ -329,7 +329,9 @@ def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -
 
 
 def protection(causeway: object) -> RoutingHints:
-    """Return the tags of an object `causeway`, and `only_on_device` where it says so. A malformed one has neither."""
+    """Return the tags of an object `causeway`, and its preference if that is `only_on_device`; neither if it is
+    malformed.
+    """
     try:
         hints = msgspec.convert(causeway, WireRoutingHints)
     except msgspec.ValidationError:
@@ -339,8 +341,8 @@ def protection(causeway: object) -> RoutingHints:
 
 
 def bounded(hints: RoutingHints) -> RoutingHints:
-    """Return hints that have not too many tags. Raises InvalidRequest."""
-    if len(hints.tags) > _MOST_TAGS:
-        message = f"A session and its conversation may have {_MOST_TAGS} tags. Delete items, or start a new session."
+    """Return the hints if they do not have too many tags. Raises InvalidRequest."""
+    if len(hints.tags) > _MAX_TAGS:
+        message = f"A session and its conversation may have {_MAX_TAGS} tags. Delete items, or start a new session."
         raise InvalidRequest(message, param="causeway.tags")
     return hints

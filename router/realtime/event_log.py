@@ -1,7 +1,8 @@
-"""What one session sends to its client: numbered events as frames, and why the server closes the connection.
+"""The events that a session sends to its client, numbered and as frames, and the codes with which the server closes a
+connection.
 
-Events that are not sent yet are never dropped: a producer waits while there are many (`unsent_bytes`). Of the sent ones
-the newest are kept, `replay_bytes` at most, so that a cut connection can resume.
+Unsent events are never dropped: a producer waits while there are many (`unsent_bytes`). The newest sent events, at most
+`replay_bytes`, are kept so that a cut connection can resume.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class EventsLost(InvalidRequest, status=410, code="events_lost"):
-    """A session cannot be resumed after the given event."""
+    """The session cannot be resumed after the given event."""
 
 
 class EventLog:
-    """Events in the order of their numbers, which start at 1: sent ones, then those that wait.
+    """Events in the order of their numbers, which start at 1: first the sent ones, then the unsent ones.
 
     Args:
-        replay_bytes: how much of the sent events is kept.
+        replay_bytes: Maximum size of the sent events that are kept.
     """
 
     def __init__(self, replay_bytes: int) -> None:
@@ -47,7 +48,7 @@ class EventLog:
         self.unsent_bytes += len(data)
 
     def take(self) -> bytes | None:
-        """The next event to send, which counts as sent; None: there is none."""
+        """Return the next event to send, which then counts as sent; None if there is none."""
         if not self._unsent:
             return None
         data = self._unsent.popleft()
@@ -59,10 +60,10 @@ class EventLog:
         return data
 
     def rewind(self, after: int) -> None:
-        """Send again all events after number `after`, the last one that the client has; drop the others.
+        """Send all events after `after` again, the number of the last event that the client has; drop earlier ones.
 
         Raises:
-            EventsLost: some of them are no longer kept, or there is no such event.
+            EventsLost: Some of them are no longer kept, or there is no such event.
         """
         newest_sent = self.last - len(self._unsent)
         oldest_sent = newest_sent - len(self._sent)
@@ -82,7 +83,7 @@ class EventLog:
 
 
 def encode_refusal(error: CausewayError) -> bytes:
-    """The only event of a connection that gets no session."""
+    """Return the only event of a connection that does not get a session."""
     return _encode({"type": "error", "event_id": "event_0", "error": {**error_fields(error), "event_id": None}})
 
 
@@ -103,7 +104,7 @@ class CloseCode(IntEnum):
 
 
 MEANING: Final = {
-    CloseCode.GOING_AWAY: "the server shuts down; connect again",
+    CloseCode.GOING_AWAY: "the server is shutting down; connect again",
     CloseCode.NOT_TEXT: "a binary frame; events are JSON in text frames",
     CloseCode.TOO_SLOW: "the client read nothing for too long; the session can be resumed",
     CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with another one",
@@ -119,7 +120,7 @@ _TEXT = 0x81  # final frame, text
 
 
 def text_frame(payload: bytes) -> bytes:
-    """Return the frame of a text message: one for each event, never compressed, never masked (RFC 6455, 5.2)."""
+    """Return the frame of a text message, not compressed and not masked (RFC 6455, 5.2). Each event is one frame."""
     size = len(payload)
     if size < 126:
         return bytes((_TEXT, size)) + payload

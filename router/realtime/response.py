@@ -1,6 +1,5 @@
-"""The events that build one response: its items, their parts, and the text and arguments as they are generated.
-
-Beside them the bounds of a session, and what its caller has to do after an event of the client (`Effect`).
+"""The events that build a response: its items, their parts, and text and arguments as they are generated; also the
+bounds of a session, and the actions that its caller has to take after an event of the client (`Effect`).
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from .wire import JSONObject
 Emit = Callable[[str, JSONObject], None]
 Status = Literal["completed", "cancelled", "incomplete", "failed"]
 _SENTENCE: Final = re.compile(r"[.!?:;]+[\"')\]]*\s|\n")
-_BEGINNING: Final = 8  # pieces of a text that tell what it is
+_BEGINNING: Final = 8  # pieces of a text that show whether it is JSON
 _CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 @dataclass(eq=False, repr=False)
 class ResponseStream:
-    """One response from `response.created` to `response.done`; every way to its end leads through `_end`.
+    """A response from `response.created` to `response.done`. Every response ends in `_end`.
 
     Attributes:
-        id: of the response; the ids of its items are derived from it.
-        emit: adds an event, by its type and fields, to the session's log.
-        conversation: to which the items are added; None: the response is in no conversation.
-        echo: fields of the response that repeat what the client asked for.
-        on_end: called once, after the last event.
-        hints: of the request; its items keep them.
-        spoken: its text is the transcript of `audio`.
+        id: The id of the response, from which the ids of its items are derived.
+        emit: Adds an event, by its type and fields, to the session's log.
+        conversation: The conversation to which the items are added; None: the response is outside the conversation.
+        echo: Fields of the response that repeat those of the client's request.
+        on_end: A function that is called once, after the last event.
+        hints: The hints of the request, which the items keep.
+        spoken: Whether the response is spoken, so that its text is the transcript of its audio.
     """
 
     id: str
@@ -50,7 +49,7 @@ class ResponseStream:
 
     def __post_init__(self) -> None:
         self.ended = False
-        """Whether `response.done` was sent: what comes later is dropped."""
+        """Whether `response.done` was sent. Later chunks are dropped."""
         self._output: list[msgspec.Raw] = []  # finished items
         self._open: _GeneratedItem | None = None
         self._finish = ""
@@ -66,11 +65,11 @@ class ResponseStream:
         return bool(self._finish)
 
     def commit(self, head: JSONObject) -> None:
-        """Take what `response.done` says about the route: the fields of its object `causeway`."""
+        """Set the object `causeway` of `response.done`, which describes the route."""
         self._head = head
 
     def chunk(self, chunk: Chunk) -> None:
-        """Add the events for one chunk; thoughts have none."""
+        """Add the events for a chunk; reasoning has no events."""
         if self.ended:
             return
         if chunk.usage is not None:
@@ -84,9 +83,8 @@ class ResponseStream:
         self._resume = chunk.resume or self._resume
 
     def ready_to_speak(self, *, rest: bool = False) -> str:
-        """Return whole sentences of the open message that were not returned before, or all the rest; "" for none.
-
-        An object of JSON is for a program, such as the call of a model that answers with calls: it is not spoken.
+        """Return the new whole sentences of the open message, or all the rest; "" for none. A JSON object, such as the
+        call of a model that answers with calls, is not spoken.
         """
         item = self._open
         if item is None or item.is_call or item.is_json or not self.spoken:
@@ -102,7 +100,7 @@ class ResponseStream:
             self.emit("response.output_audio.delta", {**self._part_of(self._open), "delta": delta})
 
     def complete(self) -> None:
-        """End the answer; without a finish reason it broke."""
+        """End the answer. An answer without a finish reason counts as broken."""
         if not self._finish:
             self.fail(StreamBroken("The answer stopped before its end. Send the request again.", phase="stream"))
         elif reason := _CUT.get(self._finish):
@@ -111,11 +109,11 @@ class ResponseStream:
             self._end("completed", {"type": "completed"})
 
     def cancel(self, reason: Literal["client_cancelled", "turn_detected"] = "client_cancelled") -> None:
-        """End it with what there is: the client interrupted."""
+        """End the answer with its content so far, because the client interrupted."""
         self._end("cancelled", {"type": "cancelled", "reason": reason})
 
     def fail(self, error: CausewayError) -> None:
-        """End it with what there is, and the error."""
+        """End the answer with its content so far, and the error."""
         self._end("failed", {"type": "failed", "error": error_fields(error)})
 
     # --- items -------------------------------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ class ResponseStream:
         return item
 
     def _close(self, status: Literal["completed", "incomplete"]) -> None:
-        """End the open item: its last events, and the item itself in the output."""
+        """Add the last events of the open item, and the item to the output."""
         item, self._open = self._open, None
         if item is None:
             return
@@ -227,11 +225,11 @@ class _GeneratedItem:
         self.call_id = "" if call is None else call.id or ""
         self.name = "" if call is None else call.name or ""
         self.pieces: list[str] = []
-        self.unspoken = ""  # of a spoken response
+        self.unspoken = ""  # text of a spoken response that is not yet spoken
 
     @property
     def is_json(self) -> bool:
-        """Whether its text is an object of JSON, as far as its beginning tells."""
+        """Whether the text is a JSON object, judged by its beginning."""
         return "".join(self.pieces[:_BEGINNING]).lstrip().startswith("{")
 
     def fields(self, *, begun: bool = False) -> JSONObject:
@@ -253,12 +251,10 @@ def _usage(usage: Usage) -> JSONObject:
 
 
 class SessionLimits(msgspec.Struct, frozen=True):
-    """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection.
-
-    `max_audio_s`: of the audio clips of its conversation together, and of the one that is sent; 0: it takes none.
-    `speaks`: whether its answers may be spoken; `voice`: by which, where the client names none.
-    `detects_turns`: whether turns may be detected in its audio.
-    `partial_interval_s`: new audio between two transcripts of an audio clip that goes on; 0: it has none.
+    """The bounds of a session. `replay_bytes`: size of the sent events that are kept for a cut connection.
+    `max_audio_s`: maximum length of all audio of its conversation, and of the audio being sent; 0: it takes none.
+    `speaks`: whether its answers may be spoken; `voice`: the default voice. `detects_turns`: whether turns may be
+    detected in its audio. `partial_interval_s`: length of new audio between two partial transcripts; 0: there are none.
     """
 
     max_items: int = 256
@@ -273,14 +269,14 @@ class SessionLimits(msgspec.Struct, frozen=True):
 
 
 class Voice(msgspec.Struct, frozen=True):
-    """How an answer is spoken. `speed`: 1.0 is the voice's own."""
+    """The voice of a spoken answer. `speed`: 1.0 is the voice's normal speed."""
 
     name: str
     speed: float
 
 
 class StartResponse(msgspec.Struct, frozen=True):
-    """Answer `request` into `response`, whose id is ``resp_`` and `id`. `voice`: None: it is text."""
+    """Effect: answer `request` into `response`, whose id is ``resp_`` and `id`. `voice`: None for a text answer."""
 
     id: str
     request: Request
@@ -290,13 +286,12 @@ class StartResponse(msgspec.Struct, frozen=True):
 
 
 class CancelResponse(msgspec.Struct, frozen=True):
-    """Stop answering; the client has been told."""
+    """Effect: stop answering; the client has been informed."""
 
 
 class TranscribeAudio(msgspec.Struct, frozen=True):
-    """Transcribe an audio clip, and tell `RealtimeSession.transcribed` or `not_transcribed`.
-
-    `index`: its place in the item's content; `wav`: a WAV file in base64.
+    """Effect: transcribe audio, and call `RealtimeSession.transcribed` or `not_transcribed`. `index`: its place in the
+    item's content; `wav`: a WAV file in base64.
     """
 
     item_id: str
@@ -305,17 +300,16 @@ class TranscribeAudio(msgspec.Struct, frozen=True):
 
 
 class TranscribePartial(msgspec.Struct, frozen=True):
-    """Transcribe an audio clip that goes on, unless other requests would wait for it. `wav`: a WAV file."""
+    """Effect: transcribe audio that still continues, unless other requests would wait for it. `wav`: a WAV file."""
 
     item_id: str
     wav: bytes
 
 
 class DetectSpeech(msgspec.Struct, frozen=True):
-    """Detect speech in the windows of an audio clip, and tell `RealtimeSession.detected` or `not_detected`.
-
-    `pcm`: 16-bit PCM at 24 kHz, windows of 32 ms; `state`: of the detector, after the window before; `at`: where the
-    audio begins.
+    """Effect: detect speech in the windows of audio, and call `RealtimeSession.detected` or `not_detected`. `pcm`:
+    16-bit PCM at 24 kHz, windows of 32 ms; `state`: the detector's state after the previous window; `at`: the position
+    of the audio's beginning.
     """
 
     pcm: bytes

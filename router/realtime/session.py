@@ -1,19 +1,19 @@
-"""One session: a client's events change its settings and conversation, and start or cancel its one running response.
+"""A session: a client's events change its settings and conversation, and start or cancel its single running response.
 
     session.update                       1. settings; tags and the preference are only narrowed
-    conversation.item.create             2. an item; with `truncation: auto` the oldest ones make room, and are told
+    conversation.item.create             2. an item; with `truncation: auto` the oldest ones are deleted, with events
     conversation.item.delete, .retrieve  3. an item by its id
     response.create                      4. the conversation becomes a Request, which the caller answers; it carries the
                                             tags and restrictions of all its items, and they keep those of the request
     response.cancel                      5. the running response ends; the caller stops the work
-    input_audio_buffer.append, .clear    6. audio is kept, at most so much
-    input_audio_buffer.commit            7. it becomes an item; the caller transcribes it, if the client asks
+    input_audio_buffer.append, .clear    6. audio is kept, up to a bound
+    input_audio_buffer.commit            7. it becomes an item; the caller transcribes it if the client wants that
 
-With `turn_detection` the caller detects speech (`DetectSpeech`). A turn that starts cancels the
-response, one that ends becomes an item and is answered, where the client does not say otherwise.
+With `turn_detection` the caller detects speech (`DetectSpeech`). By default, the start of a turn cancels the response,
+and its end makes it an item that is answered.
 
-An event that is wrong is answered by an `error` event, and changes nothing, but that the items of a refused response
-keep its tags and `only_on_device`.
+An invalid event gets an `error` event and changes nothing, except that the items of a refused response keep its tags
+and `only_on_device`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ NO_TURNS = (
 
 
 class ResponseActive(InvalidRequest, status=409, code="conversation_already_has_active_response"):
-    """The session has a running response already."""
+    """The session already has a running response."""
 
 
 class NothingToCancel(InvalidRequest, code="response_cancel_not_active"):
@@ -95,15 +95,16 @@ class NothingToCancel(InvalidRequest, code="response_cancel_not_active"):
 
 
 class RealtimeSession:
-    """State of one session, and the events for its client in `log`.
+    """The state of a session, and the events for its client in `log`.
 
     Args:
-        session_id: the same client resumes the session by it.
-        model: the model's name, or `auto`.
-        hints: routing hints from the request's headers.
-        new_id: makes the ids of responses, which are those of their decisions.
-        no_audio: why a session without `limits.max_audio_s` takes none, and what to do, for the client.
-        hold_audio: gets how many bytes its audio clips take, before they take more; may raise CausewayError.
+        session_id: The id by which the same client resumes the session.
+        model: The model's name, or `auto`.
+        hints: The routing hints of the request's headers.
+        new_id: Makes the ids of responses, which are also the ids of their decisions.
+        no_audio: The message to a client that sends audio to a session without `limits.max_audio_s`: why it is refused,
+            and what to do.
+        hold_audio: Reserves memory: is called with the bytes of all audio before these grow; may raise CausewayError.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class RealtimeSession:
         )
         self._conversation_id = f"conv_{new_id()}"
         self._hold_audio = hold_audio
-        self._held_bytes = 0  # of audio, as `hold_audio` knows it
-        self._made = 0  # ids of items that the client gave none
+        self._held_bytes = 0  # bytes of audio that are reserved with `hold_audio`
+        self._made = 0  # number of generated item ids
         self._response: ResponseStream | None = None
         self._emit("session.created", {"session": self._shown()})
 
@@ -149,11 +150,11 @@ class RealtimeSession:
 
     @property
     def request_hints(self) -> RoutingHints:
-        """The hints of its connections and of its settings."""
+        """The routing hints of its connections and of its settings."""
         return merge_hints(self.hints, self._settings.causeway)
 
     def receive(self, frame: bytes) -> Effect | None:
-        """Take one event of the client. Returns what the caller has to do."""
+        """Take an event of the client. Returns the actions for the caller."""
         event_id: object = None
         try:
             document = load(frame)
@@ -166,25 +167,27 @@ class RealtimeSession:
             self._hold()
 
     def report(self, error: CausewayError, event_id: str | None = None) -> None:
-        """Tell the client about an error. `event_id`: of the client's event that caused it."""
+        """Report an error to the client. `event_id`: the id of the client's event that caused it."""
         self._emit("error", {"error": {**error_fields(error), "event_id": event_id}})
 
     def abandon(self, error: CausewayError) -> None:
-        """End the running response, if there is one, with what there is and this error."""
+        """End the running response, if any, with its content so far and this error."""
         if self._response is not None:
             self._response.fail(error)
 
     def narrow(self, hints: RoutingHints) -> None:
-        """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict."""
+        """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict the
+        session's.
+        """
         more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
         hints = bounded(merge_hints(self.hints, more))
         merge_hints(hints, self._settings.causeway)
         self.hints = hints
 
     def transcribed(self, audio: TranscribeAudio, transcript: Transcript) -> None:
-        """Take the transcript of an audio clip."""
+        """Take the transcript of audio."""
         item = self._conversation.get(audio.item_id) if audio.item_id in self._conversation else None
-        if item is not None and audio.index in item.clips:  # else it was deleted meanwhile, or is another one
+        if item is not None and audio.index in item.clips:  # otherwise the item was deleted or replaced meanwhile
             self._conversation.replace(item.with_transcript(audio.index, transcript.text))
             self._shorten()
         usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
@@ -192,28 +195,28 @@ class RealtimeSession:
         self._tell("completed", audio, fields)
 
     def not_transcribed(self, audio: TranscribeAudio, error: CausewayError) -> None:
-        """Take the error of a transcription. A response of this audio tries again."""
+        """Take the error of a transcription. A response to this audio transcribes it again."""
         self._tell("failed", audio, {"error": error_fields(error)})
 
     def partial(self) -> TranscribePartial | None:
-        """Return the audio that goes on, if the client wants its transcript, and enough of it is new."""
+        """Return the audio that still continues, if the client wants transcripts and enough of it is new."""
         audio = self._settings.audio.input
         return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> None:
-        """Take the transcript so far of an audio clip that goes on; the client gets the words that are certain."""
+        """Take a partial transcript; the client gets its stable words."""
         if delta := self._spoken.partly_transcribed(partial, transcript):
             place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
 
-    def detected(self, asked: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
-        """Take the probability of speech in each window of an audio clip. Returns what the caller has to do, in order.
+    def detected(self, detection: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
+        """Take the probability of speech in each window of audio. Returns the actions for the caller, in order.
 
         Args:
-            state: of the detector, for the windows that follow.
+            state: The detector's state, for the next windows.
         """
         effects: list[Effect] = []
-        for change in self._spoken.judged(asked, probabilities, state):
+        for change in self._spoken.judged(detection, probabilities, state):
             try:
                 if isinstance(change, TurnStarted):
                     effects += self._turn_started(change)
@@ -235,7 +238,9 @@ class RealtimeSession:
         return [CancelResponse()]
 
     def _turn_ended(self, turn: TurnEnded) -> list[Effect]:
-        """Raises InvalidRequest: the conversation is full, or the turn cannot be answered."""
+        """Make an item of a turn and answer it. Raises InvalidRequest if the conversation is full, or the turn cannot
+        be answered.
+        """
         self._emit("input_audio_buffer.speech_stopped", {"audio_end_ms": turn.at_ms, "item_id": turn.item_id})
         transcribe = self._add_audio(turn.item_id, turn.wav)
         effects: list[Effect] = [] if transcribe is None else [transcribe]
@@ -243,7 +248,7 @@ class RealtimeSession:
         if settings is not None and settings.create_response:
             try:
                 effects.append(self._start(ResponseCreate(type="response.create")))
-            except CausewayError as error:  # the turn is an item all the same, and is transcribed
+            except CausewayError as error:  # the turn still becomes an item and is transcribed
                 self.report(error)
         return effects
 
@@ -269,11 +274,11 @@ class RealtimeSession:
                 item = self._conversation.get(validate(document, ItemReference).item_id)
                 self._emit("conversation.item.retrieved", {"item": item.body})
             case "response.create":
-                asked = validate(document, ResponseCreate)
+                start = validate(document, ResponseCreate)
                 try:
-                    return self._start(asked)
+                    return self._start(start)
                 except CausewayError:
-                    self._protect(asked.response or {})
+                    self._protect(start.response or {})
                     raise
             case "response.cancel":
                 return self._cancel(validate(document, ResponseCancel))
@@ -298,10 +303,10 @@ class RealtimeSession:
         return None
 
     def _update(self, event: SessionUpdate) -> None:
-        """Apply the fields that a session has, then name the others: clients send what OpenAI's knows besides.
+        """Apply the known fields, then report the others, since clients may send further fields of OpenAI's sessions.
 
         Raises:
-            UnsupportedFeature: The rest was applied, and `session.updated` says so.
+            UnsupportedFeature: Some fields are unknown. The others were applied, and `session.updated` was sent.
             InvalidRequest: A field has a wrong value; nothing was applied.
         """
         update, others = known_fields(event.session, type(self._settings), "session")
@@ -326,32 +331,34 @@ class RealtimeSession:
             raise together(others, applied=True)
 
     def _without_audio(self, update: JSONObject) -> list[UnsupportedFeature]:
-        """Take out of the update what this session does not have of audio, and return an error for each."""
+        """Remove the audio settings that this session does not support from the update, and return an error for
+        each.
+        """
         audio = update.get("audio")
         if not isinstance(audio, dict):
             return []
-        given, errors = {name: value for name, value in audio.items() if value is not None}, []
-        if "input" in given and not self._audio.is_open:
+        settings, errors = {name: value for name, value in audio.items() if value is not None}, []
+        if "input" in settings and not self._audio.is_open:
             errors.append(self._audio.closed("session.audio.input"))
-            del given["input"]
-        heard = given.get("input")
-        if isinstance(heard, dict) and heard.get("turn_detection") and not self._detects_turns:
+            del settings["input"]
+        input_settings = settings.get("input")
+        if isinstance(input_settings, dict) and input_settings.get("turn_detection") and not self._detects_turns:
             errors.append(UnsupportedFeature(NO_TURNS, param="session.audio.input.turn_detection"))
-            given["input"] = {name: value for name, value in heard.items() if name != "turn_detection"}
-        if "output" in given and not self._speaks:
+            settings["input"] = {name: value for name, value in input_settings.items() if name != "turn_detection"}
+        if "output" in settings and not self._speaks:
             errors.append(_not_spoken("session.audio.output"))
-            del given["output"]
-        update["audio"] = {side: fields for side, fields in given.items() if fields != {}} or None
+            del settings["output"]
+        update["audio"] = {side: fields for side, fields in settings.items() if fields != {}} or None
         return errors
 
     def _complete_audio(self, update: JSONObject) -> None:
-        """Add the session's own settings of audio to those that are updated. Raises InvalidRequest."""
+        """Complete an update with the session's own audio settings. Raises InvalidRequest."""
         audio = update.pop("audio", None) or {}
         if not isinstance(audio, dict):
             raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
-        given = {name: value for name, value in audio.items() if value is not None}
+        own_settings = {name: value for name, value in audio.items() if value is not None}
         both = msgspec.to_builtins(self._settings.audio)
-        for side, fields in given.items():
+        for side, fields in own_settings.items():
             both[side] = {**both.get(side, {}), **fields} if isinstance(fields, dict) else fields
         update["audio"] = both
 
@@ -360,7 +367,7 @@ class RealtimeSession:
             raise _not_spoken(f"{where}.output_modalities[0]")
 
     def _add_audio(self, item_id: str, wav: str) -> TranscribeAudio | None:
-        """(7) Raises ConversationFull."""
+        """Add the committed audio as an item (7). Raises ConversationFull."""
         self._insert(spoken_item(item_id, wav), None, committed=True)
         audio = self._settings.audio.input
         if audio is msgspec.UNSET or audio.transcription is None:
@@ -373,7 +380,7 @@ class RealtimeSession:
         return None if audio is msgspec.UNSET else audio.turn_detection
 
     def _insert(self, item: ConversationItem, after: str | None, *, committed: bool = False) -> None:
-        """Add an item to the conversation, and tell. `committed`: it was the buffer's audio."""
+        """Add an item to the conversation, with its events. `committed`: the item is the audio of the buffer."""
         if self._settings.truncation == "disabled":
             self._conversation.check_room(item)
         self._hold(item.audio_bytes)
@@ -387,8 +394,7 @@ class RealtimeSession:
         self._shorten()
 
     def _hold(self, more_bytes: int = 0) -> None:
-        """Tell how many bytes its audio clips take, and soon take. Raises CausewayError if there is no room for
-        more."""
+        """Reserve the bytes of audio that the session holds and will hold. Raises CausewayError if there is no room."""
         held_bytes = self._audio.held_bytes + self._conversation.audio_bytes + more_bytes
         if held_bytes != self._held_bytes:
             self._hold_audio(held_bytes)
@@ -403,19 +409,25 @@ class RealtimeSession:
     def _start(self, event: ResponseCreate) -> StartResponse:
         if self.running:
             raise ResponseActive("A response is running. Wait for its `response.done`, or cancel it.")
-        asked = supported(event.response or {}, "response")
+        fields = supported(event.response or {}, "response")
         for name in _SESSION_ONLY:
-            if asked.get(name) is not None:
+            if fields.get(name) is not None:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
-        self._check_spoken(asked, "response")
-        own = merged(ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response")
-        settings = merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
-        in_conversation = own.conversation != "none"
+        self._check_spoken(fields, "response")
+        response_fields = merged(
+            ResponseFields(), {key: fields.pop(key) for key in [*fields] if key in _RESPONSE_FIELDS}, "response"
+        )
+        settings = merged(msgspec.structs.replace(self._settings, causeway=None), fields, "response")
+        in_conversation = response_fields.conversation != "none"
         if in_conversation and self._settings.truncation == "disabled":
             self._conversation.check_room()
-        given = own.input
-        items = [*self._conversation] if given is None else [self._input(at, one) for at, one in enumerate(given)]
-        try:  # hints add up: a response's own never replace those of the session and of the items
+        response_input = response_fields.input
+        items = (
+            [*self._conversation]
+            if response_input is None
+            else [self._input(at, one) for at, one in enumerate(response_input)]
+        )
+        try:  # hints add up: a response's own hints never replace those of the session and of the items
             hints = with_items(self.request_hints, items)
             request, size_bytes = build_request(settings, [item.requested for item in items], hints)
         except InvalidRequest as error:
@@ -426,7 +438,7 @@ class RealtimeSession:
             "conversation_id": self._conversation_id if in_conversation else None,
             "output_modalities": settings.output_modalities,
             "max_output_tokens": settings.max_output_tokens,
-            "metadata": own.metadata,
+            "metadata": response_fields.metadata,
         }
         conversation = self._conversation if in_conversation else None
         output = self._settings.audio.output
@@ -445,17 +457,21 @@ class RealtimeSession:
         return StartResponse(response_id, request, self._response, size_bytes, voice)
 
     def _protect(self, refused: JSONObject) -> None:
-        """Let the items of a refused response keep its restriction: the next one would send their text."""
-        given = refused.get("input")
-        if given is None:
+        """Let the items of a refused response keep its restriction, because the next response would send their text."""
+        refused_input = refused.get("input")
+        if refused_input is None:
             items = [*self._conversation]
         else:
-            names = [one.get("id") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+            names = (
+                [one.get("id") for one in refused_input if isinstance(one, dict)]
+                if isinstance(refused_input, list)
+                else []
+            )
             items = [item for item in self._conversation if item.id in names]
         self._conversation.protect(items, protection(refused.get("causeway")))
 
     def _input(self, at: int, document: JSONObject) -> ConversationItem:
-        """An item of a response's own input, or of the conversation where it is a reference."""
+        """Return an item of a response's own input, or the conversation's item that it references."""
         if document.get("type") == "item_reference":
             return self._conversation.get(str(document.get("id")))
         return read_item(document, self._next_item_id(), self._audio, f"response.input[{at}]")
@@ -488,7 +504,7 @@ def _unknown(kind: object) -> InvalidRequest:
     if kind.startswith(_SPOKEN):
         message = f"`{kind[:64]}`: a spoken answer is sent once, and not taken back. Stop playing it."
         return UnsupportedFeature(message, param="type")
-    return InvalidRequest(f"There is no event {kind[:64]!r} for a client to send.", param="type")
+    return InvalidRequest(f"Clients cannot send the event {kind[:64]!r}.", param="type")
 
 
 def _not_spoken(param: str) -> UnsupportedFeature:

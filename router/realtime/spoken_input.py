@@ -1,6 +1,6 @@
-"""The audio of a session on its way to an item: by the client's commit, or by the turns that are detected in it.
+"""The audio of a session until it becomes an item, by the client's commit or as a detected turn.
 
-Positions are bytes since the session began, of all audio that its client sent.
+Positions are bytes since the session began, counted over all audio that its client sent.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ from .response import DetectSpeech, TranscribePartial
 from .wire import ServerVAD
 
 WINDOW_MS: Final = 32
-_ONSET: Final = 2  # windows of speech in a row that begin a turn: one alone may be a click
-_BAND: Final = 0.15  # by how much the probability of silence is below the threshold
-_LEAST: Final = 0.01
+_ONSET: Final = 2  # consecutive windows of speech that begin a turn; a single one may be a click
+_BAND: Final = 0.15  # silence is a probability that lies this much below the threshold
+_MIN_SILENCE: Final = 0.01
 
 Change = Literal["started", "stopped"]
 
 
 class TurnDetector:
-    """Says where turns of speech begin and end in an audio clip, by the probability of speech in each of its windows.
-
-    Time is counted in windows of the audio, never by a clock: a client may send it faster or slower than it was spoken.
+    """A detector of the start and end of turns, from the probability of speech in each window of audio. Time is counted
+    in windows, never by a clock, because a client may send audio faster or slower than it was spoken.
 
     Args:
-        settings: threshold and length of the silence that ends a turn.
+        settings: Threshold, and length of the silence that ends a turn.
     """
 
     def __init__(self, settings: ServerVAD) -> None:
         self._speech = settings.threshold
-        self._silence = max(settings.threshold - _BAND, _LEAST)
+        self._silence = max(settings.threshold - _BAND, _MIN_SILENCE)
         self._silent_ms = settings.silence_duration_ms
         self.windows_before = -(-settings.prefix_padding_ms // WINDOW_MS) + _ONSET
-        """How many windows a turn has when it starts: its padding and its onset."""
+        """The number of windows of a turn at its start: its padding and its onset."""
         self._onset = 0
         self._quiet = 0
         self.speaking = False
 
     def take(self, probability: float) -> Change | None:
-        """Judge the next window. Returns what it changes."""
+        """Judge the next window. Returns the change that it causes."""
         if not self.speaking:
             self._onset = self._onset + 1 if probability >= self._speech else 0
             if self._onset < _ONSET:
@@ -51,7 +50,7 @@ class TurnDetector:
             return "started"
         if probability >= self._speech:
             self._quiet = 0
-        elif self._quiet or probability < self._silence:  # between the two: silence goes on, and does not begin
+        elif self._quiet or probability < self._silence:  # between the thresholds silence only continues
             self._quiet += 1
         if not self._quiet or self._quiet * WINDOW_MS < self._silent_ms:
             return None
@@ -69,14 +68,16 @@ _PUNCTUATION: Final = ".,;:!?\u2026\"'()-"
 
 
 class TurnStarted(msgspec.Struct, frozen=True):
-    """Speech has begun. `at_ms`: where the turn's audio begins; `item_id`: of the item that it becomes."""
+    """The start of a turn. `at_ms`: the beginning of the turn's audio; `item_id`: the id of the item that it
+    becomes.
+    """
 
     item_id: str
     at_ms: int
 
 
 class TurnEnded(msgspec.Struct, frozen=True):
-    """The turn is over. `at_ms`: where its audio ends; `wav`: the audio, a WAV file in base64."""
+    """The end of a turn. `at_ms`: the end of its audio; `wav`: the audio, a WAV file in base64."""
 
     item_id: str
     at_ms: int
@@ -84,12 +85,12 @@ class TurnEnded(msgspec.Struct, frozen=True):
 
 
 class SpokenInput:
-    """Owns the audio that is no item yet, and what is known of it.
+    """The audio that is not an item yet, with the state of turn detection and partial transcripts.
 
     Args:
-        audio: the buffer.
-        next_item_id: makes ids of items.
-        partial_interval_s: new audio between two transcripts of an audio clip that goes on; 0: it has none.
+        audio: The buffer.
+        next_item_id: Makes ids of items.
+        partial_interval_s: Length of new audio between two partial transcripts; 0: there are none.
     """
 
     def __init__(self, audio: AudioBuffer, next_item_id: Callable[[], str], partial_interval_s: float = 0.0) -> None:
@@ -97,25 +98,25 @@ class SpokenInput:
         self._next_item_id = next_item_id
         self._settings: ServerVAD | None = None
         self._turns: TurnDetector | None = None
-        self._state = b""  # of the detector, after the newest judged window
+        self._state = b""  # the detector's state after the newest judged window
         self._judged_to = 0
-        self._item_id = ""  # of the turn that goes on
+        self._item_id = ""  # id of the turn in progress
         self._partial_bytes = round(partial_interval_s * BYTES_PER_S)
         self._transcribed_to = 0
         self._certain = StablePrefix()
 
     def configure(self, settings: ServerVAD | None) -> None:
-        """Detect turns so in what comes from now on; None: the client says where they end."""
+        """Detect turns with these settings in later audio; None: the client marks the end of turns."""
         if settings != self._settings:
             self._settings = settings
             self._turns = None if settings is None else TurnDetector(settings)
             self._judged_to = self._audio.end
 
     def append(self, encoded: str) -> DetectSpeech | None:
-        """Take audio. Returns what to look through for speech.
+        """Append audio. Returns the windows in which to detect speech.
 
         Raises:
-            InvalidRequest, BufferFull: nothing is taken.
+            InvalidRequest, BufferFull: The audio was not taken.
         """
         if self._turns is None:
             self._audio.append(encoded)
@@ -128,11 +129,11 @@ class SpokenInput:
         return DetectSpeech(pcm, self._state, self._judged_to)
 
     def judged(
-        self, asked: DetectSpeech, probabilities: Sequence[float], state: bytes
+        self, detection: DetectSpeech, probabilities: Sequence[float], state: bytes
     ) -> list[TurnStarted | TurnEnded]:
-        """Take the probability of speech in each window. Returns the turns that start and end in them, in order."""
-        if self._turns is None or asked.at != self._judged_to:
-            return []  # meanwhile the audio was cleared or committed, or turns are not detected any more
+        """Take the probability of speech in each window. Returns the starts and ends of turns in them, in order."""
+        if self._turns is None or detection.at != self._judged_to:
+            return []  # the audio was cleared or committed meanwhile, or turn detection was turned off
         self._state = state
         changes: list[TurnStarted | TurnEnded] = []
         for probability in probabilities:
@@ -147,7 +148,7 @@ class SpokenInput:
         return changes
 
     def partial(self) -> TranscribePartial | None:
-        """Return the audio that goes on, if enough of it is new."""
+        """Return the audio that still continues, if enough of it is new."""
         end = self._audio.end if self._turns is None else self._judged_to
         new = end - max(self._transcribed_to, self._audio.start)
         if not self._partial_bytes or new < self._partial_bytes or not (self._turns is None or self._turns.speaking):
@@ -157,27 +158,27 @@ class SpokenInput:
         return TranscribePartial(self._item_id, self._audio.file(end))
 
     def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> str:
-        """Take the transcript so far. Returns the words that are certain now and were not before."""
+        """Take a partial transcript. Returns the newly stable words."""
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 
     def whole(self) -> tuple[str, str]:
         """Return the id of the item that all of the audio becomes, and the audio as a WAV file in base64.
 
         Raises:
-            BufferEmpty: it is too short.
+            BufferEmpty: The audio is too short.
         """
         wav = self._audio.wav()
         return self._item_id or self._next_item_id(), wav
 
     def clear(self) -> None:
-        """Forget the audio; a turn that goes on is over."""
+        """Drop the audio, and end a turn in progress."""
         self._audio.drop_to(self._audio.end)
         self._over()
         self._judged_to = self._audio.end
 
     @property
     def _is_longest(self) -> bool:
-        """Whether the turn may not have another window."""
+        """Return whether the turn has reached its maximum length."""
         return self._judged_to + _WINDOW - self._audio.start > self._audio.max_bytes
 
     def _start(self, windows_before: int) -> TurnStarted:
@@ -200,11 +201,9 @@ class SpokenInput:
 
 
 class StablePrefix:
-    """What is certain of the transcript of an audio clip that goes on.
-
-    A transcript of half a sentence guesses at its end. Words are certain that two transcripts in a row agree on, the
-    second one of a longer audio; they are told once and never taken back (local agreement, as Whisper-Streaming does:
-    https://aclanthology.org/2023.ijcnlp-demo.3).
+    """The stable prefix of partial transcripts. The end of a partial transcript is a guess. Words are stable once two
+    consecutive transcripts, the second of longer audio, agree on them; they are returned once and never taken back
+    (local agreement, as in Whisper-Streaming: https://aclanthology.org/2023.ijcnlp-demo.3).
     """
 
     def __init__(self) -> None:
@@ -212,7 +211,7 @@ class StablePrefix:
         self._told = 0  # words
 
     def take(self, transcript: str) -> str:
-        """Take the transcript of the audio so far. Returns the text that is certain now and was not before."""
+        """Take the transcript of the audio so far. Returns the newly stable text."""
         words = transcript.split()
         agreed = 0
         for before, now in zip(self._newest, words, strict=False):

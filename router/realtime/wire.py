@@ -1,4 +1,4 @@
-"""The types of a client's events, the settings of a session, and the fields of it that a client changes.
+"""The types of a client's events, and the settings of a session that a client can change.
 
 Source: https://platform.openai.com/docs/api-reference/realtime-client-events and the types of the `openai` package.
 Field names are those on the wire. All fields are checked: a misspelt name is refused.
@@ -24,7 +24,7 @@ JSONObject = dict[str, object]
 
 
 class ClientEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all of them have; `type` chose the struct."""
+    """The common fields of all client events; `type` selects the struct."""
 
     type: str
     event_id: EventId | None = None
@@ -40,7 +40,7 @@ class ItemCreate(ClientEvent, kw_only=True):
 
 
 class ItemReference(ClientEvent, kw_only=True):
-    """`conversation.item.delete` and `.retrieve`."""
+    """The events `conversation.item.delete` and `.retrieve`."""
 
     item_id: Id
 
@@ -63,16 +63,15 @@ class PCMFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With it the client gets the transcript of its speech. `model`: the server has one."""
+    """The setting with which the client gets the transcript of its speech. `model` is ignored: the server has one."""
 
     model: str | None = None
 
 
 class ServerVAD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Turns are detected by their audio: speech that silence of `silence_duration_ms` follows.
-
-    `threshold`: of the probability of speech. `create_response`: a turn is answered. `interrupt_response`: a turn that
-    starts cancels the answer.
+    """The settings of turn detection: a turn is speech followed by silence of `silence_duration_ms`. `threshold`:
+    minimum probability of speech. `create_response`: turns are answered. `interrupt_response`: the start of a turn
+    cancels the answer.
     """
 
     type: Literal["server_vad"] = "server_vad"
@@ -85,7 +84,7 @@ class ServerVAD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`turn_detection`: null: the client says where its turns end."""
+    """The settings of input audio. `turn_detection`: null: the client marks the end of turns."""
 
     format: PCMFormat = PCMFormat()
     transcription: InputTranscription | None = None
@@ -94,7 +93,9 @@ class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`voice`: one of the device, or a language that it speaks; `speed`: 1.0 is the voice's own."""
+    """The settings of output audio. `voice`: a voice of the device, or a language that it speaks; `speed`: 1.0 is
+    normal.
+    """
 
     format: PCMFormat = PCMFormat()
     voice: Annotated[str, Meta(min_length=1, max_length=64)] = "en-us"
@@ -102,14 +103,14 @@ class OutputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the session does not take or give is not there."""
+    """The audio settings of a session. Directions that the session does not support are left out."""
 
     input: InputAudio | msgspec.UnsetType = msgspec.UNSET
     output: OutputAudio | msgspec.UnsetType = msgspec.UNSET
 
 
 class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a session, or of one response where they are its own."""
+    """The settings of a session, or a response's own settings."""
 
     type: Literal["realtime"] = "realtime"
     model: Name = AUTO
@@ -127,7 +128,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ResponseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What only a response has. Its other fields are those of `RealtimeSettings`."""
+    """The fields that only a response has, besides those of `RealtimeSettings`."""
 
     conversation: Literal["auto", "none"] | None = None
     input: list[JSONObject] | None = None
@@ -139,12 +140,12 @@ UNSUPPORTED = {
     "prompt": "no prompts are stored here; send `instructions`",
     "tracing": "traces are configured at the server",
 }
-"""Settings of OpenAI's that have no meaning here, and why; null is accepted."""
+"""Settings of OpenAI's that are not supported, with the reason; null is accepted."""
 UNSUPPORTED_AUDIO = {
     "noise_reduction": "the audio is taken as it comes",
     "idle_timeout_ms": "silence alone is not answered",
 }
-"""The same of the settings of audio."""
+"""Audio settings of OpenAI's that are not supported, with the reason; null is accepted."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -156,11 +157,11 @@ _AUDIO: Final[Mapping[type[msgspec.Struct], Mapping[str, type[msgspec.Struct]]]]
     InputAudio: {"format": PCMFormat, "transcription": InputTranscription, "turn_detection": ServerVAD},
     OutputAudio: {"format": PCMFormat},
 }
-"""The parts of the settings whose fields are optional, too."""
+"""The nested settings, whose fields are optional, too."""
 
 
 def supported(document: JSONObject, where: str) -> JSONObject:
-    """The fields without those that have no meaning here and are null. Raises UnsupportedFeature if one is not."""
+    """Return the fields without unsupported ones that are null. Raises UnsupportedFeature if one is not null."""
     for name, why in UNSUPPORTED.items():
         if document.get(name) is not None:
             raise UnsupportedFeature(f"`{where}.{name}`: {why}.", param=f"{where}.{name}")
@@ -170,16 +171,16 @@ def supported(document: JSONObject, where: str) -> JSONObject:
 def known_fields(
     document: JSONObject, fields: type[msgspec.Struct], where: str
 ) -> tuple[JSONObject, list[UnsupportedFeature]]:
-    """Return the fields that a session has, those of its audio's parts included, and an error for each other one.
+    """Return the known fields, those of the nested audio settings included, and an error for each unknown one.
 
     Raises:
-        UnknownField: One of the others looks like a misspelt field.
+        UnknownField: An unknown field looks like a misspelt one.
     """
     names = {field.encode_name for field in msgspec.structs.fields(fields)}
     reasons = UNSUPPORTED if fields is RealtimeSettings else UNSUPPORTED_AUDIO
     has = names - reasons.keys()
     others = [name for name, value in document.items() if value is not None and _is_other(name, value, has)]
-    try:  # a misspelt field, above all one of privacy, must not be passed over
+    try:  # a misspelt field, above all a privacy setting, must not be ignored
         check_field_names([name for name in others if name not in names | reasons.keys()], frozenset(names))
     except InvalidRequest as error:
         raise within(where, error) from None
@@ -190,13 +191,13 @@ def known_fields(
         if isinstance(inner, dict):
             known[name], unknown = known_fields(inner, part, f"{where}.{name}")
             errors += unknown
-            if unknown and not known[name] and part in _AUDIO:  # an empty `transcription` means something
+            if unknown and not known[name] and part in _AUDIO:  # an empty `transcription` has a meaning
                 del known[name]
     return known, errors
 
 
 def together(errors: Sequence[UnsupportedFeature], *, applied: bool) -> UnsupportedFeature:
-    """Return one error that names all of them. `applied`: the other settings of the update are in force."""
+    """Return one error that names all of the errors. `applied`: the other settings of the update were applied."""
     message = " ".join(error.message for error in errors) + (" The rest was applied." if applied else "")
     return UnsupportedFeature(message, param=errors[0].param)
 
@@ -213,7 +214,7 @@ def _no_such_setting(name: str, where: str, reasons: Mapping[str, str]) -> Unsup
 
 
 def merged(fields: T, update: JSONObject, where: str) -> T:
-    """The fields with those of the update; null means the default. Raises InvalidRequest."""
+    """Return the fields merged with those of the update; null sets the default. Raises InvalidRequest."""
     both: JSONObject = {**msgspec.to_builtins(fields), **update}
     try:
         return validate({name: value for name, value in both.items() if value is not None}, type(fields))
@@ -222,7 +223,7 @@ def merged(fields: T, update: JSONObject, where: str) -> T:
 
 
 def within(where: str, error: InvalidRequest) -> InvalidRequest:
-    """The same error of a field inside `where`."""
+    """Return the same error for a field inside `where`."""
     param = where if error.param is None else f"{where}.{error.param}"
     message = error.message if error.param is None else error.message.replace(f"`{error.param}`", f"`{param}`")
     return type(error)(message, param=param)

@@ -1,6 +1,5 @@
-"""Folders of data: rights that keep other accounts out, names that survive a power cut, and files that are whole.
-
-A file that is written here is whole or not there, whatever ends the process or fills the disk meanwhile.
+"""Data folders: permissions that keep other accounts out, names that survive a power cut, and atomic files. A file
+written here is complete or absent, even if the process dies or the disk fills up meanwhile.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 def is_shared(folder: Path, own: re.Pattern[str]) -> bool:
-    """Whether every account writes its own files there, as in /tmp. A new volume has such rights, too, and is empty.
+    """Return whether every account may write to a folder, as in /tmp. A new volume has such permissions, too, but is
+    empty.
 
     Args:
-        own: names of our files.
+        own: Names of our files.
     """
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names alone
@@ -32,15 +32,14 @@ def is_shared(folder: Path, own: re.Pattern[str]) -> bool:
 
 
 def close_to_others(folder: Path, own: re.Pattern[str]) -> Iterator[OSError]:
-    """Take the rights of other accounts from a folder, the files in it that are ours, and what is below them.
-
-    Earlier versions left some files readable. What another account owns stays as it is; links are not followed.
+    """Remove the permissions of other accounts from a folder, our files in it, and everything below them. Earlier
+    versions left some files readable. Files of other accounts stay as they are; links are not followed.
 
     Args:
-        own: names of our files. Others keep their rights: the folder may be a home folder.
+        ours: The names of our files. Other files keep their permissions, since the folder may be a home folder.
 
     Yields:
-        An error for each file whose rights cannot be changed.
+        An error for each file whose permissions cannot be changed.
     """
     for path, folders, files, at in os.fwalk(folder, follow_symlinks=False):
         if Path(path) == folder:
@@ -54,7 +53,7 @@ def close_to_others(folder: Path, own: re.Pattern[str]) -> Iterator[OSError]:
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk. Raises OSError."""
+    """Wait until a file, or the names in a folder, are on the disk. Raises OSError."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -63,9 +62,9 @@ def sync(path: Path) -> None:
 
 
 def _close_file(name: str, folder: int) -> None:
-    """Raises OSError."""
+    """Remove the permissions of other accounts from a file. Raises OSError."""
     found = os.lstat(name, dir_fd=folder)
-    is_content = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # A link is not what it names.
+    is_content = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)  # links have a type of their own
     if not is_content or not found.st_mode & 0o077 or found.st_uid != os.geteuid():
         return
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -76,7 +75,7 @@ def _close_file(name: str, folder: int) -> None:
 
 
 def file_version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file, also where a rename puts another one in its place; None: there is none."""
+    """Return a value that changes when a file changes or is replaced by a rename; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -85,28 +84,28 @@ def file_version(path: Path) -> tuple[int, int, int] | None:
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file by rename, so that readers see the old content or the new one.
+    """Write a file by rename, so that readers see either the old or the new content.
 
     Raises:
-        OSError: It names the file, which is as it was; nothing is left beside it.
+        OSError: The file was not changed, and no partial file is left; the error names the file.
     """
     path.parent.mkdir(0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
     _put(_partial(path, mode, lambda file: file.write(content)), path)
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is not there yet.
+    """Write a new file.
 
     Raises:
-        FileExistsError: It is; nothing was changed.
-        OSError: It names the file, which is not there; nothing is left beside it.
+        FileExistsError: The file already exists; nothing was changed.
+        OSError: The file was not written, and no partial file is left; the error names the file.
     """
     partial = _partial(path, mode, lambda file: file.write(content))
     try:
         os.link(partial, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links, such as that of a USB stick
+    except OSError:  # the file system has no hard links, as on a USB stick
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         _put(partial, path)
@@ -122,7 +121,7 @@ def copy_atomically(source: Path, path: Path) -> None:
 
 
 def _put(partial: Path, path: Path) -> None:
-    """Rename a complete file. Raises OSError: `path` is as it was, and the partial file is gone."""
+    """Rename a complete file to `path`. Raises OSError, after removing the partial file, if that fails."""
     try:
         partial.replace(path)
     except OSError as error:
@@ -131,7 +130,9 @@ def _put(partial: Path, path: Path) -> None:
 
 
 def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path:
-    """Return a complete and synced file beside `path`. Raises OSError: there is none."""
+    """Write a complete and synced file beside `path` and return its path. Raises OSError, and leaves no file, if that
+    fails.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     except OSError as error:
@@ -139,7 +140,7 @@ def _partial(path: Path, mode: int, fill: Callable[[IO[bytes]], object]) -> Path
     partial = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            if mode != 0o600:  # which it has already, also where the file system refuses a change
+            if mode != 0o600:  # new files have this mode already; the file system may refuse to change it
                 os.fchmod(handle, mode)
             fill(file)
             file.flush()

@@ -2,18 +2,18 @@
 
 Plain requests are read by `plain_connection`, all others by aiohttp's low-level server.
 
-How misbehaving clients are treated:
+Misbehaving clients are treated as follows:
 
 1. malformed HTTP, or headers beyond the limits: 400 with OpenAI's error object, and the connection is closed
 2. a head that does not arrive within `read_timeout_s`, or a connection idle for so long: closed
-3. one connection too many: of the peers that have the most connections, the one that has been silent longest is closed
-   to make room, before those that wait between two requests and, of another peer, those whose request was refused
-   before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once. Each
-   address has connections of its own, so that a flood over the network does not lock out programs on the machine
+3. one connection too many: to make room, a connection is closed, in this order: the longest silent one of the peers
+   with the most connections, then one that waits between two requests, then one of another peer whose request was
+   refused before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once.
+   Each address has its own limit, so that a flood over the network does not lock out programs on the machine
 4. pipelined requests: answered in order; only a few are read ahead
 5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`
-6. a client that disconnects: its handler is cancelled, and with it the work
-7. requests that outlast the drain: they are cancelled while their clients are still there, and end with an error
+6. a client that disconnects: its handler and its work are cancelled
+7. requests that outlast the drain: they are cancelled and end with an error, before their connections are closed
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ from .responses import CORS, STOPPED, error_response
 
 log = logging.getLogger(__name__)
 
-_FLUSH_S = 0.25  # on close: for answers that are complete but not yet sent
-_CANCEL_S = 2.0  # on close: for cancelled handlers to end
+_FLUSH_S = 0.25  # on close: time for complete answers that are not yet sent
+_CANCEL_S = 2.0  # on close: time for cancelled handlers to end
 _LOG_INTERVAL_S = 60.0  # between two lines about refused connections
 
 
 class ConnectionStats(msgspec.Struct, frozen=True):
-    """The connections of one address. `closed_idle`: closed to make room; `refused`: there was no room."""
+    """The connection counts of an address. `closed_idle`: connections closed to make room; `refused`: connections
+    refused.
+    """
 
     address: str  # tcp, unix
     open: int
@@ -58,20 +60,20 @@ class ConnectionStats(msgspec.Struct, frozen=True):
 
 
 class ConnectionTable:
-    """The connections of one address; decides which one makes room for a new one (3).
+    """The connections of an address. Decides which one is closed to make room for a new one (3).
 
     Args:
-        address: tcp or unix, for metrics and messages.
-        max_connections: the limit.
-        monotonic: the clock, seconds.
+        address: The kind, tcp or unix, for metrics and messages.
+        max_connections: The limit.
+        monotonic: The clock, seconds.
     """
 
     def __init__(self, address: str, max_connections: int, monotonic: Callable[[], float]) -> None:
         self._address = address
         self._monotonic = monotonic
         self._open = FairShare(max_connections)  # by peer
-        # Both have the oldest first. A connection that has sent a request is no flood, and its client expects to find
-        # it open for the next one.
+        # Both have the oldest connection first. Connections that have sent a request are closed last: they are not part
+        # of a flood, and their clients expect to use them again.
         self._silent: dict[Connection, None] = {}
         self._between_requests: dict[Connection, None] = {}
         self._closed_idle = 0
@@ -83,7 +85,7 @@ class ConnectionTable:
         return ConnectionStats(self._address, self._open.held, self._closed_idle, self._refused)
 
     def admit(self, connection: Connection) -> bool:
-        """Add a new connection. Returns False if there is no room for it."""
+        """Add a new connection. Returns False if there is no room."""
         if self._open.held >= self._open.capacity and not self._make_room(connection.peer):
             self._refuse()
             return False
@@ -97,12 +99,12 @@ class ConnectionTable:
         self._between_requests.pop(connection, None)
 
     def begin_request(self, connection: Connection) -> None:
-        """A whole head has arrived."""
+        """Note that the head of a request has arrived on this connection."""
         self._silent.pop(connection, None)
         self._between_requests.pop(connection, None)
 
     def end_request(self, connection: Connection) -> None:
-        if connection.is_open:  # it is not lost, and has not made room
+        if connection.is_open:  # it was neither lost nor closed to make room
             self._between_requests[connection] = None
 
     def _make_room(self, peer: str) -> bool:
@@ -119,23 +121,24 @@ class ConnectionTable:
         return True
 
     def _idle(self) -> Iterator[Connection]:
-        """Yield the idle connections, the oldest silent one first. Some are not idle: the task of a new one has not
-        begun, or the response is still being written."""
+        """Yield the candidates for closing, the longest silent one first. Some are not idle: the task of a new one has
+        not begun, or a response is still being written.
+        """
         return (one for one in chain(self._silent, self._between_requests) if one.is_idle)
 
     def _unfinished(self, peer: str) -> Connection | None:
-        """Return one whose request has its answer, but still sends its body, of another peer that has many."""
+        """Return a connection, of another peer with many, whose request was answered but whose body still arrives."""
         ended = (one for one in self._between_requests if one.peer != peer and self._open.crowds(one.peer))
         return next(ended, None)
 
     def _refuse(self) -> None:
-        """Count, and log at most one line per `_LOG_INTERVAL_S`."""
+        """Count a refusal, and log at most one line per `_LOG_INTERVAL_S`."""
         self._refused += 1
         now = self._monotonic()
         if now < self._report_at:
             return
         log.warning(
-            "%d %s connections refused: all %d have a request in progress (server.max_connections)",
+            "Refused %d %s connections: all %d have a request in progress (server.max_connections).",
             self._refused - self._reported,
             self._address,
             self._open.capacity,
@@ -147,11 +150,11 @@ class Address(msgspec.Struct, frozen=True):
     """An address of a listener.
 
     Attributes:
-        connections: Holds the connections over it.
-        origins: Which web pages may send requests there.
+        connections: The connections of the address.
+        origins: The web pages that may send requests to it.
         key: The configuration key of the address, for errors.
-        host: Where to listen on TCP, with `port`; 0: any free port.
-        socket: The path of a Unix socket, in place of host and port.
+        host: The TCP host, with `port`; port 0: any free port.
+        socket: The path of a Unix socket, instead of host and port.
     """
 
     connections: ConnectionTable
@@ -166,11 +169,11 @@ Connection = PlainConnection[Address]
 
 
 class Listener:
-    """Listens on its addresses and counts the requests in progress.
+    """The HTTP server: listens on its addresses and counts the requests in progress.
 
     Args:
-        handle: Answers one request; may raise CancelledError only. It takes plain requests if there are `plain` ones.
-        read_timeout_s: The longest time in which a head arrives, and between two requests.
+        handle: Answers a request; may raise only CancelledError. It takes plain requests if there are `plain` ones.
+        read_timeout_s: Maximum time for a head to arrive, and between two requests.
         plain: Method and path of the requests that are answered without aiohttp if they are plain ones.
 
     Attributes:
@@ -191,8 +194,8 @@ class Listener:
         self._refusal = _refusal()
         self._handle = cast("ExchangeHandler", handle)
         self._addresses = addresses
-        self._idle: asyncio.Event | None = None  # set when none is left, while `drain` waits for that
-        self._requests: set[asyncio.Task[object]] = set()  # each answers one request
+        self._idle: asyncio.Event | None = None  # set when no request is left, while `drain` waits
+        self._requests: set[asyncio.Task[object]] = set()  # one task per request
         self._http: web.Server | None = None
         self._sockets: list[asyncio.AbstractServer] = []
         self._paths: list[Path] = []  # of Unix sockets that are bound
@@ -202,17 +205,17 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """The URL of the address over TCP."""
+        """The URL of the TCP address."""
         host = next(address.host for address in self._addresses if address.host)
         return url_of(host, self.port or 0)
 
     @property
     def in_flight(self) -> int:
-        """Requests that are being answered."""
+        """The number of requests that are being answered."""
         return len(self._requests)
 
     async def start(self) -> None:
-        """Raises ConfigError when an address cannot be bound."""
+        """Listen on all addresses. Raises ConfigError if one cannot be bound."""
         self._http = web.Server(self._serve_aiohttp, request_factory=make_request, handler_cancellation=True)  # (6)
         loop = asyncio.get_running_loop()
         for address in self._addresses:
@@ -228,7 +231,7 @@ class Listener:
                 self.port = listening.sockets[0].getsockname()[1]
 
     def stop_accepting(self) -> None:
-        """Accept no new connection; close idle ones now, busy ones after their answer."""
+        """Stop accepting connections; close idle ones now, busy ones after their answer."""
         for listening in self._sockets:
             listening.close()
         for connection in tuple(self.connections):
@@ -244,7 +247,7 @@ class Listener:
         return not self._requests
 
     async def close(self) -> None:
-        """Cancel the requests in progress and wait until they have told their clients."""
+        """Cancel the requests in progress and wait until they have sent their errors."""
         self._closing = True
         self.stop_accepting()
         for request in self._requests:
@@ -301,7 +304,7 @@ class Listener:
                 if preflight is not None:
                     return web.Response(status=204, headers=preflight)
             return await self._handle(http)
-        except CausewayError as error:  # of `admit`: the handler raises none
+        except CausewayError as error:  # raised by `admit`; the handler raises none
             return error_response(error, {"x-request-id": read_request_id(http.headers)})
         except asyncio.CancelledError:
             if not self._closing or has_response_begun(http):
@@ -316,7 +319,7 @@ class Listener:
 
 
 def _refusal() -> bytes:
-    error = QueueFull("every connection to this server has a request in progress")
+    error = QueueFull("Every connection to this server has a request in progress.")
     body = encode_error(error)
     head = (
         f"HTTP/1.1 {error.status} Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"

@@ -27,7 +27,7 @@ _MODEL = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_mode
 
 
 class Gauge(msgspec.Struct, frozen=True):
-    """One number that is read at a scrape. `labels` is ``((name, value), …)``."""
+    """A number that is read at a scrape. `labels` is ``((name, value), …)``."""
 
     name: str
     help: str
@@ -37,10 +37,10 @@ class Gauge(msgspec.Struct, frozen=True):
 
 
 class GaugeCollector(Collector):
-    """Collects numbers that other components own.
+    """A collector of numbers that other components own.
 
     Args:
-        read: returns them; called at each scrape.
+        read: A function that returns the numbers; called at each scrape.
     """
 
     def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:

@@ -1,7 +1,6 @@
-"""Traces to an OpenTelemetry collector: names and attributes of spans, their export, whether the collector takes them.
-
-Names and numbers only, never content: the conventions for generative AI, and our own under `causeway.`. Sources:
-OpenTelemetry semantic conventions, "Semantic conventions for generative client AI spans",
+"""Traces to an OpenTelemetry collector: names and attributes of spans, their export, and a check of the collector.
+Spans have names and numbers, never content, by the conventions for generative AI and our own under `causeway.`.
+Sources: OpenTelemetry semantic conventions, "Semantic conventions for generative client AI spans",
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and, for jobs, "Semantic conventions for messaging
 spans", https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/.
 
@@ -43,7 +42,7 @@ def span_name(kind: Kind, model: str) -> str:
 
 
 def request_attributes(request: Request) -> Attributes:
-    """Describe the request. Parameters that the client does not set are left out."""
+    """Return the attributes of a request. Parameters that the client does not set are left out."""
     sampling = request.sampling
     parameters: Mapping[str, Value | None] = {
         "max_tokens": request.max_tokens,
@@ -70,7 +69,7 @@ def request_attributes(request: Request) -> Attributes:
 def messaging_attributes(
     operation: Literal["send", "receive", "process"], destination: str, message: str
 ) -> Attributes:
-    """Describe a job in the queue of a tier. The span's name is ``<operation> <destination>``."""
+    """Return the attributes of a job in the queue of a tier. The span's name is ``<operation> <destination>``."""
     return {
         "messaging.system": PROVIDER,
         "messaging.destination.name": destination,
@@ -85,12 +84,12 @@ def usage_attributes(usage: Usage) -> Attributes:
 
 
 def error_attributes(code: str) -> Attributes:
-    """Describe an error by its `code` (router.errors); empty for ""."""
+    """Return the attributes of an error by its `code` (router.errors); {} for ""."""
     return {"error.type": code} if code else {}
 
 
 def outcome_attributes(outcome: Outcome) -> Attributes:
-    """Describe the outcome of a request at the edge."""
+    """Return the attributes of the outcome of a request at the edge."""
     attributes: Attributes = {
         "causeway.route": outcome.route,
         "causeway.reason": outcome.reason,
@@ -111,7 +110,7 @@ def outcome_attributes(outcome: Outcome) -> Attributes:
 
 
 def attempt_attributes(attempt: AttemptRecord) -> Attributes:
-    """Describe one attempt."""
+    """Return the attributes of an attempt."""
     attributes: Attributes = {
         "gen_ai.provider.name": PROVIDER,
         "causeway.target": attempt.target,
@@ -126,11 +125,11 @@ def attempt_attributes(attempt: AttemptRecord) -> Attributes:
 
 
 def export_fault(status: int, location: str = "") -> str:
-    """Return why a collector did not take an empty export of traces, and what to do; "" if it did.
+    """Return why a collector did not accept an empty export of traces, and what to do; "" if it did.
 
     Args:
-        status: HTTP status of its answer.
-        location: where a redirect leads.
+        status: HTTP status of the collector's answer.
+        location: The target of a redirect.
     """
     if 200 <= status < 300:
         return ""
@@ -150,12 +149,12 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class SpanExport:
-    """Exports to `config.endpoint`; headers and certificates come from the ``OTEL_EXPORTER_OTLP_*`` variables.
+    """An exporter to `config.endpoint`. Headers and certificates come from the ``OTEL_EXPORTER_OTLP_*`` variables.
 
     Args:
-        service: the name of the service.
-        scope: the name of its tracer.
-        ids: makes the ids of spans; None: at random.
+        service: The name of the service.
+        scope: The name of its tracer.
+        ids: The generator of span ids; None: random ids.
     """
 
     def __init__(self, config: TracingConfig, service: str, scope: str, ids: IdGenerator | None = None) -> None:
@@ -183,19 +182,18 @@ class SpanExport:
 
 
 def context_of(traceparent: str) -> Context:
-    """Return the parent that a `traceparent` header names; "": there is none."""
+    """Return the parent context of a `traceparent` header; "" for no parent."""
     return _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
 
 
 def traceparent_of(trace_id: int, span_id: int, flags: int) -> str:
-    """Return the `traceparent` header that names a span as the parent."""
+    """Return the `traceparent` header with a span as the parent."""
     return f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
 
 
 async def send_empty_export(endpoint: str) -> str:
-    """Send an export without spans. Returns why the collector did not take it, and what to do; "" if it did.
-
-    Headers and certificates are those of the exporter's variables.
+    """Send an export without spans. Returns why the collector did not accept it, and what to do; "" if it did. Headers
+    and certificates come from the same variables as for `SpanExport`.
     """
     headers = {"content-type": "application/x-protobuf"}
     headers |= parse_env_headers(_variable("HEADERS"), liberal=True)

@@ -1,6 +1,5 @@
-"""What a process asks of its terminal, of Python and of the kernel.
-
-The question before what cannot be undone, the event loop, few collections of garbage, an end with the parent.
+"""Process utilities: confirmation at the terminal, the event loop, garbage collection, and ending with the parent
+process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 def tune_garbage_collector() -> None:
     """Exclude the objects that exist after the start from collections, and collect young objects less often.
 
-    A collection of all that a gateway imports and builds takes 70 ms, in which no stream goes on and calls with a
+    Collecting everything that a gateway imports and builds takes 70 ms, in which all streams pause and calls with a
     short timeout, such as the shared cache's, fail.
     """
     gc.collect()
@@ -30,7 +29,7 @@ def tune_garbage_collector() -> None:
 
 
 def end_with_parent() -> None:
-    """Run in a child before exec: request SIGTERM when the parent dies, even from kill -9 (Linux, prctl(2))."""
+    """Request SIGTERM when the parent dies, even from kill -9 (Linux, prctl(2)). Call it in a child before exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -38,36 +37,38 @@ T = TypeVar("T")
 
 
 def refuse(program: str, message: str) -> NoReturn:
-    """Print an error of the caller's as one line on stderr and exit with status 2."""
+    """Print a usage error as one line on stderr and exit with status 2."""
     click.echo(f"{program}: {message}", err=True)
     sys.exit(2)
 
 
 def ask(program: str, question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone; return if the answer is yes, or was given before (`--yes`).
+    """Ask for confirmation, unless `--yes` was given, before an action that cannot be undone.
 
     Exits with status 1 if the answer is no, and with 2 if there is no terminal to ask at.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        message = f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question"
+        message = f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question."
         refuse(program, message)
     try:
         agreed = click.confirm(question, err=True)
     except click.Abort:
         agreed = False
     if not agreed:
-        click.echo(f"{program}: nothing was changed", err=True)
+        click.echo(f"{program}: Nothing was changed.", err=True)
         sys.exit(1)
 
 
 def run_fast(main: Coroutine[None, None, T]) -> T:
-    """Run as asyncio.run does, on uvloop where that is installed: a streamed token costs a tenth less."""
+    """Run a coroutine like asyncio.run, on uvloop if that is installed, which makes a streamed token a tenth
+    cheaper.
+    """
     try:
         import uvloop
     except ImportError:
-        import asyncio  # commands that do not serve begin without it
+        import asyncio  # imported late, so that commands without a server start faster
 
         return asyncio.run(main)
     return uvloop.run(main)

@@ -1,7 +1,6 @@
-"""What takes an answer: the interface of a reply to a client, and the buffer of an answer for several requests.
-
-The buffer (single flight) keeps all pieces for requests that join late. Past `buffer_bytes` no request can join, pieces
-that every subscriber has read are dropped, and the producer waits for the slowest subscriber: memory stays bounded.
+"""Receivers of an answer: the interface of a reply to a client, and the buffer of an answer for several requests
+(single flight). The buffer keeps all pieces for requests that join late. Beyond `buffer_bytes` memory stays bounded: no
+request can join, pieces that every subscriber has read are dropped, and the producer waits for the slowest subscriber.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from ..types import CacheStatus, Chunk, Embeddings, Route
 
 Piece = Chunk | Embeddings
 Head = TypeVar("Head", contravariant=True)
-_PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
+_PIECE_BYTES = 160  # a Chunk without its text; each logprob takes about as much
 _FLOAT_BYTES = 32
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
-    """The content of the ``x-causeway-*`` response headers; final when the first byte is sent."""
+    """The content of the ``x-causeway-*`` response headers. It is final when the first byte is sent."""
 
     id: str  # of the decision
     policy: str  # name@revision
@@ -39,10 +38,9 @@ class AnswerHead(msgspec.Struct, frozen=True):
 
 
 class Reply(Protocol[Head]):
-    """Takes one answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
-
-    Both wait while the consumer is slow, and raise ClientGone when it has disconnected. `send` returns what is to be
-    awaited; None: the piece was taken at once, as nearly every token is.
+    """The receiver of an answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
+    Both wait while the consumer is slow, and raise ClientGone when it has disconnected. `send` returns an awaitable, or
+    None if the piece was taken at once, as nearly every token is.
     """
 
     async def commit(self, head: Head, /) -> None: ...
@@ -68,20 +66,20 @@ class TextReply(Protocol):
 
 
 class ClientReply(Reply[Head], Protocol[Head]):
-    """The reply to one client, over HTTP or gRPC, in a live session or as a job's result."""
+    """The reply to a client, over HTTP or gRPC, in a live session or as a job's result."""
 
     @property
     def finished(self) -> bool:
-        """Whether a streaming client has every choice's finish reason: only `end` may follow, and no error."""
+        """Whether a streaming client has every choice's finish reason, so that only `end` may follow, and no error."""
         ...
 
     async def end(self) -> None:
-        """Send what is left; the answer is complete."""
+        """Complete the answer and send the rest of it."""
         ...
 
 
 class ReplayingReply(ClientReply[AnswerHead], Protocol):
-    """The reply to one client of a device, which also takes answers of the cache."""
+    """The reply to a client of a device, which also takes answers of the cache."""
 
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         """Take a complete answer from the cache, instead of `commit` and `send`."""
@@ -93,7 +91,7 @@ class GenerationRestarted(Exception):
 
 
 class AnswerReader:
-    """One request's position in a shared answer. `interruption`: its next read raises it, once."""
+    """A request's position in a shared answer. `interruption`: an exception that its next read raises, once."""
 
     def __init__(self, *, joined: bool) -> None:
         self.joined = joined  # another request has started the generation
@@ -109,8 +107,8 @@ class SharedAnswer(Generic[P, R]):
     """The buffered pieces of an answer, between its producer and its subscribers."""
 
     def __init__(self, buffer_bytes: int) -> None:
-        self.subscribers: list[R] = []  # the one that has waited longest first
-        self.was_joined = False  # its first subscriber is, or was, there
+        self.subscribers: list[R] = []  # the longest waiting one first
+        self.was_joined = False  # whether there has been a subscriber
         self.finished = False
         self.abandoned = False
         self.fault: Exception | None = None
@@ -122,7 +120,7 @@ class SharedAnswer(Generic[P, R]):
 
     @property
     def whole(self) -> bool:
-        """Whether the buffer still holds every piece so far; otherwise the answer can be neither joined nor stored."""
+        """Whether the buffer still holds every piece; otherwise the answer can be neither joined nor stored."""
         return self._dropped == 0 and self.buffered_bytes <= self._buffer_bytes
 
     @property
@@ -131,13 +129,13 @@ class SharedAnswer(Generic[P, R]):
         return self._dropped + len(self._pieces)
 
     def pieces(self, after: int = 0) -> tuple[P, ...]:
-        """Return the pieces from number `after` on; only of an answer that is `whole`."""
+        """Return the pieces from number `after` on. The answer must be `whole`."""
         return tuple(self._pieces[after:])
 
     # --- the producer's side -----------------------------------------------------------------------------------------
 
     async def send(self, piece: P) -> None:
-        """Append a piece; return when the buffer has room for another one."""
+        """Append a piece, and wait until the buffer has room for another one."""
         self._pieces.append(piece)
         self.buffered_bytes += _size_bytes(piece)
         self._wake()
@@ -145,14 +143,14 @@ class SharedAnswer(Generic[P, R]):
             await self._change(None)
 
     def restart(self) -> None:
-        """Drop the pieces so far: the answer starts over."""
+        """Drop the pieces so far, because the answer starts over."""
         self._pieces, self._dropped, self.buffered_bytes = [], 0, 0
         for subscriber in self.subscribers:
             subscriber.position, subscriber.interruption = 0, GenerationRestarted()
         self._wake()
 
     def finish(self, fault: Exception | None = None) -> None:
-        """End the answer; without a fault it is complete."""
+        """End the answer, which is complete unless there is a fault."""
         self.fault, self.finished = fault, True
         self._wake()
 
@@ -168,13 +166,13 @@ class SharedAnswer(Generic[P, R]):
     # --- the subscribers' side ---------------------------------------------------------------------------------------
 
     def add(self, subscriber: R) -> R:
-        """Return the new subscriber."""
+        """Add a subscriber and return it."""
         self.subscribers.append(subscriber)
         self.was_joined = True
         return subscriber
 
     def leave(self, subscriber: R) -> None:
-        """Remove a subscriber, if it is still there."""
+        """Remove a subscriber, if it is still subscribed."""
         if subscriber in self.subscribers:
             self.subscribers.remove(subscriber)
         self._wake()
@@ -183,8 +181,8 @@ class SharedAnswer(Generic[P, R]):
         """Return the subscriber's next piece, None after the last.
 
         Raises:
-            Exception: its interruption, or the answer's fault.
-            DeadlineExceeded: the deadline (monotonic, s) passed.
+            Exception: The subscriber's interruption, or the answer's fault.
+            DeadlineExceeded: The deadline (monotonic, s) passed.
         """
         while True:
             if subscriber.interruption is not None:
@@ -224,7 +222,7 @@ class SharedAnswer(Generic[P, R]):
 def _expire(change: asyncio.Future[None], joined: bool) -> None:
     if not change.done():
         what = "while an identical request was being answered" if joined else "before the answer was complete"
-        change.set_exception(DeadlineExceeded(f"the deadline passed {what}"))
+        change.set_exception(DeadlineExceeded(f"The deadline passed {what}."))
 
 
 def _size_bytes(piece: Piece) -> int:

@@ -1,15 +1,14 @@
-"""A request as every listener reads it: path, method, the table of headers, and the body, bounded in bytes and time.
+"""Reading of requests by all listeners: path, method, headers, and the body, bounded in bytes and time. A path with
+repeated slashes, which clients get by joining URLs, is served by the handler of the plain path. A redirect would not
+help, because many clients turn a redirected POST into a GET.
 
-Clients join a base URL and a path with a slash too many. The handler of the plain path answers: many clients turn a
-redirected POST into a GET.
-
-Edge, gateway and control plane read HTTP headers by this table, gRPC metadata and the user properties of MQTT as well.
+Edge, gateway and control plane read HTTP headers, gRPC metadata and the user properties of MQTT by these rules.
 A list that comes on several lines is one list (RFC 9110, 5.3): a tag on the second line may be the one that protects
-privacy. Any other header of ours that comes twice with different values is refused, because either may be meant, and
-so are credentials and an `Idempotency-Key`.
+privacy. Any other header of ours, credentials, and an `Idempotency-Key` are refused if they come twice with different
+values, because either may be meant.
 
-A body that arrives together with its head, as nearly every one does, needs no wait and no timer. A multipart upload is
-written to its file as it arrives: bounded in bytes, in memory and in time.
+A body that arrives together with its head, as nearly every body does, needs no wait and no timer. A multipart upload is
+written to its file as it arrives, bounded in bytes, memory and time.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ TAGS: Final = "x-causeway-tags"
 DEADLINE: Final = "x-causeway-deadline-ms"
 PRIORITY: Final = "x-causeway-priority"
 LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
-"""The headers that are lists, and the attribute of a CloudEvent that is one. Names are in lower case."""
-# The headers that have one value: two may be of two callers, or of two requests.
+"""The list headers, and the list attribute of a CloudEvent. Names are in lower case."""
+# The headers with a single value; two values may belong to different callers or requests.
 _ONE_VALUE: Final = (OURS, "causeway", "authorization", "idempotency-key")
 _SLASHES: Final = re.compile("/{2,}")
 _TAG: Final = re.compile(TAG)
@@ -50,7 +49,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Handler(Protocol):
-    """Answers one request."""
+    """A function that answers a request."""
 
     def __call__(self, http: web.BaseRequest, /) -> Awaitable[web.StreamResponse]: ...
 
@@ -69,23 +68,22 @@ def plain_path(path: str) -> str:
 
 
 def served_method(method: str, headers: Container[str]) -> str:
-    """Return the method whose handler answers: GET also answers HEAD, and the HTTP server leaves the body out.
-
-    GET alone opens a WebSocket (RFC 6455, 4.1).
+    """Return the method of the handler: HEAD is served by the handler of GET, and the HTTP server leaves the body out.
+    Only GET opens a WebSocket (RFC 6455, 4.1).
     """
     return "GET" if method == "HEAD" and "Upgrade" not in headers else method
 
 
 def allowed_methods(methods: str) -> str:
-    """Return the value of `Allow` for methods that have a handler: HEAD goes with GET."""
+    """Return the value of `Allow` for methods that have a handler; GET implies HEAD."""
     return methods.replace("GET", "GET, HEAD")
 
 
 def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by their names in lower case: lists are joined, others have their first value.
+    """Return the headers by lower-case name: list headers are joined, others have their first value.
 
     Raises:
-        InvalidRequest: A header that has one value comes twice with different values.
+        InvalidRequest: A header with a single value comes twice with different values.
     """
     headers: dict[str, str] = {}
     for written, value in lines:
@@ -100,7 +98,7 @@ def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def one_value(name: str, values: Sequence[str]) -> str:
-    """Return the value of a header that has one; "" without any. Raises InvalidRequest if there are several."""
+    """Return the value of a header with a single value; "" if it is missing. Raises InvalidRequest if values differ."""
     if len(set(values)) > 1:
         raise InvalidRequest(
             f"The header `{name[:64]}` came more than once, with different values. Send it once.", param=name[:64]
@@ -109,21 +107,21 @@ def one_value(name: str, values: Sequence[str]) -> str:
 
 
 def read_authorization(http: HttpExchange) -> str:
-    """Return the header `Authorization`; "" if there is none. Raises InvalidRequest: there are two that differ."""
+    """Return the header `Authorization`; "" if it is missing. Raises InvalidRequest if there are two that differ."""
     values = http.headers.getall(hdrs.AUTHORIZATION, ())
     return one_value("authorization", values) if values else ""
 
 
 def members(lines: Iterable[str]) -> list[str]:
-    """Return the members of a list header, of all its lines. Empty ones are left out, as RFC 9110 asks."""
+    """Return the members of a list header, from all its lines. Empty members are left out, as RFC 9110 requires."""
     return [text for line in lines for member in line.split(",") if (text := member.strip(" \t"))]
 
 
 def read_tags(text: str, name: str = TAGS) -> tuple[str, ...]:
-    """Return the tags of a list, as `folded_tags`. Raises InvalidRequest: a malformed tag may protect privacy, too.
+    """Return the tags of a list, as `folded_tags`. Raises InvalidRequest, because a malformed tag may protect privacy.
 
     Args:
-        name: The list's name in the error.
+        name: The name of the list in the error.
     """
     tags = members([text])
     if len(tags) > MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
@@ -145,7 +143,7 @@ def read_deadline_ms(text: str | None) -> int | None:
 
 
 def read_choice(headers: Mapping[str, str], name: str, choices: Collection[Choice]) -> Choice | None:
-    """Return which of `choices` a header names; None without the header. Raises InvalidRequest."""
+    """Return the choice that a header names; None without the header. Raises InvalidRequest."""
     text = headers.get(name)
     if text is None:
         return None
@@ -156,13 +154,13 @@ def read_choice(headers: Mapping[str, str], name: str, choices: Collection[Choic
 
 
 def read_traceparent(headers: Mapping[str, str]) -> str:
-    """Return the W3C trace context, version 00; "" without one or for a malformed one, as its specification asks."""
+    """Return the W3C trace context, version 00; "" if it is missing or malformed, as the specification requires."""
     traceparent = headers.get("traceparent")
     return traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else ""
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:
-    """Return the client's `x-request-id`; a random one if it sent none, or an invalid one."""
+    """Return the client's `x-request-id`; a random id if it is missing or invalid."""
     request_id = headers.get("x-request-id", "")
     return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
 
@@ -171,13 +169,13 @@ def read_request_id(headers: Mapping[str, str]) -> str:
 
 
 def send_continue(http: web.BaseRequest) -> None:
-    """Tell a client that waits for it to send the body. The low-level server of aiohttp leaves this to its handler."""
+    """Send `100 Continue` to a client that expects it, which aiohttp's low-level server leaves to the handler."""
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and http.transport is not None:
         http.transport.write(_CONTINUE)
 
 
 def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
-    """Return the body if all of it is here; None: it still arrives. Raises InvalidRequest or BodyTooLarge."""
+    """Return the body if it has arrived completely, else None. Raises InvalidRequest or BodyTooLarge."""
     if isinstance(http, PlainRequest):
         if len(http.body) > max_bytes:
             raise _too_large(max_bytes)
@@ -196,16 +194,16 @@ def arrived_body(http: HttpExchange, max_bytes: int) -> bytes | None:
 
 
 async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, hold: Callable[[int], None]) -> bytes:
-    """Receive a body that still arrives; of one that is too long, only enough to show that.
+    """Receive a body that is still arriving; stop as soon as it is too long.
 
     Args:
-        hold: Counts so many bytes in memory, in place of those that it counted before; raises where there is no room.
+        hold: Sets the number of bytes that are reserved in memory; raises if there is no room.
 
     Raises:
-        BodyTooLarge: It has more than `max_bytes`.
-        RequestTimeout: It did not arrive within `timeout_s`.
-        InvalidRequest: Its transfer encoding is malformed.
-        CausewayError: What `hold` raises.
+        BodyTooLarge: The body has more than `max_bytes`.
+        RequestTimeout: The body did not arrive within `timeout_s`.
+        InvalidRequest: The transfer encoding is malformed.
+        CausewayError: An error of `hold`.
     """
     body, held = bytearray(), http.content_length or 0
     hold(held)
@@ -216,7 +214,7 @@ async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, 
                 body += data
                 if len(body) > max_bytes:
                     raise _too_large(max_bytes)
-                if len(body) > held:  # its size was not known
+                if len(body) > held:  # the body's size was unknown
                     hold(len(body))
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
@@ -238,13 +236,13 @@ _PIECE_BYTES = 64 * 1024
 _MAX_FIELD_BYTES = 1024
 _MAX_FIELDS = 16
 _OVERHEAD_BYTES = 16 * 1024
-"""At most so much of the body is not the file."""
+"""Maximum size of an upload's body besides the file."""
 
 WriteFile = Callable[[bytes], Awaitable[None]]
 
 
 class UploadForm(msgspec.Struct, frozen=True):
-    """The fields of an upload. `filename`: cleaned, for people; `is_empty`: the file has no bytes."""
+    """The fields of an upload. `filename`: cleaned for display; `is_empty`: the file has no bytes."""
 
     filename: str
     fields: dict[str, str]
@@ -252,20 +250,20 @@ class UploadForm(msgspec.Struct, frozen=True):
 
 
 def check_upload(http: web.BaseRequest) -> int:
-    """Return the least size that the file can have; 0 if that is unknown. Raises UnsupportedMediaType."""
+    """Return the minimum size of the file; 0 if it is unknown. Raises UnsupportedMediaType."""
     check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
     return max(0, (http.content_length or 0) - _OVERHEAD_BYTES)
 
 
 async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -> UploadForm:
-    """Read an upload and pass its file to `write`, which bounds its size.
+    """Read an upload and pass the file's bytes to `write`, which bounds their number.
 
     Args:
-        piece_s: longest time in which nothing arrives.
+        piece_s: Longest time in which nothing arrives.
 
     Raises:
-        InvalidRequest: it is malformed.
-        RequestTimeout: it did not arrive in time.
+        InvalidRequest: It is malformed.
+        RequestTimeout: It did not arrive in time.
     """
     try:
         with anyio.fail_after(_WHOLE_S):

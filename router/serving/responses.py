@@ -1,8 +1,8 @@
 """Pieces → bytes: complete answers, streamed answers and errors, as an HTTP client receives them.
 
-aiohttp's own response builds a multidict of headers and serialises it again, and passes each write through four layers:
-for a cache hit the former costs as much as everything else together, for a streamed token the latter as much as the
-rest of its work in Python. So heads and chunks are built here (`PrebuiltResponse`, `EventStream`).
+Heads and chunks are built here (`PrebuiltResponse`, `EventStream`), because aiohttp's own response is slow: it builds a
+multidict of headers and serialises it again, which costs as much as the rest of a cache hit, and passes each write
+through four layers, which costs as much as the rest of a streamed token's work in Python.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ SERVER = "causeway"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
 CORS: web.RequestKey[Mapping[str, str]] = web.RequestKey("causeway.cors", Mapping)
-"""Key of a request: the headers that its answer gets, so that a page of an allowed origin may read it."""
-STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
+"""The request key of the CORS headers of its answer."""
+STALLED_S = 30.0  # a client that reads nothing for this long is disconnected
 STOPPED = "The server has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
-_CLOSED = "the client closed the connection"
-_READY_BYTES = 16 * 1024  # events that wait for each other
+_CLOSED = "The client closed the connection."
+_READY_BYTES = 16 * 1024  # maximum size of events that are sent together
 _encoder = msgspec.json.Encoder()
 _COMMENT = b": \n\n"
 STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""The headers of a stream of events. Without the last one nginx holds a stream back until its buffer is full."""
+"""The headers of an event stream. The last one stops nginx from buffering the stream."""
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
 class ReplyHead(Protocol):
-    """What is known of an answer with its first piece: `model`, as clients name it."""
+    """The head of an answer, known with its first piece. `model`: the name that clients use."""
 
     @property
     def model(self) -> str: ...
@@ -60,18 +60,17 @@ _Head = TypeVar("_Head", contravariant=True)
 
 
 class HeadLines(Protocol[_Head]):
-    """Returns the header lines of a response, as `header_lines` does."""
+    """A function that returns the header lines of a response, as `header_lines` does."""
 
     def __call__(self, head: _Head, media_type: str, /) -> str: ...
 
 
 @dataclass(eq=False, repr=False)
 class HttpReplyWriter(Generic[Head]):
-    """The response to one client (`ClientReply`). Afterwards `response`, or after an error `fail`, is for the server.
-
-    `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
-    silence of a stream; 0: no limit. If nothing is known of its answer by then, the stream begins with a comment and
-    its id in the headers `id_headers`.
+    """The HTTP response to a client (`ClientReply`). At the end the server takes `response`, or after an error the
+    result of `fail`. `echo`: fields that the answer repeats if it is OpenAI's Response object. `heartbeat_s`: the
+    maximum silence of a stream; 0: no limit. A stream without an answer by then begins with a comment, and with its id
+    in the headers `id_headers`.
     """
 
     request: Request
@@ -93,7 +92,7 @@ class HttpReplyWriter(Generic[Head]):
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
         self._failed = False
-        self._sends = 0  # of the stream, when it was looked at last
+        self._sends = 0  # the stream's number of sends at the last heartbeat
         if self.heartbeat_s and self.request.stream:
             asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
 
@@ -159,7 +158,9 @@ class HttpReplyWriter(Generic[Head]):
         self._prebuilt = prebuilt
 
     def _look(self) -> None:
-        """Send a comment if nothing was sent since the last look, and look again, until the response has ended."""
+        """Send a comment if nothing was sent since the last heartbeat, and schedule the next, until the response has
+        ended.
+        """
         stream = self._stream
         if self._prebuilt is not None or self._failed or (stream is not None and stream.ended):
             return
@@ -171,7 +172,7 @@ class HttpReplyWriter(Generic[Head]):
                 self.http, header_lines(STREAMED | dict.fromkeys(self.id_headers, self.id))
             )
         if stream.sends == self._sends:
-            with contextlib.suppress(ClientGone):  # the next event says so
+            with contextlib.suppress(ClientGone):  # the next event raises it
                 stream.send(_COMMENT)
         self._sends = stream.sends
         asyncio.get_running_loop().call_later(self.heartbeat_s / 2, self._look)
@@ -186,10 +187,11 @@ class HttpReplyWriter(Generic[Head]):
         return response
 
     async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> web.StreamResponse:
-        """Before the first byte: a status and the error object. After it: an error event that ends the stream.
+        """Return a response with the error's status and object, or, after the first byte, end the stream with an error
+        event.
 
         Args:
-            headers: Of the response that is the error object.
+            headers: The headers of a response with the error object.
         """
         self._failed = True
         if self._stream is None:
@@ -215,7 +217,9 @@ class HttpReplyWriter(Generic[Head]):
 
 
 class _Prebuilt(web.StreamResponse):
-    """A response that is written here; aiohttp ends it where that was not done. `lines`: as `header_lines`."""
+    """A response that is written without aiohttp, which only ends it if necessary. `lines`: as returned by
+    `header_lines`.
+    """
 
     status_line = "200 OK"
     prepared = True  # nothing may change its head
@@ -237,19 +241,19 @@ class _Prebuilt(web.StreamResponse):
 
     @property
     def client_behind(self) -> bool:
-        """Whether the client reads more slowly than is written: `drain` waits for it."""
+        """Whether the client reads more slowly than the server writes, so that `drain` waits."""
         return self._protocol.writing_paused
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Do nothing: the head leaves with the first bytes."""
+        """Do nothing, because the head is sent with the first bytes."""
         return None
 
     def end(self) -> None:
-        """Write what is left. Raises ClientGone."""
+        """Write the rest. Raises ClientGone."""
         raise NotImplementedError
 
     async def drain(self) -> None:
-        """Wait for a client that reads slowly. Raises ClientGone when it reads nothing, or has left."""
+        """Wait for a slow client. Raises ClientGone when it reads nothing, or has disconnected."""
         if not self.client_behind:
             return
         try:
@@ -258,12 +262,12 @@ class _Prebuilt(web.StreamResponse):
         except TimeoutError:
             if self._http.transport is not None:
                 self._http.transport.abort()
-            raise ClientGone(f"the client read nothing for {STALLED_S:g} s") from None
+            raise ClientGone(f"The client read nothing for {STALLED_S:g} s.") from None
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Finish the response, for aiohttp: the connection takes no further request while its client reads slowly."""
+        """Finish the response for aiohttp, after waiting for a slow client, so that the next request waits, too."""
         try:
             if not self.ended:
                 self.end()
@@ -272,14 +276,14 @@ class _Prebuilt(web.StreamResponse):
             raise ConnectionResetError(gone.message) from gone
 
     def _write(self, data: bytes) -> None:
-        """Raises ClientGone."""
+        """Write bytes to the transport. Raises ClientGone."""
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ClientGone(_CLOSED)
         transport.write(data)
 
     def _head(self, body: str) -> bytes:
-        """Return the head, which counts as written. `body`: the header line that says where the body ends."""
+        """Return the head, which then counts as written. `body`: the header line that delimits the body."""
         http = self._http
         connection = ""
         if not self.keep_alive:
@@ -296,14 +300,14 @@ class _Prebuilt(web.StreamResponse):
 
 
 class PrebuiltResponse(_Prebuilt):
-    """Head and body in one write."""
+    """A response whose head and body are one write."""
 
     def __init__(self, http: HttpExchange, lines: str, body: bytes) -> None:
         super().__init__(http, lines)
         self._bytes = body
 
     def end(self) -> None:
-        """Write everything now, before the request is recorded. Raises ClientGone."""
+        """Write the whole response now, before the request is recorded. Raises ClientGone."""
         self.ended = True
         self._write(self._head(f"Content-Length: {len(self._bytes)}\r\n") + self._bytes)
 
@@ -323,10 +327,9 @@ class WholeResponse(PrebuiltResponse):
 
 
 class EventStream(_Prebuilt):
-    """Server-sent events. The head leaves with the first of them; events that come together leave together.
-
-    An event is written at once, and those that come within `_TOGETHER_S` of it in one write in the loop's next turn.
-    Of a client that speaks HTTP/1.0 the end is the end of the connection, as it knows no chunks.
+    """A stream of server-sent events. The head is sent with the first event. An event is written at once; further
+    events within `_TOGETHER_S` are written together in the loop's next turn. For HTTP/1.0, which has no chunks, the
+    body ends with the connection.
     """
 
     def __init__(self, http: HttpExchange, lines: str) -> None:
@@ -344,9 +347,8 @@ class EventStream(_Prebuilt):
         return self._chunked and self._http.keep_alive
 
     def send(self, events: bytes, *, last: bool = False) -> None:
-        """Call `drain` while the client is behind; `sends` counts the calls. Raises ClientGone.
-
-        `last`: probably the end follows in this turn of the loop, so the events wait for it that long.
+        """Send events. Call `drain` while the client is behind. `sends` counts the calls. Raises ClientGone. `last`:
+        the end probably follows in this turn of the loop, so the events wait for it.
         """
         self.sends += 1
         if self._ready_bytes:
@@ -365,7 +367,7 @@ class EventStream(_Prebuilt):
             self._loop.call_soon(self._flush)
 
     def send_head(self) -> None:
-        """Send the head alone, which is the answer to HEAD. Raises ClientGone."""
+        """Send only the head, as the answer to HEAD. Raises ClientGone."""
         self.ended = True
         self._write(self._framed(b""))
 
@@ -376,7 +378,7 @@ class EventStream(_Prebuilt):
 
     def _flush(self) -> None:
         if events := self._take():
-            with contextlib.suppress(ClientGone):  # the next `send` or `end` says so
+            with contextlib.suppress(ClientGone):  # the next `send` or `end` raises it
                 self._write(self._framed(events))
 
     def _take(self) -> bytes:
@@ -386,7 +388,7 @@ class EventStream(_Prebuilt):
         return events
 
     def _framed(self, events: bytes) -> bytes:
-        """The events as a chunk, with the head if that has not left yet."""
+        """Return the events as a chunk, with the head if it was not sent yet."""
         if self._chunked and events:
             events = b"%x\r\n%b\r\n" % (len(events), events)
         if self._begun:
@@ -437,19 +439,19 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] =
 
 def body_response(body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
     """Return bytes that are JSON."""
-    # As a header: aiohttp would parse and build a `content_type` again for each response.
+    # A header is faster than `content_type`, which aiohttp would parse and build again for each response.
     return web.Response(status=status, body=body, headers={"Content-Type": JSON, **headers})
 
 
 def header_lines(fields: Mapping[str, str]) -> str:
-    """Return the lines of a response's headers, each with its CRLF. Raises ValueError for a line's end in a value."""
+    """Return the lines of a response's headers, each with CRLF. Raises ValueError for a line break in a value."""
     if any("\r" in value or "\n" in value for value in fields.values()):
-        raise ValueError("a header's value has the end of a line in it")
+        raise ValueError("A header's value contains a line break.")
     return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
 
 def device_header_lines(head: AnswerHead, media_type: str) -> str:
-    """Return the header lines of a device's answer. All but the id is equal for most cache hits, and remembered."""
+    """Return the header lines of a device's answer. All but the id is cached, since it repeats for most cache hits."""
     lines = _lines_without_id(msgspec.structs.replace(head, id=""), media_type)
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
 
@@ -481,5 +483,5 @@ def cors_headers(http: HttpExchange) -> Mapping[str, str]:
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """Return the Date header (RFC 9110) of a Unix second."""
+    """Return the Date header (RFC 9110) for a Unix second."""
     return formatdate(second, usegmt=True)

@@ -1,14 +1,14 @@
-"""Send webhooks: one POST per attempt, to an address that is checked when the socket is opened.
+"""Sending of webhooks: one POST per attempt, to an address that is checked when the socket is opened.
 
 1. 2xx: delivered.
 2. 410: disabled.
 3. Any other status, a redirect included, or no answer in time: retried, for about three days.
-4. No connection: the queue says whether that is an attempt. A forbidden address counts as no connection, since its DNS
-   name may be corrected. No socket is opened.
-5. A webhook that is cut off is sent again: a receiver may get it twice, with the same id.
+4. No connection: the queue decides whether that counts as an attempt. A forbidden address counts as no connection,
+   since its DNS name may be corrected; no socket is opened.
+5. An interrupted webhook is sent again: a receiver may get it twice, with the same id.
 
-An unexpected fault of one webhook is logged, and it is retried as (3). While no webhooks can be claimed, the log says
-so once. A slot that is released claims the next webhook at once, so that a fast receiver waits for nothing.
+An unexpected fault of a webhook is logged, and the webhook is retried as in (3). If no webhooks can be claimed, that is
+logged once. A released slot claims the next webhook at once, so that a fast receiver does not wait.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from ..jobs.webhooks import (
 )
 from .logs import redacted
 
-_REPEAT_S = 1.0  # before a webhook whose end cannot be stored is sent again
-_CONNECT_S = 5.0  # names that no server resolves count as no connection: it ends before the whole time
+_REPEAT_S = 1.0  # pause before storing a webhook's outcome is tried again
+_CONNECT_S = 5.0  # shorter than the whole timeout, so that an unresolvable name counts as no connection
 DeliveryOutcome = Literal["delivered", "disabled", "failed", "retried", "unreachable"]
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class DueWebhook(JobNotice, frozen=True, kw_only=True):
@@ -51,13 +51,15 @@ class DueWebhook(JobNotice, frozen=True, kw_only=True):
 
     owner: str
     url: str
-    attempts: int  # made before
+    attempts: int  # number of earlier attempts
     claimed: int  # unix ms, when this attempt began
 
 
 Webhook = TypeVar("Webhook", bound=DueWebhook)
 Observe = Callable[[Webhook], Callable[[DeliveryOutcome, int], None]]
-"""Called when an attempt begins; returns what is called with its outcome and the receiver's status, 0 if none."""
+"""A function that is called when an attempt begins. It returns a function that takes the outcome and the receiver's
+status, 0 if there was none.
+"""
 
 
 class WebhookConfig(Protocol):
@@ -73,35 +75,34 @@ class WebhookConfig(Protocol):
 
 
 class WebhookQueue(Protocol[Webhook]):
-    """The webhooks that are due. Each method may raise JobStoreUnavailable.
-
-    `counts_unreachable`: an attempt without a connection counts as one that failed. `idle_s`: between two looks.
+    """The queue of webhooks. Each method may raise JobStoreUnavailable. `counts_unreachable`: whether an attempt
+    without a connection counts as a failed attempt. `idle_s`: time between two polls.
     """
 
     counts_unreachable: bool
     idle_s: float = 0.5
 
     async def claim(self, limit: int, in_flight: Collection[Webhook]) -> Sequence[Webhook]:
-        """Return up to `limit` webhooks that are due. `in_flight`: those that are being sent."""
+        """Return up to `limit` webhooks that are due. `in_flight`: the webhooks that are being sent."""
 
     async def signing_secrets(self, owner: str) -> tuple[str, ...]:
         """Return an owner's valid secrets, newest first."""
 
     async def finish(self, webhook: Webhook, outcome: DeliveryOutcome, delay_s: float) -> object:
-        """Store the outcome of an attempt. `delay_s`: of one that is retried."""
+        """Store the outcome of an attempt. `delay_s`: the delay before a retry."""
 
 
 @dataclass(eq=False, repr=False)
 class WebhookSender(Generic[Webhook]):
-    """Sends due webhooks. Owns an HTTP client: call `close`.
+    """A sender of due webhooks. It owns an HTTP client: call `close`.
 
     Attributes:
-        observe: counts and traces attempts
-        change: waits until a webhook may be due, at most so many seconds
-        resolver: replaces DNS in tests
-        tls: trusted authorities; None: the system's
-        clock: replaces the time of the claim in tests; unix time, s
-        rng: uniform in [0, 1)
+        observe: Counts and traces attempts.
+        change: Waits until a webhook may be due, at most the given seconds.
+        resolver: A replacement of DNS in tests.
+        tls: Trusted authorities; None: the system's.
+        clock: A replacement of the time of the claim in tests; unix time, s.
+        rng: Returns uniform random numbers in [0, 1).
     """
 
     queue: WebhookQueue[Webhook]
@@ -115,7 +116,7 @@ class WebhookSender(Generic[Webhook]):
     rng: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for an invalid `allowed_networks`."""
+        """Check the configuration. Raises ConfigError for an invalid `allowed_networks`."""
         self._allowed = allowed_networks(self.config.allowed_networks)
         self._in_flight: list[Webhook] = []
         self._fault = ""
@@ -141,15 +142,15 @@ class WebhookSender(Generic[Webhook]):
         except JobStoreUnavailable as error:
             fault = error.message
         except Exception as error:
-            fault = f"an unexpected fault: {redacted(error)}"
+            fault = f"an unexpected fault, {redacted(error)}"
         if fault and fault != self._fault:
-            _log.warning("no webhooks are sent: %s", fault)
+            log.warning("No webhooks are sent: %s.", fault)
         elif self._fault and not fault:
-            _log.info("webhooks are sent again")
+            log.info("Webhooks are sent again.")
         self._fault = fault
 
     async def _wait(self) -> None:
-        """Until a slot is free, or a webhook may be due."""
+        """Wait until a slot is free, or a webhook may be due."""
         released = asyncio.ensure_future(self._released.wait())
         changed = asyncio.ensure_future(self.change(self.queue.idle_s))
         try:
@@ -159,7 +160,9 @@ class WebhookSender(Generic[Webhook]):
             changed.cancel()
 
     async def deliver_due(self) -> int:
-        """Send the due webhooks that have a slot and wait for them. Returns how many. Raises JobStoreUnavailable."""
+        """Send as many due webhooks as there are slots, and wait for them. Returns their number. Raises
+        JobStoreUnavailable.
+        """
         due = await self._claim()
         async with anyio.create_task_group() as tasks:
             self._begin(due, tasks)
@@ -186,8 +189,8 @@ class WebhookSender(Generic[Webhook]):
             end_attempt = None if self.observe is None else self.observe(webhook)
             try:
                 outcome, status = await self._post(webhook, secrets)
-            except Exception as error:  # of one webhook, which the others survive
-                _log.error("%s: not delivered, by an unexpected fault: %s", webhook.id, redacted(error))
+            except Exception as error:  # a fault of one webhook must not stop the others
+                log.error("%s: not delivered, because of an unexpected fault: %s.", webhook.id, redacted(error))
                 outcome, status = "retried", 0
             delay_s: float | None = 0.0
             if outcome == "retried" or (outcome == "unreachable" and self.queue.counts_unreachable):
@@ -197,14 +200,14 @@ class WebhookSender(Generic[Webhook]):
                 end_attempt(outcome, status)
             await self.queue.finish(webhook, outcome, delay_s or 0.0)
         except JobStoreUnavailable as error:
-            _log.warning("%s: the delivery will be repeated: %s", webhook.id, error.message)
+            log.warning("%s: the delivery will be repeated: %s.", webhook.id, error.message)
             await anyio.sleep(_REPEAT_S)
         finally:
             self._in_flight.remove(webhook)
             self._released.set()
 
     async def _post(self, webhook: Webhook, secrets: tuple[str, ...]) -> tuple[DeliveryOutcome, int]:
-        """Return the outcome and the receiver's status; 0 if there was none."""
+        """Send a webhook. Returns the outcome and the receiver's status; 0 if there was none."""
         body, described = webhook_payload(webhook, self.config.format_of(webhook.owner))
         signed_at = webhook.claimed / 1000.0 if self.clock is None else self.clock()
         signed = signed_headers(webhook.message_id, body, secrets, signed_at)
@@ -214,14 +217,14 @@ class WebhookSender(Generic[Webhook]):
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            _log.info("%s: no connection to the receiver: %s", webhook.id, type(error).__name__)
+            log.info("%s: no connection to the receiver: %s.", webhook.id, type(error).__name__)
             return "unreachable", 0  # (4)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            _log.info("%s: not delivered: %s", webhook.id, type(error).__name__)
+            log.info("%s: not delivered: %s.", webhook.id, type(error).__name__)
             return "retried", 0  # (3)
         if 200 <= status < 300:
             return "delivered", status  # (1)
-        _log.info("%s: the receiver answered %d", webhook.id, status)
+        log.info("%s: the receiver answered %d.", webhook.id, status)
         return ("disabled" if status == 410 else "retried"), status  # (2), (3)
 
     def _session(self) -> aiohttp.ClientSession:
@@ -249,14 +252,14 @@ class WebhookSender(Generic[Webhook]):
 def _guarded_socket_factory(allowed: tuple[Network, ...]) -> Callable[[aiohttp.AddrInfoType], socket.socket]:
     """Return a socket factory for aiohttp that raises OSError for a forbidden address.
 
-    aiohttp calls it for each address right before it connects: no name is resolved between check and connection.
+    aiohttp calls it for each address right before connecting, so no name is resolved between check and connection.
     """
 
     def open_socket(info: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, address = info
         reason = forbidden_reason(str(address[0]), allowed)
         if reason:
-            raise OSError(f"the address {reason}")
+            raise OSError(f"The address {reason}.")
         return socket.socket(family=family, type=kind, proto=protocol)
 
     return open_socket

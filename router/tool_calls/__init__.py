@@ -1,1 +1,1 @@
-"""Tool calls that models write as text: `schema` constrains the text, `parser` finds calls in it."""
+"""Tool calls written as text by models: `schema` constrains the text, `parser` finds calls in it."""

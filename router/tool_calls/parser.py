@@ -1,4 +1,4 @@
-"""Finds tool calls in a model's plain text. These forms are calls if they name a tool of the request:
+"""Parsing of tool calls in a model's plain text. These forms are calls if they name a tool of the request:
 
 1. ``{"name": …, "arguments": {…}}``, ``{"name": …, "parameters": {…}}`` (Llama 3) and ``{"type": "function",
    "function": {…}}`` at the start of the answer, several of them one after another, also in a list
@@ -9,8 +9,8 @@
 5. ``<function=name>…</function>`` (Qwen3-Coder, Llama 3.1), ``<start_function_call>call:name{…}`` (FunctionGemma), see
    `written_calls`
 
-Every form is read whatever the model's family, because models often mix them: Qwen2.5 Coder fences its calls though its
-template asks for ``<tool_call>``. Which form a required call has is decided by `schema`.
+Every form is read for every model family, because models often mix them: Qwen2.5 Coder fences its calls though its
+template asks for ``<tool_call>``. `schema` determines the form of a required call.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ MARKS: Final = {
     written_calls.FUNCTION: "</tool_call>",
     written_calls.GEMMA_CALL: "",
 }
-"""What calls stand behind → what may follow them."""
+"""The marks before calls → the marks that may follow them."""
 
 TEXT_MARKS: Final = frozenset(
     {*MARKS, *filter(None, MARKS.values()), *written_calls.ENDS.values(), written_calls.ESCAPE, "[ARGS]", "[CALL_ID]"}
 )
-"""Tokens that have to reach the parser as text, though vocabularies list them as control tokens."""
+"""Tokens that must reach the parser as text, though vocabularies list them as control tokens."""
 
-_MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models close what they did not open
+_MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models write only the closing mark
 _BEGINNINGS: Final = frozenset(mark[:length] for mark in MARKS for length in range(1, len(mark)))
-_LONGEST: Final = max(map(len, MARKS))
+_MAX_MARK: Final = max(map(len, MARKS))
 _MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
 _LEAD: Final = re.compile(r"(?P<visible>\s*)")
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _TO_ARGUMENTS: Final = re.compile(r"(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 _PERHAPS_TO_ARGUMENTS: Final = re.compile(r"(?:\[[A-Z_]*(?:\]\w*)?){0,2}\s*")
-_NAME_WITHIN: Final = 192  # characters, with what stands between it and the arguments
+_NAME_WITHIN: Final = 192  # characters, including the text before the arguments
 
 Result = tuple[str, tuple[ToolCallDelta, ...]]
 
@@ -68,15 +68,15 @@ class _State(Enum):
 
 
 class ToolCallParser:
-    """Splits text, in pieces of any size, into text for the client and calls.
-
-    Text is held back while it may still become a call. For a streamed request, a call in JSON is returned while it is
-    written, its name first; otherwise whole, as one delta. The concatenated results do not depend on how the text is
-    cut into pieces.
+    """A parser that splits text, in pieces of any size, into text for the client and calls. Text is held back while it
+    may still become a call. For a streamed request, a JSON call is returned in deltas as it is written, its name first;
+    otherwise as one delta. The concatenated results do not depend on the pieces.
     """
 
     def __init__(self, request: Request, choice: int = 0, identity: str = "") -> None:
-        """`choice`: which of the answer's choices is parsed. `identity`: of the request, for the ids of its calls."""
+        """Create the parser. `choice`: the index of the parsed choice. `identity`: the request's id, for the ids of its
+        calls.
+        """
         disabled = request.tool_choice.mode == "none"
         self._tools = {} if disabled else {tool.name: tool for tool in request.tools}
         self._names = frozenset(self._tools)
@@ -86,24 +86,24 @@ class ToolCallParser:
         self._state = _State.BEGIN
         self._held = ""  # undecided, outside an object
         self._lead = ""  # text before the undecided object or list; returned if it is not a call
-        self._mark = ""  # before the calls, "" for none
+        self._mark = ""  # the mark before the calls, "" for none
         self._in_list = False
         self._object = written_calls.ObjectScanner()
         self._written: written_calls.BracketScanner | written_calls.MarkupScanner = written_calls.MarkupScanner("")
-        self._name = ""  # of the call whose arguments the object is; "": the object is a call
-        self._partial: _PartialCall | None = None  # the call that is returned while it is written
+        self._name = ""  # name of the call whose arguments are the object; "": the object is the call
+        self._partial: _PartialCall | None = None  # the call that is returned in deltas
         self._calls = 0
 
     @property
     def called(self) -> bool:
-        """Whether a call was found; the answer's finish_reason is then `tool_calls`."""
+        """Whether a call was found, so that the answer's finish_reason is `tool_calls`."""
         return self._calls > 0
 
     def feed(self, text: str) -> Result:
-        """Add text and return what is decided.
+        """Add text and return the decided text and calls.
 
         Raises:
-            StreamBroken: the arguments of a call that was partly returned are not JSON.
+            StreamBroken: The arguments of a partly returned call are not JSON.
         """
         if not self._names:
             return text, ()
@@ -125,13 +125,13 @@ class ToolCallParser:
         return "".join(out), tuple(calls)
 
     def finish(self, *, cut: bool = False) -> Result:
-        """Return the text that was held back, at the end of the answer: it did not become a call.
+        """Return the held-back text, which did not become a call, at the end of the answer.
 
         Args:
-            cut: the answer reached its token limit; a call may be incomplete.
+            cut: Whether the answer reached its token limit, so that a call may be incomplete.
 
         Raises:
-            StreamBroken: a call that was partly returned has no end, and the answer was not cut.
+            StreamBroken: A partly returned call has no end, and the answer was not cut.
         """
         held, self._held = self._held, ""
         match self._state:
@@ -143,7 +143,7 @@ class ToolCallParser:
             case _State.WRITTEN:
                 calls: list[ToolCallDelta] = []
                 if self._mark in written_calls.ENDS and self._add_written(calls):
-                    self._state = _State.TEXT  # the end is a control token that some servers drop
+                    self._state = _State.TEXT  # some servers drop the end, which is a control token
                     return "", tuple(calls)
                 held = self._lead + self._written.text
             case _State.HEAD:
@@ -171,8 +171,8 @@ class ToolCallParser:
         return self._to_text(lead["visible"], rest, out)
 
     def _head(self, text: str, out: list[str]) -> str:
-        """Decide what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an object, (5)
-        markup.
+        """Decide the form of what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an
+        object, (5) markup.
         """
         if self._mark in written_calls.ENDS:  # (5)
             self._state, self._written = _State.WRITTEN, written_calls.MarkupScanner(written_calls.ENDS[self._mark])
@@ -249,7 +249,7 @@ class ToolCallParser:
         return rest or ""
 
     def _add_written(self, calls: list[ToolCallDelta]) -> bool:
-        """Add the calls that are written in Python or in markup. Returns False if it is none, or not calls alone."""
+        """Add calls written in Python or markup. Returns False if the text is not calls, or not only calls."""
         if self._mark in written_calls.ENDS:
             call = written_calls.read_markup_call(self._mark, self._written.text, self._tools)
             found = None if call is None else [call]
@@ -265,7 +265,7 @@ class ToolCallParser:
             out.append(text[: mark.start()])
             self._enter_head(mark[0], mark[0])
             return text[mark.end() :]
-        held = next((n for n in range(min(_LONGEST, len(text)), 0, -1) if text[-n:] in _BEGINNINGS), 0)
+        held = next((n for n in range(min(_MAX_MARK, len(text)), 0, -1) if text[-n:] in _BEGINNINGS), 0)
         out.append(text[: len(text) - held])
         self._held = text[len(text) - held :]
         return ""
@@ -294,7 +294,7 @@ class ToolCallParser:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _begin_partial(self, calls: list[ToolCallDelta]) -> None:
-        """Return the beginning of a call that is still written, once its name is known and its arguments begin."""
+        """Return the beginning of an unfinished call, once its name is known and its arguments have begun."""
         text = self._object.text
         name, start = (self._name, 0) if self._name else written_calls.arguments_of(text) or ("", 0)
         if name in self._names:
@@ -314,7 +314,7 @@ class ToolCallParser:
 
 
 class _PartialCall:
-    """A call whose arguments are returned while the model writes them. `shown`: False for one that is dropped."""
+    """A call whose arguments are returned while the model writes them. `shown`: False if the call is dropped."""
 
     def __init__(self, first: ToolCallDelta, *, shown: bool) -> None:
         self._first = first
@@ -346,7 +346,9 @@ class _PartialCall:
 
 @lru_cache(maxsize=64)
 def _between_calls(mark: str, in_list: bool) -> re.Pattern[str]:
-    """What may stand between two calls, or behind the last one; its group `visible` is text if no call follows."""
+    """Return the pattern of text between two calls, or after the last; its group `visible` is text if no call
+    follows.
+    """
     closing = re.escape(_MARK_ENDS[mark])
     bracket = r"(?:\]\s*)?" if in_list else ""
     return re.compile(rf"\s*{bracket}(?:{closing}\s*)?(?P<visible>(?:[;,]\s*)?)")

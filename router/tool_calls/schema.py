@@ -1,8 +1,8 @@
-"""What constrains an answer, and the form in which a model family writes its calls.
+"""Constraints of answers, and the forms in which model families write calls.
 
 An answer is constrained by a JSON schema (the client's response format, a call of its tools, or either), or by the text
-that the arguments of a function call are copied from. The family shows in the chat template of the model. Sources: the
-templates of the models on Hugging Face; what other servers know of them is in vLLM's documentation
+that the arguments of a function call are copied from. The family is recognised by the chat template of the model.
+Sources: the templates of the models on Hugging Face, and the documentation of other servers: vLLM's
 (features/tool_calling) and llama.cpp's (docs/function-calling.md).
 """
 
@@ -21,7 +21,9 @@ from ..types import Chunk, Message, Request, TextPart, Tool
 
 
 class CallFrame(msgspec.Struct, frozen=True):
-    """The text before the first call, between two, and after the last. `between` empty: one call only."""
+    """The text before the first call, between two, and after the last. `between` is empty if only one call is
+    possible.
+    """
 
     before: str = ""
     between: str = ""
@@ -33,8 +35,7 @@ NO_FRAME: Final = CallFrame()
 
 class ToolFormat(msgspec.Struct, frozen=True):
     """A family's form of required calls: a JSON object of `name` and `arguments_key` for each, inside `frame`.
-
-    `several`: the frame where there may be several, if that is another one.
+    `several`: the frame for several calls, if that differs.
     """
 
     family: str
@@ -43,7 +44,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     several: CallFrame | None = None
 
     def frame_of(self, *, several: bool) -> CallFrame:
-        """Return what stands around one call, or around several if the family has a form for that."""
+        """Return the frame of one call, or of several if the family has a form for that."""
         if several:
             return self.several or self.frame
         return msgspec.structs.replace(self.frame, between="")
@@ -67,11 +68,11 @@ _SIGNS: Final = (
     ("<|header_start|>", LLAMA),  # Llama 4
     ("<start_of_turn>", GEMMA),
 )
-"""What a chat template contains → the format; the first that holds. Hermes' template for Llama 3 has both signs."""
+"""Texts in a chat template → the format; the first match wins, since Hermes' template for Llama 3 has both texts."""
 
 
 def tool_format(template: str) -> ToolFormat:
-    """Return the format of the family that this chat template belongs to; `PLAIN`, JSON alone, for any other."""
+    """Return the format of this chat template's family; `PLAIN`, JSON alone, for an unknown family."""
     return next((known for sign, known in _SIGNS if sign in template), PLAIN)
 
 
@@ -79,18 +80,16 @@ _OURS: Final = re.compile(r"call_[0-9a-f]{24}")
 
 
 def call_id(identity: str, choice: int, index: int) -> str:
-    """Return the id of call number `index` of an answer's choice, for a call that a model wrote as text.
-
-    An answer may reach several requests, whose ids must all differ. `identity`: of the request, unique.
+    """Return the id of call number `index` of an answer's choice, for a call written as text. An answer may reach
+    several requests, whose ids must all differ. `identity`: the unique id of the request.
     """
     digest = blake2b(f"{identity}\0{choice}\0{index}".encode(), digest_size=12).hexdigest()
     return f"call_{digest}"
 
 
 def with_own_ids(chunk: Chunk, identity: str) -> Chunk:
-    """Return a chunk of an answer that may have been made for another request, with this one's call ids.
-
-    Ids in another form are an upstream's, which may mean something to it, and stay.
+    """Return a chunk, possibly of another request's answer, with this request's call ids. Ids in another form come from
+    an upstream, which may need them, and are kept.
     """
     if not chunk.tool_calls:
         return chunk
@@ -117,12 +116,12 @@ def answer_schema(request: Request, *, calls_only: bool = False, form: ToolForma
     3. Only a response format: its schema.
 
     Args:
-        calls_only: the model answers with calls of functions that it was trained on; the request's own tools take
-            precedence over those.
-        form: of the model's calls.
+        calls_only: Whether the model answers with calls of functions that it was trained on; the request's own tools
+            take precedence.
+        form: The form of the model's calls.
 
     Raises:
-        InvalidGrammar: a schema is nested too deeply to be embedded.
+        InvalidGrammar: A schema is nested too deeply to be embedded.
     """
     tools = _callable_tools(request)
     text_schema = _text_schema(request)
@@ -134,9 +133,8 @@ def answer_schema(request: Request, *, calls_only: bool = False, form: ToolForma
 
 
 def call_frame(request: Request, form: ToolFormat) -> CallFrame:
-    """Return what stands around the calls that `answer_schema` requires; nothing if it requires none.
-
-    Several calls are allowed if the client allows them and names no function.
+    """Return the frame of the calls that `answer_schema` requires; an empty frame if it requires none. Several calls
+    are allowed if the client allows them and does not name a function.
     """
     if not (request.tools and _requires_call(request)):
         return NO_FRAME
@@ -144,10 +142,8 @@ def call_frame(request: Request, form: ToolFormat) -> CallFrame:
 
 
 def copy_source_of(request: Request) -> str | None:
-    """Return the text that a call's arguments are copied from: the last user message.
-
-    None if the request constrains the answer itself, by a response format (of any type, `text` included) or by a
-    required tool call, or is not a chat.
+    """Return the text that a call's arguments are copied from, the last user message. None if the request is not a
+    chat, or constrains the answer itself by a response format (`text` included) or a required tool call.
     """
     if request.kind != "chat" or request.response_format is not None:
         return None
@@ -157,7 +153,7 @@ def copy_source_of(request: Request) -> str | None:
 
 
 def last_user_text(messages: Sequence[Message]) -> str | None:
-    """Return the text of the last user message, None if there is none."""
+    """Return the text of the last user message; None if there is none."""
     content = next((message.content for message in reversed(messages) if message.role == "user"), None)
     if content is None or isinstance(content, str):
         return content
@@ -205,8 +201,8 @@ def _call(tool: Tool, name: str, definitions: list[str], key: str) -> str:
 def _embedded(schema: str, name: str, definitions: list[str]) -> str:
     """Return `schema` for use inside another one.
 
-    References start at the schema's own root, so a schema with references moves to ``#/$defs/<name>``, and its
-    references are rewritten.
+    References start at the schema's own root. A schema with references is therefore moved to ``#/$defs/<name>``, and
+    its references are rewritten.
     """
     if '"$ref"' not in schema:
         return schema
@@ -232,4 +228,4 @@ def _move_references(value: Json, root: str) -> Json:
 def _move_reference(value: Json, root: str) -> Json:
     if isinstance(value, str):
         return root + value[1:] if value.startswith("#") else value
-    return _move_references(value, root)  # a property that happens to be called $ref
+    return _move_references(value, root)  # a property that is named $ref

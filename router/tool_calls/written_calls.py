@@ -1,4 +1,4 @@
-"""Calls as models write them, as JSON, as Python and as markup: where one ends, its name, its arguments.
+"""Calls in the notations of models, JSON, Python and markup: the end of a call, its name, its arguments.
 
 - JSON: ``{"name": "lamp", "arguments": {"on": true}}``, see `parser` for its variants.
 - Python, as Llama 3.2, Llama 4 and Gemma write: ``[lamp(on=True), fan(speed=2)]``.
@@ -24,7 +24,7 @@ FUNCTION: Final = "<function="
 GEMMA_CALL: Final = "<start_function_call>"
 ESCAPE: Final = "<escape>"
 ENDS: Final = {FUNCTION: "</function>", GEMMA_CALL: "<end_function_call>"}
-"""What such a call stands behind → what ends it."""
+"""The mark before a call in markup → the mark that ends it."""
 
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_DEPTH: Final = 32
@@ -53,7 +53,7 @@ Value = dict[str, "Value"] | list["Value"] | str | int | float | bool | None
 
 
 class _Scanner:
-    """The pieces of a text so far. `too_long`: it is longer than any call; nothing more should be fed."""
+    """The pieces of a text so far. `too_long`: the text is longer than any call, and nothing more should be fed."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -73,10 +73,10 @@ class _Scanner:
 
 
 class BracketScanner(_Scanner):
-    """Finds the end of a bracketed Python expression in pieces of text. Each character is scanned once.
+    """A scanner that finds the end of a bracketed Python expression in pieces of text. Each character is scanned once.
 
     Args:
-        marks: matches the brackets and quotes of the language.
+        marks: The pattern of the language's brackets and quotes.
     """
 
     def __init__(self, marks: re.Pattern[str] = _PYTHON_MARKS) -> None:
@@ -109,25 +109,25 @@ class BracketScanner(_Scanner):
 
 
 class ObjectScanner(BracketScanner):
-    """Finds the end of a JSON object in pieces of text. Each character is scanned once."""
+    """A scanner that finds the end of a JSON object in pieces of text. Each character is scanned once."""
 
     def __init__(self) -> None:
         super().__init__(_JSON_MARKS)
-        self.decided = False  # by its first key, the object may be a call
+        self.decided = False  # whether the first key has shown that the object may be a call
 
     @property
     def is_short(self) -> bool:
-        """Whether `arguments_of` may find more in it than it did before its last piece."""
+        """Whether `arguments_of` should be tried again after the last piece."""
         return self._characters - len(self._pieces[-1] if self._pieces else "") < _START
 
 
 class MarkupScanner(_Scanner):
-    """Finds the end of a call in markup in pieces of text."""
+    """A scanner that finds the end of a call in markup in pieces of text."""
 
     def __init__(self, end: str) -> None:
         super().__init__()
         self._end = end
-        self._tail = ""  # of the last pieces: the beginning of the end may be in it
+        self._tail = ""  # end of the last pieces, which may contain the beginning of the end mark
 
     def feed(self, text: str) -> str | None:
         """Return the text after the call, or None if it has not ended yet."""
@@ -140,7 +140,9 @@ class MarkupScanner(_Scanner):
 
 
 def _as_json(values: Value) -> str:
-    """Return arguments as JSON text. Raises ValueError for what JSON cannot hold, such as half of a surrogate pair."""
+    """Return arguments as JSON text. Raises ValueError for values without a JSON form, such as half a surrogate
+    pair.
+    """
     arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
     arguments.encode()
     return arguments
@@ -160,7 +162,7 @@ class _ToolObject(_NamedCall):
 
 
 _DECODER = msgspec.json.Decoder(_ToolObject)
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])  # its numbers may be too large for a float
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])  # raw, since numbers may be too large for a float
 
 
 def read_json_call(text: str) -> tuple[str, str] | None:
@@ -189,7 +191,7 @@ def is_object(text: str) -> bool:
 
 
 def may_be_call(start: str) -> bool | None:
-    """Return whether an object that starts like this may be a call, by its first key; None if more text is needed."""
+    """Return whether an object with this beginning may be a call, by its first key; None if more text is needed."""
     key = _FIRST_KEY.match(start, 0, _START)
     if key is not None:
         return key[1] in _FIRST_KEYS
@@ -199,7 +201,7 @@ def may_be_call(start: str) -> bool | None:
 
 
 def arguments_of(start: str) -> tuple[str, int] | None:
-    """Return the name of a call that starts like this, and where its arguments begin; None if it does not say yet."""
+    """Return the name of a call with this beginning, and the start of its arguments; None if more text is needed."""
     match = _ARGUMENTS.match(start, 0, _START)
     return None if match is None else (match["name"], match.end())
 
@@ -208,7 +210,7 @@ def arguments_of(start: str) -> tuple[str, int] | None:
 
 
 def read_python_calls(text: str, names: AbstractSet[str]) -> list[tuple[str, str]] | None:
-    """Return name and arguments (JSON text) of each call; None if not all of it is calls of `names`."""
+    """Return name and arguments (JSON text) of each call; None if the text is not only calls of `names`."""
     try:
         body = ast.parse(text.strip(), mode="eval").body
         return [_call(node, names) for node in (body.elts if isinstance(body, ast.List) else [body])] or None
@@ -251,7 +253,7 @@ def _key(node: ast.expr | None) -> str:
 
 
 def read_markup_call(mark: str, text: str, tools: Mapping[str, Tool]) -> tuple[str, str] | None:
-    """Return name and arguments (JSON text) of the call behind `mark`; None if it is none of one of `tools`."""
+    """Return name and arguments (JSON text) of the call after `mark`; None if it is not a call of one of `tools`."""
     text = text.removesuffix(ENDS[mark])
     try:
         name, values = _read_function(text, tools) if mark == FUNCTION else _read_gemma(text)
@@ -263,7 +265,7 @@ def read_markup_call(mark: str, text: str, tools: Mapping[str, Tool]) -> tuple[s
 
 
 def _read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, Value]:
-    """Raises ValueError."""
+    """Return the name and the arguments of a Qwen call. Raises ValueError."""
     name, closed, body = text.partition(">")
     name = name.strip().strip("\"'")
     if not closed or name not in tools:
@@ -280,7 +282,7 @@ def _read_function(text: str, tools: Mapping[str, Tool]) -> tuple[str, Value]:
 
 
 def _object(text: str) -> dict[str, Value]:
-    """Raises ValueError."""
+    """Return the JSON object of a text. Raises ValueError."""
     value = json.loads(text, parse_constant=_refuse)
     if not isinstance(value, dict):
         raise ValueError
@@ -288,12 +290,12 @@ def _object(text: str) -> dict[str, Value]:
 
 
 def _refuse(constant: str) -> Value:
-    """NaN and infinities are no JSON."""
+    """Refuse NaN and infinities, which are not JSON. Raises ValueError."""
     raise ValueError(constant)
 
 
 def _types(tool: Tool) -> dict[str, object]:
-    """Return the type of each argument as the schema has it; an argument without one may be anything."""
+    """Return the type of each argument by the schema; an argument without a type may have any."""
     try:
         properties = json.loads(tool.parameters)["properties"]
         return {name: found.get("type", "") for name, found in properties.items()}
@@ -315,7 +317,7 @@ def _typed(text: str, kind: object) -> Value:
 
 
 def _read_gemma(text: str) -> tuple[str, Value]:
-    """Raises ValueError."""
+    """Return the name and the arguments of a FunctionGemma call. Raises ValueError."""
     head = _matched(_GEMMA_HEAD, text, 0)
     values, end = _gemma_value(text, head.end(), 0)
     if text[end:].strip():
@@ -324,7 +326,7 @@ def _read_gemma(text: str) -> tuple[str, Value]:
 
 
 def _gemma_value(text: str, at: int, depth: int) -> tuple[Value, int]:
-    """Return the value at a position, and where it ends. Raises ValueError."""
+    """Return the value at a position, and its end. Raises ValueError."""
     at = _behind_space(text, at)
     if depth > _MAX_DEPTH:
         raise ValueError
@@ -357,7 +359,7 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _matched(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
-    """Raises ValueError."""
+    """Return the match of a pattern at a position. Raises ValueError."""
     match = pattern.match(text, at)
     if match is None:
         raise ValueError

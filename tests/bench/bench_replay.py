@@ -17,7 +17,7 @@ import msgspec
 
 from causeway_server.router.decision.decide import decide, features_of
 from causeway_server.router.policy.compiled import parse_policy
-from causeway_server.router.policy.signals import COSTLY
+from causeway_server.router.policy.signals import ON_DEMAND
 from causeway_server.router.types import AttemptRecord, DecisionRecord, DeviceSetup, Estimates, Outcome, Usage
 from tests.tool import run_tool
 
@@ -67,7 +67,7 @@ def _write(path: Path) -> None:
     made = []
     for request, snapshot, estimates in mixed():
         taken = msgspec.structs.replace(snapshot, setup=setup)
-        unrecorded = (COSTLY[1],) if request.model == "auto" else COSTLY
+        unrecorded = (ON_DEMAND[1],) if request.model == "auto" else ON_DEMAND
         known = estimates if request.model == "auto" else Estimates()
         decision = decide(policy, request, taken, known)
         plans = decision.attempts[:1]

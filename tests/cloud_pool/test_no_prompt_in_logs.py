@@ -256,7 +256,7 @@ raise ValueError("{MARKER}") from RuntimeError("{MARKER}")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    for said in ("ValueError", "RuntimeError", "KeyError", "OSError", "the process failed", "a thread failed"):
+    for said in ("ValueError", "RuntimeError", "KeyError", "OSError", "The process failed.", "A thread failed."):
         assert said in ended.stderr
     assert MARKER not in ended.stderr + ended.stdout
 

@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from causeway_server.models.parts.revising import revise_each
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
 from causeway_server.router.jobs.job import (
-    MOST_LATE,
+    MAX_LATE,
     RevisionDropped,
     check_revised,
     late_kinds,
@@ -112,7 +112,7 @@ class Revisions:
         kinds = late_kinds(reading.records)
         if not kinds:
             return result
-        if len(self._rooms) >= MOST_LATE:
+        if len(self._rooms) >= MAX_LATE:
             return msgspec.structs.replace(result, late_error=no_room())
         self._rooms.add(job)
         return msgspec.structs.replace(result, late=kinds)
@@ -150,7 +150,7 @@ class Revisions:
     async def _claim(self, tasks: TaskGroup) -> None:
         # Shielded: what a claim that is cut off has taken would wait until its lease ends.
         with anyio.CancelScope(shield=True):
-            found = await self.store.late.claim(self.slots, MOST_LATE - len(self._rooms))
+            found = await self.store.late.claim(self.slots, MAX_LATE - len(self._rooms))
             self.metrics.count_revisions("too_late", found.too_late)
             self.metrics.count_revisions("failed", found.lost)
             for answer in found.answers:

@@ -21,7 +21,7 @@ Fields = dict[str, object]
 class ResponseEncoder:
     """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
 
-    It has the methods of `AnswerEncoder`, and like that one never encodes an unfinished answer as finished.
+    It has the methods of `AnswerEncoder`, and never encodes an unfinished answer as finished either.
 
     Args:
         created: Unix time in seconds.
@@ -56,7 +56,7 @@ class ResponseEncoder:
         )
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """Encode the events for one chunk; empty if it has nothing for the client."""
+        """Encode the events for a chunk; empty if the client gets nothing of it."""
         if chunk.usage is not None:
             self._usage = chunk.usage
         self._tokens += chunk.tokens
@@ -64,7 +64,7 @@ class ResponseEncoder:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer has its finish reason: only the usage may follow."""
+        """Whether the answer has its finish reason, so that only the usage may follow."""
         return bool(self._finish)
 
     def end(self) -> bytes:
@@ -120,7 +120,7 @@ class ResponseEncoder:
         return events + self._event("response.function_call_arguments.delta", item_id=item.id, delta=call.arguments)
 
     def _close_item(self) -> bytes:
-        """End the open item: its last events, and the item itself in the output."""
+        """Return the last events of the open item, and add the item to the output."""
         item, self._open = self._open, None
         if item is None:
             return b""
@@ -159,7 +159,7 @@ class ResponseEncoder:
         return {**response, "causeway": {"continue": self._resume}} if self._resume else response
 
     def _event(self, name: str, /, **fields: object) -> bytes:
-        """Encode one event. Those of an item belong to the next one of the output: items do not overlap."""
+        """Encode an event. Events of an item have the index of the next output item, since items do not overlap."""
         number, self._number = self._number, self._number + 1
         place = {} if "response" in fields else {"output_index": len(self._output)}
         data = _encode({"type": name, "sequence_number": number, **place, **fields})
@@ -167,7 +167,7 @@ class ResponseEncoder:
 
 
 class _OpenItem:
-    """The output item that is being written: a message with one part, or a function call."""
+    """The output item in progress: a message with one part, or a function call."""
 
     def __init__(self, kind: str, item_id: str, call: ToolCallDelta | None = None) -> None:
         self.kind = kind

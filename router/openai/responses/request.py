@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses` → `Request`, and what its answer repeats of the body."""
+"""The body of `POST /v1/responses` → `Request`, and the fields of the body that the answer repeats."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class WireCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_ou
 
 
 class WireReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """What the model thought in an earlier turn. Models are not shown their earlier thoughts: it is dropped."""
+    """The reasoning of an earlier turn. It is dropped, because models are not shown their earlier reasoning."""
 
 
 WireItem = WireMessageItem | WireCallItem | WireCallOutputItem | WireReasoningItem
 
 
 class WireFunctionTool(msgspec.Struct):
-    """A tool; only those of type function need a name, and are offered to a model."""
+    """A tool. Only tools of type function need a name and are offered to the model."""
 
     type: str
     name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -103,7 +103,7 @@ class WireAllowedFunction(msgspec.Struct, omit_defaults=True):
 
 
 class WireFunctionChoice(msgspec.Struct, omit_defaults=True):
-    """The function to call, or of type allowed_tools those of the tools that may be called."""
+    """The function to call, or, with the type allowed_tools, the tools that may be called."""
 
     type: str
     name: str | None = None
@@ -146,7 +146,7 @@ class WireResponse(WireGeneration, kw_only=True):
     background: bool | None = None
     prompt: object = None
     truncation: Literal["auto", "disabled"] | None = None
-    # Without a meaning here, and not passed on.
+    # Accepted without effect, and not passed on.
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -156,7 +156,7 @@ class WireResponse(WireGeneration, kw_only=True):
 
 _FIELDS: Final = frozenset(WireResponse.__struct_fields__)
 RESPONSE_ONLY: Final = _FIELDS - frozenset(WireEmbedding.__struct_fields__) - {"prompt"}
-"""Keys that tell a request for a response from one for embeddings, which has `input` too."""
+"""Keys that distinguish a request for a response from one for embeddings, which also has `input`."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _NOT_STORED: Final = "Nothing is stored here. Send the whole conversation as `input`."
 
@@ -171,14 +171,14 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
     """Parse and validate a request for a response.
 
     Args:
-        hints: the routing hints from the request's headers.
-        resumes: whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
+        hints: The routing hints from the request's headers.
+        resumes: Whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
 
     Returns:
-        The request, which is that of a chat, and what its answer repeats.
+        The request, which is a chat, and the fields that its answer repeats.
 
     Raises:
-        InvalidRequest: names the key that is wrong.
+        InvalidRequest: Names the key that is wrong.
     """
     try:
         document = load(body)
@@ -221,7 +221,7 @@ def _with_item_types(document: JSONObject) -> JSONObject:
 
 
 def _refuse_state(wire: WireResponse) -> None:
-    """Refuse what needs stored responses, and what would change the conversation silently."""
+    """Refuse fields that need stored responses, or that would change the conversation silently."""
     for name in ("previous_response_id", "conversation", "prompt"):
         if getattr(wire, name) is not None:
             raise UnsupportedFeature(f"`{name}`: {_NOT_STORED}", param=name)
@@ -237,7 +237,7 @@ def _refuse_state(wire: WireResponse) -> None:
 
 
 def _messages(items: Sequence[WireItem]) -> list[Message]:
-    """Translate the items; an assistant's text and the calls right after it are one message."""
+    """Translate the items to messages; an assistant's text and the calls right after it form one message."""
     messages: list[Message] = []
     for item in items:
         match item:
@@ -275,7 +275,7 @@ def _part(part: WireContent) -> Part:
 
 
 def _tools(wire: list[WireFunctionTool]) -> tuple[Tool, ...]:
-    """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
+    """Return the tools. Raises InvalidRequest if two share a name, because a call would be ambiguous."""
     tools: dict[str, Tool] = {}
     for at, tool in enumerate(wire):
         if tool.type != FUNCTION:
@@ -302,7 +302,7 @@ def _allowed_tools(
 
 
 def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
-    """`kinds`: those of the tools that are not functions."""
+    """Return the choice among the tools. `kinds`: the kinds of tools that are not functions."""
     if not isinstance(wire, WireFunctionChoice):
         return tool_choice_of(wire, None, "", tools, kinds)
     if wire.type != FUNCTION:
@@ -311,7 +311,7 @@ def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...],
 
 
 def _response_format(wire: WireTextFormat | None) -> ResponseFormat | None:
-    if wire is None or wire.type == "text":  # what every response says by default
+    if wire is None or wire.type == "text":  # the default of every response
         return None
     if wire.type == "json_object":
         return ResponseFormat("json_object")

@@ -1,1 +1,3 @@
-"""OpenAI-compatible servers: what is sent to one and the values of its answer (`wire`), and the answer (`decode`)."""
+"""OpenAI-compatible servers: the request's body and the values of an answer (`wire`), and the answer itself
+(`decode`).
+"""

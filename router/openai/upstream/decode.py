@@ -1,12 +1,13 @@
-"""An OpenAI-compatible server's answers → Chunks, whole or streamed, in the dialects that servers really speak.
+"""The answers of OpenAI-compatible servers → Chunks, whole or streamed, in the dialects of real servers.
 
 Tolerated: content as a list of parts; null or missing content, role, index and usage; numbers as text; usage on every
 chunk; a missing ``[DONE]`` after every choice has ended; finish reasons of other names, or twice; tool calls without
 index or id, or all at one index; thoughts as ``reasoning_content``, ``reasoning`` or parts; a message in the place of a
-delta. Fields that we do not interpret travel with the message or the call that they belong to. Bytes that are not an
+delta. Fields that we do not interpret are kept with their message or call. Bytes that are not an
 answer raise CloudUnreadable; an answer that stops before its end raises StreamBroken.
 
-`SSEParser` cuts a stream into events, `StreamDecoder` decodes them, and `EventTemplate` those that are text alone.
+`SSEParser` splits a stream into events, `StreamDecoder` decodes them, and `EventTemplate` decodes events that contain
+only text.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event. Several data lines are joined by newlines; `type` is empty for a plain message."""
+    """A server-sent event. Several data lines are joined by newlines; `type` is empty for a plain message."""
 
     data: bytes
     type: bytes = b""
@@ -35,14 +36,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def event(data: bytes) -> bytes:
-    """Encode `data` as one event. Each line of it becomes a data line."""
+    """Encode `data` as an event. Each of its lines becomes a data line."""
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
     return b"data: " + data + b"\n\n"
 
 
 class SSEParser:
-    """Parses bytes, in pieces of any size, to events. Raises CloudUnreadable for an event above `max_event_bytes`.
+    """A parser of bytes, in pieces of any size, to events. Raises CloudUnreadable for an event above `max_event_bytes`.
 
     Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
     """
@@ -59,12 +60,12 @@ class SSEParser:
 
     @property
     def pending(self) -> bool:
-        """Whether an unfinished event is buffered. At the end of a stream it means that the stream was cut."""
+        """Whether an unfinished event is buffered, which at the end of a stream means that the stream was cut."""
         return self._size > 0
 
     @property
     def idle(self) -> bool:
-        """Whether the next byte begins an event, so that the bytes of whole events may pass this parser by."""
+        """Whether the next byte begins an event, so that whole events may bypass this parser."""
         return self._started and not self._size and not self._skip_newline
 
     def feed(self, data: bytes) -> list[Event]:
@@ -136,7 +137,7 @@ class SSEParser:
         self._partial.clear()
         self._size = 0
         if len(held) < len(_BOM) and _BOM.startswith(held):
-            # It may still become a byte order mark; keep it as the start of a line.
+            # The bytes may still become a byte order mark; keep them as the start of a line.
             self._partial = [held] if held else []
             self._size = len(held)
             return b""
@@ -150,7 +151,7 @@ _decode = msgspec.json.Decoder(str).decode
 
 
 class EventTemplate:
-    """`index`: of the choice whose text it is."""
+    """The bytes of an event around its text. `index`: the choice that the text belongs to."""
 
     def __init__(self, before: bytes, after: bytes, index: int) -> None:
         self.index = index
@@ -163,7 +164,7 @@ class EventTemplate:
         if not event.startswith(self._before) or not event.endswith(self._after):
             return None
         try:
-            return _decode(event[self._text])  # nothing, where the two overlap: no JSON
+            return _decode(event[self._text])  # empty if prefix and suffix overlap, which is not JSON
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
@@ -178,7 +179,9 @@ class EventTemplate:
             return []
 
     def framed(self) -> EventTemplate:
-        """The same of the event as it is sent. (No JSON string holds the end of an event: newlines are escaped.)"""
+        """Return the template of the event as it is sent. JSON escapes newlines, so no text can contain an event's
+        end.
+        """
         return EventTemplate(b"data: " + self._before, self._after + b"\n\n", self.index)
 
     def filled(self, text: str) -> bytes:
@@ -186,7 +189,7 @@ class EventTemplate:
 
 
 def split_event(event: bytes, text: str, index: int) -> EventTemplate | None:
-    """Split an event around its text. None: it cannot be found, or is escaped in another way than ours."""
+    """Split an event around its text. None if the text is not found, or is escaped in another way than ours."""
     literal = _encode(text)
     for key in _KEYS:
         at = event.find(key)
@@ -264,12 +267,12 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
     """Decode a whole answer: one chunk per choice, then one with the usage if it is reported.
 
     Args:
-        body: the answer.
-        request_id: makes the ids unique of tool calls that have none.
+        body: The answer.
+        request_id: Makes the generated ids of tool calls unique.
 
     Raises:
-        CloudUnreadable: the body is not an answer.
-        CloudFailed: the body reports an error, or that the server gave up.
+        CloudUnreadable: The body is not an answer.
+        CloudFailed: The body reports an error, or that the server gave up.
     """
     if plain := _plain(body):
         return plain
@@ -288,7 +291,7 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
 
 
 def _streamed(body: bytes, request_id: str) -> list[Chunk]:
-    """Decode a stream that a server sends in the place of a whole answer."""
+    """Decode a stream that a server sends in place of a whole answer."""
     decoder = StreamDecoder(request_id)
     chunks = [chunk for event in SSEParser().feed(body) for chunk in decoder.feed(event.data)]
     whole, usage = coalesce([*chunks, *decoder.finish()])
@@ -296,7 +299,9 @@ def _streamed(body: bytes, request_id: str) -> list[Chunk]:
 
 
 class _ChoiceEnd(msgspec.Struct):
-    """How a choice ends. It is sent last, as some servers end a choice more than once, or say more after its end."""
+    """The end of a choice. It is sent last, because some servers end a choice more than once, or continue after its
+    end.
+    """
 
     reason: FinishReason
     note: str
@@ -304,17 +309,14 @@ class _ChoiceEnd(msgspec.Struct):
 
 
 class StreamDecoder:
-    """Decodes a streamed answer, event by event: `feed` the data of each event, then `finish` at the end of the bytes.
+    """A decoder of streamed answers: call `feed` with the data of each event, then `finish` at the end of the bytes.
 
-    The finish reasons and the usage come once, as the last chunks.
+    Finish reasons and usage are returned once, as the last chunks.
     """
 
     def __init__(self, request_id: str = "", choices: int = 1) -> None:
-        """Decode one stream.
-
-        Args:
-            request_id: makes the ids unique of tool calls that have none.
-            choices: how many the answer has.
+        """Create a decoder for one stream. Args: request_id: Makes the generated ids of tool calls unique.
+        choices: The number of choices of the answer.
         """
         self.done = False  # [DONE] was read: everything after it is ignored
         self._request_id = request_id
@@ -324,20 +326,20 @@ class StreamDecoder:
         self._usage: Usage | None = None
         self._calls: dict[int, CallTracker] = {}
         self._template: EventTemplate | None = None  # of the events that are text alone
-        self._framed: EventTemplate | None = None  # of the same as they are sent
+        self._framed: EventTemplate | None = None  # the same events as they are sent
         self._splits = 0
 
     @property
     def whole(self) -> bool:
-        """Whether every choice has ended: only the usage may follow."""
+        """Whether every choice has ended, so that only the usage may follow."""
         return len(self._ends) >= self._choices and self._seen == self._ends.keys()
 
     def feed(self, event_data: bytes) -> list[Chunk]:
-        """Return the chunks of one event.
+        """Return the chunks of an event.
 
         Raises:
-            CloudUnreadable: the data is not an answer.
-            CloudFailed: the data reports an error, or that the server gave up.
+            CloudUnreadable: The data is not an answer.
+            CloudFailed: The data reports an error, or that the server gave up.
         """
         if self.done:
             return []
@@ -358,7 +360,9 @@ class StreamDecoder:
         return chunks
 
     def feed_text(self, data: bytes) -> Chunk | None:
-        """Return the chunk of `data` if that is one whole event of text alone, as it is sent; else do nothing."""
+        """Return the chunk of `data` if it is one whole event, as sent, that contains only text; otherwise do
+        nothing.
+        """
         if self._framed is None or self.done:
             return None
         text = self._framed.text(data)
@@ -375,11 +379,11 @@ class StreamDecoder:
 
     def _text(self, text: str, index: int) -> Chunk:
         self._seen.add(index)
-        self._ends.pop(index, None)  # an end is one only if nothing follows it
+        self._ends.pop(index, None)  # more text follows, so the choice has not ended
         return Chunk(text, index, 1)
 
     def _learn(self, event_data: bytes, answer: JSONObject, chunk: Chunk) -> None:
-        """Remember an event of text alone, once it is certain that its bytes around the text mean the same."""
+        """Keep the template of an event with only text, once the bytes around its text are known to repeat."""
         choices = wire.choices_of(answer)
         if chunk != Chunk(chunk.text, chunk.index, 1) or answer.get("usage") is not None or len(choices) != 1:
             return
@@ -411,7 +415,7 @@ class StreamDecoder:
         return chunks if self._usage is None else [*chunks, Chunk(usage=self._usage)]
 
     def _end(self, index: int) -> Chunk:
-        # The target reports that it is done, so a choice without finish_reason counts as finished.
+        # The target says that the stream is done, so a choice without finish_reason counts as finished.
         end = self._ends.get(index) or _ChoiceEnd("stop", "", "")
         resume = end.resume if end.reason == "length" else ""
         return Chunk(
@@ -424,7 +428,7 @@ class StreamDecoder:
         delta = choice.get("delta")
         message = delta if isinstance(delta, dict) else choice.get("message")
         logprobs = wire.logprobs_of(choice.get("logprobs"))
-        text, thought, refusal, extra, pieces = _said(choice, message, self._phase)
+        text, thought, refusal, extra, pieces = _content_of(choice, message, self._phase)
         calls: tuple[ToolCallDelta, ...] = ()
         if pieces:
             tracker = self._calls.setdefault(index, CallTracker(self._request_id, index))
@@ -452,8 +456,10 @@ def _with_text(answer: JSONObject, text: str, replacement: str) -> JSONObject:
     return answer
 
 
-def _said(choice: JSONObject, message: object, phase: Phase) -> tuple[str, str, str | None, str, list[JSONObject]]:
-    """Return text, thought, refusal, other fields and tool calls, one in OpenAI's former field included."""
+def _content_of(
+    choice: JSONObject, message: object, phase: Phase
+) -> tuple[str, str, str | None, str, list[JSONObject]]:
+    """Return text, reasoning, refusal, other fields and tool calls; a call in OpenAI's former field is included."""
     if not isinstance(message, dict):
         return wire.text(choice.get("text")), "", None, "", []
     pieces = wire.objects(message.get("tool_calls"))
@@ -466,7 +472,7 @@ def _whole(choice: JSONObject, position: int, tokens: int, request_id: str) -> C
     index = wire.index_of(choice, position)
     found = choice.get("message")
     message = found if isinstance(found, dict) else choice.get("delta")
-    text, thought, refusal, extra, pieces = _said(choice, message, "first_token")
+    text, thought, refusal, extra, pieces = _content_of(choice, message, "first_token")
     tracker = CallTracker(request_id, index)
     calls = tuple([call for piece in pieces if (call := tracker.whole(piece)) is not None])
     logprobs = wire.logprobs_of(choice.get("logprobs"))

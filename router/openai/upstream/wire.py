@@ -1,12 +1,11 @@
-"""What goes to an OpenAI-compatible server and comes back: the request's body, and values and tool calls of an answer.
+"""The wire format of OpenAI-compatible servers: the request's body, and values and tool calls of an answer.
 
 Routing hints are never sent. The sampling extensions have vLLM's names. A stream always requests its usage, which is
 counted and billed, whatever the client requests, unless the server is known to refuse that. Fields of messages, parts,
 tools and calls that we do not interpret are sent as they came.
 
-Answers are read in the dialects of OpenAI, vLLM, NIM, Gemini, Mistral and others. A value that is spelt otherwise than
-OpenAI's is read as what it means; a value that means nothing is left out. Only bytes that are not an answer at all
-raise CloudUnreadable.
+Answers are read in the dialects of OpenAI, vLLM, NIM, Gemini, Mistral and others. Other spellings of OpenAI's values
+are understood; a value without a meaning is left out. Only bytes that are not an answer at all raise CloudUnreadable.
 """
 
 from __future__ import annotations
@@ -101,10 +100,10 @@ def encode_request(
     """Encode the body of the upstream request.
 
     Args:
-        model: the model's name at the server.
-        stream: None means as the client requests it.
-        resume: the server's continue token, for the rest of an answer that it cut short.
-        ask_usage: send `stream_options`, which some servers refuse.
+        model: The model's name at the server.
+        stream: Whether to request a stream; None: as the client does.
+        resume: The server's continue token, for the rest of a shortened answer.
+        ask_usage: Whether to send `stream_options`, which some servers refuse.
     """
     stream = request.stream if stream is None else stream
     sampling = request.sampling
@@ -138,7 +137,7 @@ def _present(fields: Mapping[str, object]) -> JSONObject:
 
 
 def _content(request: Request) -> dict[str, Any]:
-    """Return the fields that are not the same for each kind of request."""
+    """Return the fields that differ between kinds of requests."""
     prompts = request.prompts[0] if len(request.prompts) == 1 else request.prompts
     if request.kind == "embedding":
         # Vectors are always requested as numbers: base64 is specific to OpenAI, and we encode it ourselves.
@@ -240,16 +239,16 @@ _FINISH: Final[dict[str, FinishReason]] = {
     ),
 }
 _NO_REASON: Final = ("", "null", "none", "finish_reason_unspecified")
-# The server gave up in the middle: reported as `stop`, half an answer would look complete.
+# The server gave up in the middle. As `stop`, half an answer would look complete.
 _BROKEN: Final = ("abort", "error", "cancelled", "insufficient_system_resource", "malformed_function_call")
 
 
 def read_answer(data: bytes, phase: Phase) -> JSONObject:
-    """Decode an answer, or one event of a stream.
+    """Decode an answer, or an event of a stream.
 
     Raises:
-        CloudUnreadable: the bytes are not a JSON object.
-        CloudFailed: the object reports an error.
+        CloudUnreadable: The bytes are not a JSON object.
+        CloudFailed: The object reports an error.
     """
     try:
         answer = _decode(data.removeprefix(_BOM))
@@ -263,7 +262,7 @@ def read_answer(data: bytes, phase: Phase) -> JSONObject:
 
 
 def choices_of(answer: JSONObject, phase: Phase = "first_token") -> list[JSONObject]:
-    """Return the choices. Raises CloudUnreadable if there are some in another form."""
+    """Return the choices. Raises CloudUnreadable if they are not objects."""
     choices = answer.get("choices")
     found = objects(choices)
     if len(found) != (len(choices) if isinstance(choices, list) else 0 if choices is None else 1):
@@ -272,7 +271,7 @@ def choices_of(answer: JSONObject, phase: Phase = "first_token") -> list[JSONObj
 
 
 def objects(value: object) -> list[JSONObject]:
-    """Return the objects of a list; none of anything else."""
+    """Return the objects of a list; an empty list for any other value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -283,7 +282,7 @@ def index_of(choice: JSONObject, position: int) -> int:
 
 
 def number(value: object) -> int | None:
-    """Read a whole number, also one that is sent as text or with a fraction of zero."""
+    """Read a whole number, which may be sent as text or with a fraction of zero."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -299,10 +298,10 @@ def text(value: object) -> str:
 
 
 def content_of(message: JSONObject, phase: Phase) -> tuple[str, str, str | None]:
-    """Return the text, the thought and the refusal of a message, whose content may be a part, or a list of parts.
+    """Return text, reasoning and refusal of a message, whose content may be a part, or a list of parts.
 
     Raises:
-        CloudUnreadable: the content is something else.
+        CloudUnreadable: The content is something else.
     """
     content = message.get("content")
     if isinstance(content, dict):
@@ -311,7 +310,7 @@ def content_of(message: JSONObject, phase: Phase) -> tuple[str, str, str | None]
         raise CloudUnreadable("The target's answer is malformed: its content is not text.", phase=phase)
     thought = text(message.get("reasoning_content")) or text(message.get("reasoning"))
     refusal = message.get("refusal")
-    said = text(content)
+    content_text = text(content)
     for part in objects(content):
         kind = part.get("type")
         if kind in ("thinking", "reasoning"):
@@ -319,10 +318,10 @@ def content_of(message: JSONObject, phase: Phase) -> tuple[str, str, str | None]
         elif kind == "refusal":
             refusal = text(refusal) + text(part.get("refusal"))
         else:
-            said += text(part.get("text"))
+            content_text += text(part.get("text"))
     if isinstance(content, list):
-        said += "".join(item for item in content if isinstance(item, str))
-    return said, thought, text(refusal) or None
+        content_text += "".join(item for item in content if isinstance(item, str))
+    return content_text, thought, text(refusal) or None
 
 
 def _thought_of(part: JSONObject) -> str:
@@ -331,12 +330,12 @@ def _thought_of(part: JSONObject) -> str:
 
 
 def finish_of(reason: object, phase: Phase) -> tuple[FinishReason | None, str]:
-    """Return OpenAI's finish reason and a note for the record; (None, ""): the choice goes on.
+    """Return OpenAI's finish reason and a note for the record; (None, "") while the choice continues.
 
     An unknown reason counts as `stop`, with a note.
 
     Raises:
-        CloudFailed: the server says that it gave up.
+        CloudFailed: The server reports that it gave up.
     """
     if not isinstance(reason, str):
         return None, ""
@@ -369,7 +368,7 @@ def _detail(usage: JSONObject, details: str, name: str) -> int:
 
 
 def token_of(answer: JSONObject) -> str:
-    """Return our gateway's continue token, which comes with the end of an answer that it cut short."""
+    """Return our gateway's continue token, which comes with the end of a shortened answer."""
     field = answer.get("causeway")
     return text(field.get("continue")) if isinstance(field, dict) else ""
 
@@ -405,7 +404,7 @@ class _Logprobs(msgspec.Struct):
 
 
 def logprobs_of(value: object) -> tuple[TokenLogprob, ...]:
-    """Read logprobs of a chat or a completion; none where they are in neither form."""
+    """Read the logprobs of a chat or a completion; () if they are in neither form."""
     if not isinstance(value, dict):
         return ()
     try:
@@ -439,7 +438,7 @@ def _token(wire: _ReceivedToken) -> TokenLogprob:
 
 
 def _nan(logprob: float | None) -> float:
-    """NaN stands for no logprob (the first token of an echo)."""
+    """Return NaN for a missing logprob (the first token of an echo)."""
     return math.nan if logprob is None else logprob
 
 
@@ -448,7 +447,7 @@ def _nan(logprob: float | None) -> float:
 
 @dataclass(eq=False, repr=False)
 class _Call:
-    """A call that has begun. `position`: the index that the server gave it, or its number."""
+    """A tool call that has begun. `position`: the server's index of it, or its number."""
 
     number: int
     position: int
@@ -466,16 +465,14 @@ class _Call:
 
 
 class CallTracker:
-    """Tells the tool calls of one choice apart: a new id or name begins a call, whatever index the server gives it.
-
-    Servers leave out the index or the id, send every call at index 0, repeat the name with each piece, or send the
-    arguments as an object. A call goes on with a piece that has
+    """Assigns streamed pieces to the tool calls of a choice. Servers leave out the index or the id, send every call at
+    index 0, repeat the name with each piece, or send the arguments as an object. A piece continues a call if it has
 
     1. the id of a call that has begun at the same index, or an id without a name for one that has none
     2. no id, and the index of a call, or no index and a call before it: if the piece has no name, or repeats the name
        of a call whose arguments are not complete JSON yet
 
-    and any other piece begins a call. `request_id` makes the ids unique of calls that the server sends without one.
+    and any other piece begins a new call. `request_id` makes the ids unique of calls that the server sends without one.
     """
 
     def __init__(self, request_id: str, choice: int) -> None:
@@ -487,11 +484,11 @@ class CallTracker:
         return bool(self._calls)
 
     def delta(self, piece: JSONObject) -> ToolCallDelta | None:
-        """Return what a streamed piece adds; None: it adds nothing."""
+        """Return the delta of a streamed piece; None if it adds nothing."""
         return self._delta(piece, self._find(piece))
 
     def whole(self, piece: JSONObject) -> ToolCallDelta | None:
-        """Return a whole call: each begins a new one."""
+        """Return a whole call, which always is a new one."""
         return self._delta(piece, None)
 
     def _delta(self, piece: JSONObject, call: _Call | None) -> ToolCallDelta | None:
@@ -508,11 +505,11 @@ class CallTracker:
             return None
         ours = not identity or any(call.identity == identity for call in self._calls)
         self._calls.append(_Call(count, count if position is None else position, identity, name, arguments))
-        own = call_id(self._request_id, self._choice, count) if ours else identity
-        return ToolCallDelta(count, arguments, own, name or None, extra)
+        own_id = call_id(self._request_id, self._choice, count) if ours else identity
+        return ToolCallDelta(count, arguments, own_id, name or None, extra)
 
     def _find(self, piece: JSONObject) -> _Call | None:
-        """Return the call that this piece continues; None: it begins one."""
+        """Return the call that this piece continues; None if it begins a new one."""
         identity, position = text(piece.get("id")), number(piece.get("index"))
         function = piece.get("function")
         name = text(function.get("name")) if isinstance(function, dict) else ""
@@ -527,5 +524,5 @@ class CallTracker:
 
 
 def _arguments(value: object) -> str:
-    """Return arguments as JSON text: some servers send the object itself."""
+    """Return arguments as JSON text; some servers send an object instead."""
     return value if isinstance(value, str) else "" if value is None else _encode(value).decode()

@@ -1,6 +1,7 @@
-"""The pages of device and fleet at `/console`: theme, icon and scripts that both load (`page`), and how files are sent.
+"""The pages of device and fleet at `/console`: theme, icon and scripts that both load (`page`), and the responses with
+files.
 
-The files of a page, its own and those that both pages share, are the same for everyone.
+The files of a page are public: they are the same for all users.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HEADERS: Final = {
 
 
 def page_files(folder: Path) -> dict[str, Path]:
-    """Return the file of each path of a page. `folder`: the page's own files."""
+    """Return the files of a page by path. `folder`: the page's own files."""
     files = sorted(path for path in (*folder.iterdir(), *SHARED.iterdir()) if path.suffix in _TYPES)
     return {"/console" if path.name == "index.html" else f"/console/{path.name}": path for path in files}
 

@@ -1,4 +1,4 @@
-"""Where a listener can be bound: TCP and Unix sockets, with errors that name the configuration key."""
+"""Addresses of listeners: TCP and Unix sockets, with errors that name the configuration key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def bind_tcp(
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files, which connections count against, to the most that the system allows."""
+    """Raise the limit of open files, which bounds connections, to the system's maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -36,23 +36,23 @@ def raise_file_limit() -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL of an address; one of IPv6 has brackets in it."""
+    """Return the URL of an address; an IPv6 address gets brackets."""
     return f"http://{address_of(host, port)}"
 
 
 def address_of(host: str, port: int) -> str:
-    """Return host:port; a host of IPv6 gets brackets, where it has none."""
+    """Return host:port; an IPv6 host without brackets gets them."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def bind_unix_socket(path: Path, key: str) -> socket.socket:
-    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError, which names `key`."""
+    """Bind `path`, replacing the socket of a dead process. Raises ConfigError, which names `key`."""
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
             path.unlink()
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
-            path.parent.chmod(0o755)  # whatever the umask: the socket's own rights say who may connect
+            path.parent.chmod(0o755)  # independent of the umask: the permissions of the socket itself control access
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(str(path))
@@ -66,11 +66,11 @@ def bind_unix_socket(path: Path, key: str) -> socket.socket:
 
 
 def bind_failure(address: str, error: OSError, *, where: str) -> ConfigError:
-    """The error for an address that cannot be bound. `where`: the configuration key."""
+    """Return the error for an address that cannot be bound. `where`: the configuration key."""
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         reason = "another program listens there: stop it, or choose another address"
-    return ConfigError(f"cannot listen on {address}: {reason}", where=where)
+    return ConfigError(f"Cannot listen on {address}: {reason}.", where=where)
 
 
 def _accepts_connections(path: Path) -> bool:

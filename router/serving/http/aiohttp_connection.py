@@ -1,6 +1,5 @@
-"""What the listener takes of aiohttp's HTTP server, and what it uses beyond its documented interface.
-
-tests/router/serving/test_aiohttp_internals.py names each part of the latter.
+"""The listener's use of aiohttp's HTTP server, with parts beyond aiohttp's documented interface, which
+tests/router/serving/test_aiohttp_internals.py lists.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ from .plain_request import MAX_HEADERS, HttpExchange
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 2.0  # to read the rest of a refused request's body
+_LINGER_S = 2.0  # time to read the rest of a refused request's body
 
 
 class Plain(Protocol):
-    """The connection as the listener knows it."""
+    """The plain connection that aiohttp has taken over."""
 
     def release(self) -> None:
-        """Give its place away: the connection is lost."""
+        """Release the place of a lost connection."""
         ...
 
 
 class AiohttpConnection(RequestHandler):
-    """A connection whose requests aiohttp reads. `plain`: what it was before, which keeps its place."""
+    """A connection whose requests aiohttp reads. `plain`: the plain connection that it was before, which keeps its
+    place.
+    """
 
     def __init__(self, server: web.Server, plain: Plain, read_timeout_s: float) -> None:
         super().__init__(
@@ -47,11 +48,11 @@ class AiohttpConnection(RequestHandler):
         self.plain = plain
 
     def take_over(self, transport: asyncio.Transport, received: bytes, close_at: float) -> None:
-        """Begin with what the connection has received.
+        """Begin with the bytes that the connection has received.
 
         Args:
-            received: The bytes of requests that were not answered.
-            close_at: When the connection is closed if its next head is not here (time of the loop).
+            received: The bytes of unanswered requests.
+            close_at: The time (of the loop) at which the connection is closed unless its next head has arrived.
         """
         transport.set_protocol(self)
         self.connection_made(transport)
@@ -59,7 +60,9 @@ class AiohttpConnection(RequestHandler):
         self.data_received(received)
 
     def _close_at(self, close_at: float) -> None:
-        """`RequestHandler._keepalive_handle`: its timer would begin now, and grant a slow head twice the time."""
+        """Set `RequestHandler._keepalive_handle`, whose own timer would start now and grant a slow head twice the
+        time.
+        """
         if self._keepalive_handle is not None:
             self._keepalive_handle.cancel()
         self._next_keepalive_close_time = close_at
@@ -78,9 +81,9 @@ class AiohttpConnection(RequestHandler):
     ) -> web.StreamResponse:
         """Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
         if has_response_begun(request):
-            raise ConnectionError("the response has begun: all that is left is to close the connection")
+            raise ConnectionError("The response has begun: the connection can only be closed.")
         if status >= 500:
-            log.error("a request failed in the HTTP server: %s", "" if exc is None else redacted(exc))
+            log.error("A request failed in the HTTP server: %s.", "" if exc is None else redacted(exc))
             error = CausewayError("The server failed.")
         else:
             reason = (message or "").strip().partition("\n")[0][:200]
@@ -91,20 +94,18 @@ class AiohttpConnection(RequestHandler):
 
 
 def is_between_requests(connection: RequestHandler) -> bool:
-    """Whether the connection waits for the head of a request, the first one or the next.
-
-    `RequestHandler._waiter`: the only place that tells an idle connection from one whose request has just arrived or
-    whose response is still being written; closing either of these would lose an answer.
+    """Return whether the connection waits for the head of its first or next request. Only `RequestHandler._waiter`
+    distinguishes an idle connection from one whose request has just arrived or whose response is still being written;
+    closing either of the latter would lose an answer.
     """
     waiter = connection._waiter  # noqa: SLF001
     return waiter is not None and not waiter.done()
 
 
 class HttpRequest(web.BaseRequest):
-    """A request whose response names no versions of software in its header `Server`, and has the headers of CORS.
-
-    `BaseRequest._prepare_hook`: the one place that sees the head of every response, also of a WebSocket and of
-    aiohttp's own errors; aiohttp's web application overrides it for its signal `on_response_prepare`.
+    """A request whose response has CORS headers and a `Server` header without software versions.
+    `BaseRequest._prepare_hook` is the only place that sees the head of every response, WebSockets and aiohttp's own
+    errors included; aiohttp's web application overrides it for its signal `on_response_prepare`.
     """
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
@@ -113,17 +114,16 @@ class HttpRequest(web.BaseRequest):
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
-    """Build a request with a plain path: what `web.Server` takes as `request_factory`."""
+    """Build a request with a plain path. This is the `request_factory` of `web.Server`."""
     target = message.path
-    if "//" in target or "?" in target or target[-1:] == "/":  # of few requests
+    if "//" in target or "?" in target or target[-1:] == "/":  # few requests need this
         message = with_plain_path(message)
     return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def with_plain_path(message: Any) -> Any:
-    """Return a request's message, a named tuple whose `url` is where `BaseRequest.path` comes from, with a plain path.
-
-    `raw_path` stays as it was sent.
+    """Return a request's message with a plain path in `url`, from which `BaseRequest.path` is taken. `raw_path` is not
+    changed.
     """
     url = message.url
     if (path := plain_path(url.raw_path)) == url.raw_path:
@@ -132,6 +132,7 @@ def with_plain_path(message: Any) -> Any:
 
 
 def has_response_begun(request: HttpExchange) -> bool:
-    """Return whether bytes of the response were written. `output_size`: undocumented attribute of the stream writer,
-    which aiohttp's own `handle_error` reads for the same purpose; the responses that are written here count in it."""
+    """Return whether bytes of the response were written. The undocumented attribute `output_size` of the stream writer,
+    which aiohttp's own `handle_error` reads for the same purpose, counts all responses.
+    """
     return bool(request.writer.output_size)

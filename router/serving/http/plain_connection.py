@@ -1,4 +1,4 @@
-"""One client's connection: plain requests are answered here, without aiohttp, at a third of its cost.
+"""A client's connection: plain requests are answered here, without aiohttp, at a third of its cost.
 
 At the first request that is not plain (another path, a WebSocket, a head that `plain_request` does not know, malformed
 bytes) the connection moves to aiohttp, with all bytes that were not answered, and stays there. So there is one HTTP
@@ -31,15 +31,15 @@ from .plain_request import PlainHead, PlainRequest, read_head
 log = logging.getLogger(__name__)
 
 _MOMENT_S = 0.05
-_MOMENT_BYTES = 64 * 1024  # of a request that is not here in one piece
-_AHEAD_BYTES = 64 * 1024  # of requests that follow
+_MOMENT_BYTES = 64 * 1024  # maximum size of a request that arrives in pieces
+_AHEAD_BYTES = 64 * 1024  # maximum size of requests that were sent ahead
 
 
 Address = TypeVar("Address")
 
 
 class Owner(Protocol[Address]):
-    """What the connections belong to: the listener."""
+    """The owner of the connections, which is the listener."""
 
     @property
     def plain(self) -> Mapping[bytes, tuple[str, str]]:
@@ -48,23 +48,23 @@ class Owner(Protocol[Address]):
 
     @property
     def read_timeout_s(self) -> float:
-        """The longest time in which a head arrives, and between two requests."""
+        """The maximum time for a head to arrive, and between two requests."""
         ...
 
     def admit(self, connection: PlainConnection[Address], /) -> bytes | None:
-        """Add a new connection; return what it is refused with if there is no room for it."""
+        """Add a new connection. Returns the refusal to send if there is no room."""
         ...
 
     def release(self, connection: PlainConnection[Address], /) -> None:
-        """Remove a connection that is lost."""
+        """Remove a lost connection."""
         ...
 
     def serve(self, http: PlainRequest, connection: PlainConnection[Address], /) -> Awaitable[web.StreamResponse]:
-        """Return the answer to one request, in the task of the request. Raises CancelledError only."""
+        """Return the answer to a request, in the request's task. Raises only CancelledError."""
         ...
 
     def aiohttp_connection(self, connection: PlainConnection[Address], /) -> AiohttpConnection:
-        """Return what reads the further requests of a connection."""
+        """Return the aiohttp connection that reads the further requests of a connection."""
         ...
 
 
@@ -72,10 +72,10 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
     """A connection of a listener, from its beginning to its end, whichever server answers its requests.
 
     Attributes:
-        address: What it came through.
+        address: The listener's address that accepted it.
         peer: The network of the client; "" over a Unix socket.
-        reading_paused: Whether requests that were sent ahead wait outside.
-        task: Answers the request in progress.
+        reading_paused: Whether reading is paused because of requests that were sent ahead.
+        task: The task that answers the request in progress.
     """
 
     def __init__(self, owner: Owner[Address], address: Address) -> None:
@@ -87,13 +87,13 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._remote: str | None = None
-        self._received = b""  # of requests that have not begun
+        self._received = b""  # bytes of requests that have not begun
         self.reading_paused = False
-        self._head: PlainHead | None = None  # of the last request
-        self._ends = False  # after the request in progress
+        self._head: PlainHead | None = None  # head of the last request
+        self._ends = False  # whether the connection ends after the request in progress
         self._moved: AiohttpConnection | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._close_at = 0.0  # if no request begins before
+        self._close_at = 0.0  # time at which it is closed if no request begins
         self._idle_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
 
@@ -109,7 +109,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
         return (self if self._moved is None else self._moved).transport is not None
 
     def close(self) -> None:
-        """Take no further request; close the connection after the answer to the one in progress."""
+        """Close the connection after the answer to the request in progress."""
         self._ends = True
         if self._moved is None and self.task is None:
             if self._received:
@@ -118,7 +118,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
                 self.force_close()
 
     def force_close(self) -> None:
-        """Close the connection as soon as the bytes that were written are sent."""
+        """Close the connection as soon as the written bytes are sent."""
         if self._moved is not None:
             self._moved.force_close()
         elif self.transport is not None:
@@ -126,7 +126,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
             self.transport = None
 
     def release(self) -> None:
-        """Give its place away: the connection is lost."""
+        """Release the place of a lost connection."""
         self._cancel_timers()
         self._owner.release(self)
 
@@ -135,7 +135,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
         address = transport.get_extra_info("peername")
-        if address:  # none over the Unix socket
+        if address:  # "" over the Unix socket
             self._remote = str(address[0])
             self.peer = network_of(self._remote)
             tcp_keepalive(transport)
@@ -173,7 +173,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written. Raises ConnectionError when it has left."""
+        """Wait until the client has read most of the written bytes. Raises ConnectionError if it has disconnected."""
         if self.writing_paused and self.transport is not None:
             self._writable = self._writable or self._loop.create_future()
             await asyncio.shield(self._writable)
@@ -186,7 +186,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
             writable.set_result(None)
 
     def _begin(self, data: bytes) -> None:
-        """Begin the request that `data` begins with, wait for the rest of its body, or move."""
+        """Start the request at the beginning of `data`, wait for the rest of its body, or move to aiohttp."""
         head = self._head
         body = None if head is None else head.match(data)
         if head is None or body is None:
@@ -208,7 +208,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
         self.task = self._loop.create_task(self._answer(http))
 
     def _await_rest(self, data: bytes, size: int) -> None:
-        """Wait a moment for the rest of a request that has `size` bytes. (1)"""
+        """Wait a moment for the rest of a request of `size` bytes (1)."""
         if size > _MOMENT_BYTES:
             self._move(data)
             return
@@ -228,7 +228,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
         except ConnectionError:
             pass  # the client has left
         except Exception as failure:
-            log.error("a request failed in the HTTP server: %s", redacted(failure))
+            log.error("A request failed in the HTTP server: %s.", redacted(failure))
             if not http.output_size:
                 failed = error_response(CausewayError("The server failed."))
                 failed.force_close()
@@ -239,7 +239,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
                 self._end(kept=kept)
 
     def _end(self, *, kept: bool) -> None:
-        """Go on with the next request, after one that was answered."""
+        """Continue with the next request after an answer."""
         if not kept or self._ends or self.transport is None:
             self.force_close()
             return
@@ -259,7 +259,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
             self._idle_timer = self._loop.call_at(self._close_at, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Close a connection that has been idle for too long. One that has a request is looked at after that."""
+        """Close a connection that has been idle for too long. A busy one is checked again after its request."""
         self._idle_timer = None
         if self._loop.time() < self._close_at:
             self._idle_timer = self._loop.call_at(self._close_at, self._check_idle)
@@ -273,7 +273,7 @@ class PlainConnection(asyncio.Protocol, Generic[Address]):
         self._idle_timer = self._rest_timer = None
 
     def _move(self, data: bytes) -> None:
-        """Let aiohttp read `data`, and all that follows."""
+        """Let aiohttp read `data` and all later bytes."""
         transport, self.transport = self.transport, None
         if transport is None:
             return

@@ -1,4 +1,4 @@
-"""A plain request: its head, bytes → method, path, headers and the length of the body; and what a handler sees of it.
+"""A plain request: its head, bytes → method, path, headers and the length of the body; and its form for handlers.
 
 Nearly every request is plain: a whole body of known length, no upgrade, a connection that stays open. It has those
 attributes of `aiohttp.web.BaseRequest` that handlers of plain requests read, so that both have one handler.
@@ -29,7 +29,7 @@ PLAIN: Final = (
     *(("POST", f"/v1/{path}") for path in ("chat/completions", "completions", "embeddings", "responses")),
     *(("GET", path) for path in ("/healthz", "/health", "/readyz")),
 )
-"""Method and path of the requests that edge and gateway answer without aiohttp."""
+"""Method and path of the requests that edge and gateway can answer without aiohttp."""
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
@@ -37,24 +37,24 @@ class PlainTransport(Protocol):
     """The connection of a plain request."""
 
     transport: asyncio.Transport | None
-    """None: it is closed."""
+    """The transport; None after closing."""
     writing_paused: bool
-    """Whether the client reads more slowly than is written."""
+    """Whether the client reads more slowly than the server writes."""
 
     async def drain(self) -> None:
-        """Wait until the client has read. Raises ConnectionError when it has left."""
+        """Wait until the client has caught up. Raises ConnectionError if it has disconnected."""
         ...
 
 
 class PlainRequest:
-    """One plain request over HTTP/1.1. Its body has arrived, and its connection is kept.
+    """A plain request over HTTP/1.1, whose body has arrived and whose connection is kept open.
 
     Attributes:
-        headers: Each name once; all but `Content-Length`.
-        body: All of it.
+        headers: The headers without `Content-Length`, each name once.
+        body: The whole body.
         remote: The address of the client; None over a Unix socket.
-        cors: The headers that the answer gets, so that a page of an allowed origin may read it.
-        output_size: The bytes of the answer that were written.
+        cors: The CORS headers of the answer.
+        output_size: The number of written bytes of the answer.
     """
 
     __slots__ = ("body", "cors", "headers", "method", "output_size", "path", "protocol", "remote")
@@ -93,11 +93,11 @@ class PlainRequest:
 
     @property
     def writer(self) -> PlainRequest:
-        """What counts and drains the bytes of the answer: `output_size` and `drain`."""
+        """The request itself, which has a writer's `output_size` and `drain`."""
         return self
 
     async def drain(self) -> None:
-        """Wait until the client has read. Raises ConnectionError when it has left."""
+        """Wait until the client has caught up. Raises ConnectionError if it has disconnected."""
         await self.protocol.drain()
 
 
@@ -107,21 +107,21 @@ HttpExchange = web.BaseRequest | PlainRequest
 # --- heads ---------------------------------------------------------------------------------------------------------
 
 MAX_HEADERS: Final = 64
-_MAX_BYTES: Final = 8190  # of the whole head; aiohttp takes as many of each line
-_MAX_DIGITS: Final = 9  # of Content-Length
+_MAX_BYTES: Final = 8190  # maximum of the whole head; aiohttp has the same limit for each line
+_MAX_DIGITS: Final = 9  # maximum digits of Content-Length
 _LINE: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([\t -~]*)")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 _OTHER: Final = frozenset(
     {
         *("transfer-encoding", "expect", "upgrade", "proxy-connection", "http2-settings", "sec-websocket-key1"),
-        "prefer",  # of a request that may become a job
+        "prefer",  # the request may become a job
     }
 )
-"""Headers of requests that are not plain. (3)"""
+"""The headers that only other requests have (3)."""
 
 
 class PlainHead:
-    """A head that was read. `method` and `path` are of its request line, `headers` all but `Content-Length`."""
+    """A parsed head: method and path of the request line, and `headers` without `Content-Length`."""
 
     __slots__ = ("_after", "_before", "headers", "method", "path")
 
@@ -133,29 +133,29 @@ class PlainHead:
         self._after = after
 
     def match(self, data: bytes) -> tuple[int, int] | None:
-        """Return where the body begins and ends if `data` begins with this head, of a body of any length."""
+        """Return start and end of the body if `data` begins with this head, except for the length of the body."""
         before, after = self._before, self._after
         if not data.startswith(before):
             return None
         begin = len(before)
-        if not after:  # it has no body
+        if not after:  # there is no body
             return begin, begin
         end = data.find(b"\r\n", begin, begin + _MAX_DIGITS + 2)
         if end <= begin or not data.startswith(after, end):
             return None
         digits = data[begin:end]
-        if not digits.isdigit():  # of bytes: ASCII digits alone
+        if not digits.isdigit():  # bytes.isdigit accepts only ASCII digits
             return None
         body = end + len(after)
         return body, body + int(digits)
 
 
 def read_head(data: bytes, lines: Mapping[bytes, tuple[str, str]]) -> PlainHead | None:
-    """Return the head that `data` begins with; None: it is incomplete, or aiohttp shall read it.
+    """Return the head at the beginning of `data`; None if it is incomplete, or must be read by aiohttp.
 
     Args:
-        data: The bytes of a connection.
-        lines: The method and the path of each request line, with its CRLF. (1)
+        data: Bytes of a connection.
+        lines: The method and the path of each request line, with its CRLF. (1).
     """
     end, start = data.find(b"\r\n\r\n", 0, _MAX_BYTES), data.find(b"\r\n") + 2
     known = lines.get(data[:start])

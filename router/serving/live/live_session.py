@@ -1,7 +1,6 @@
-"""One live session: its connection, while it has one, the response that is being generated, and its answer as events.
-
-A cut connection leaves the session without one: the running answer goes on, until its events fill the bound, and waits
-there. Sends never wait for the peer: what it does not read stays in the session's log, and those that produce wait.
+"""A live session: its connection, if any, the running response, and the answer as events. After a cut connection the
+session continues without one: the running answer goes on until its unsent events reach the bound, and waits there.
+Sends never wait for the peer: unread events stay in the session's log, and their producers wait.
 """
 
 from __future__ import annotations
@@ -37,23 +36,22 @@ from ..request import members
 from ..responses import STALLED_S
 
 PROTOCOL = "realtime"
-"""The subprotocol that OpenAI's browser clients offer."""
+"""The WebSocket subprotocol that OpenAI's browser clients offer."""
 
-_CLOSE_S = 2.0  # for the peer to answer a close frame, or to read it
-_REASON_BYTES = 123  # of a close frame
-_FRAMES_PER_TURN = 16  # of a peer that floods, before others have their turn
+_CLOSE_S = 2.0  # time for the peer to read and answer a close frame
+_REASON_BYTES = 123  # maximum reason of a close frame
+_FRAMES_PER_TURN = 16  # frames of a flooding peer before other tasks run
 
 
 class RealtimeSocket:
-    """One WebSocket connection: the handshake, frames in and out, and what becomes of a peer that does not read.
-
-    Frames are written straight to the transport: an event costs one write and no turn of the loop.
+    """A WebSocket connection: the handshake, frames in and out, and the treatment of a peer that does not read. Frames
+    are written directly to the transport: an event costs one write and no turn of the event loop.
 
     Args:
-        http: the request.
-        tasks: the parent of what closes the connection.
-        max_frame_bytes: larger messages close the connection (1009).
-        ping_s: time between two pings; a peer that answers none in half of it is gone.
+        http: The request.
+        tasks: The parent of the task that closes the connection.
+        max_frame_bytes: Maximum size of a message; a larger one closes the connection (1009).
+        ping_s: Time between two pings; a peer that does not answer within half of it is disconnected.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class RealtimeSocket:
         self._received = 0
         self._closing = False
         self.closed_by_peer = False
-        """Whether the peer sent a close frame, as opposed to a cut connection or a fault."""
+        """Whether the peer sent a close frame; False after a cut connection or a fault."""
         # Compression would cost each connection hundreds of kilobytes.
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_S,
@@ -88,7 +86,7 @@ class RealtimeSocket:
         await self.response.prepare(self._http)
 
     async def frame(self) -> bytes | None:
-        """The next text message; None once a side has closed. Raises CancelledError when the connection is cut."""
+        """Return the next text message; None after a close. Raises CancelledError when the connection is cut."""
         self._received += 1
         if self._received % _FRAMES_PER_TURN == 0:
             await asyncio.sleep(0)
@@ -109,7 +107,7 @@ class RealtimeSocket:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the peer reads more slowly than is written: `drained` waits for it."""
+        """Whether the peer reads more slowly than the server writes, so that `drained` waits."""
         return self._http.protocol.writing_paused
 
     def write(self, event: bytes) -> None:
@@ -119,19 +117,21 @@ class RealtimeSocket:
             transport.write(text_frame(event))
 
     async def drained(self) -> None:
-        """Wait until the peer has read. Raises TimeoutError if it reads nothing in `STALLED_S`, or ConnectionError."""
+        """Wait until the peer has caught up. Raises TimeoutError if it reads nothing in `STALLED_S`, or
+        ConnectionError.
+        """
         async with asyncio.timeout(STALLED_S):
             await self._http.writer.drain()
 
     async def refuse(self, error: CausewayError) -> None:
-        """Tell why there is no session for this connection, and close it."""
+        """Send the reason for which this connection does not get a session, and close it."""
         self.write(encode_refusal(error))
         self.close(CloseCode.EVENTS_LOST if isinstance(error, EventsLost) else CloseCode.UNKNOWN_SESSION)
         while await self.frame() is not None:
             pass
 
     def close(self, code: CloseCode) -> None:
-        """Close the connection after what was written. A peer that does not answer is disconnected."""
+        """Close the connection after the written frames. A peer that does not answer is disconnected."""
         if self.is_open:
             self._closing = True
             self._tasks.start_soon(self._close, code)
@@ -148,18 +148,20 @@ class RealtimeSocket:
 
 
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
-"""Audio and state → the probability of speech in each window, and the next state. Raises CausewayError."""
+"""A speech detector: audio and state → the probability of speech in each window, and the next state. Raises
+CausewayError.
+"""
 UNSENT_BYTES = 64 * 1024
-"""Events that a session holds for a client that is behind, before what makes them waits."""
+"""Bytes of unsent events of a slow client beyond which their producers wait."""
 
 
 class SessionClient(msgspec.Struct, frozen=True):
-    """The client of one connection.
+    """The client of a connection.
 
     Attributes:
-        owner: the session's owner; no other one may resume it.
-        share: the caller whose share of the sessions it counts to.
-        hints: its routing hints.
+        owner: The session's owner, the only one who may resume it.
+        share: The caller to whose share of the sessions it counts.
+        hints: Its routing hints.
     """
 
     owner: str
@@ -171,24 +173,24 @@ Client = TypeVar("Client", bound=SessionClient)
 
 
 class SessionRequests(Protocol[Client]):
-    """The requests of one session, as its server answers them.
+    """The requests of a session, implemented by its server.
 
     Attributes:
-        client: the client of its connection, or of the last one; replaced when another connection resumes the session.
-        detect: detects speech; None: the session detects no turns.
+        client: The client of its current or last connection; replaced when another connection resumes the session.
+        detect: The speech detector; None: the session does not detect turns.
     """
 
     client: Client
     detect: Detect | None
 
     async def answer(self, live: LiveSession[Client], start: StartResponse) -> None:
-        """Answer a response as a request like any other. Raises CausewayError."""
+        """Answer a response like any other request. Raises CausewayError."""
 
     async def transcribe(self, live: LiveSession[Client], audio: TranscribeAudio) -> Transcript:
-        """Transcribe an audio clip, as a request of its own. Raises CausewayError."""
+        """Transcribe audio, as a separate request. Raises CausewayError."""
 
     async def transcribe_partial(self, live: LiveSession[Client], partial: TranscribePartial) -> str:
-        """Return the transcript so far; "" if there is none, or if other requests would wait for it."""
+        """Return the partial transcript; "" if there is none, or if other requests would wait for it."""
         return ""
 
     def refusal(self) -> CausewayError | None:
@@ -196,20 +198,20 @@ class SessionRequests(Protocol[Client]):
         return None
 
     def close(self) -> None:
-        """The session has ended: release what its requests hold."""
+        """Release the resources of the session's requests, after its end."""
         return
 
 
 @dataclass(eq=False, repr=False)
 class LiveSession(Generic[Client]):
-    """Couples a session with its connection and its running response.
+    """A session with its connection and its running response.
 
     Attributes:
-        session: the state, and the events for the client.
-        requests: its requests.
-        tasks: the parent of its tasks, which outlive a connection.
-        answering: entered for the time of each answer.
-        now: monotonic seconds.
+        session: The state, and the events for the client.
+        requests: The requests of the session.
+        tasks: The parent of its tasks, which outlive a connection.
+        answering: A context that is entered for the time of each answer.
+        now: The monotonic clock, in seconds.
     """
 
     session: RealtimeSession
@@ -220,7 +222,9 @@ class LiveSession(Generic[Client]):
 
     def __post_init__(self) -> None:
         self.changed_at = self.now()
-        """When the client last did something, an answer ended, or the connection was cut; monotonic seconds."""
+        """The time of the client's last event, the end of the last answer, or the loss of the connection; monotonic
+        seconds.
+        """
         self._transcriptions: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()
@@ -242,14 +246,14 @@ class LiveSession(Generic[Client]):
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def attach(self, socket: RealtimeSocket) -> None:
-        """Go on over this connection; an earlier one is closed."""
+        """Continue over this connection, and close an earlier one."""
         if self._socket is not None:
             self._socket.close(CloseCode.TAKEN_OVER)
         self._socket = socket
         self._send()
 
     def disconnect(self, code: CloseCode, error: CausewayError) -> None:
-        """Tell the client why, and close its connection; the session can be resumed over another one."""
+        """Send the client the reason, and close its connection; the session can be resumed over another one."""
         socket = self._socket
         if socket is not None:
             self.stop()
@@ -259,7 +263,7 @@ class LiveSession(Generic[Client]):
             socket.close(code)
 
     def detach(self, socket: RealtimeSocket) -> bool:
-        """Go on without a connection. Returns False if `socket` is no longer the session's."""
+        """Continue without a connection. Returns False if `socket` is no longer the session's."""
         if self._socket is not socket:
             return False
         self._socket = None
@@ -267,7 +271,7 @@ class LiveSession(Generic[Client]):
         return True
 
     async def receive(self, frame: bytes) -> None:
-        """Take one event of the client; waits while it reads too little."""
+        """Take an event of the client; waits while the client reads too slowly."""
         self.changed_at = self.now()
         effect = self.session.receive(frame)
         if isinstance(effect, DetectSpeech):
@@ -292,7 +296,7 @@ class LiveSession(Generic[Client]):
             self.tasks.start_soon(self._understand, effect, scope)
 
     async def flush(self) -> None:
-        """Send new events; waits while the client is far behind, or away with many events unsent."""
+        """Send new events; waits while the client is far behind, or disconnected with many unsent events."""
         self._send()
         while self.session.log.unsent_bytes > UNSENT_BYTES:
             self._has_room.clear()
@@ -311,7 +315,7 @@ class LiveSession(Generic[Client]):
             self.tasks.start_soon(self._pump, socket)
 
     async def _pump(self, socket: RealtimeSocket) -> None:
-        """Wait for a peer that is behind, and send on. One that reads nothing is disconnected."""
+        """Wait for a slow peer, and send further events. A peer that reads nothing is disconnected."""
         try:
             await socket.drained()
         except TimeoutError:
@@ -326,18 +330,18 @@ class LiveSession(Generic[Client]):
     # --- audio -------------------------------------------------------------------------------------------------------
 
     async def _look_for_speech(self, audio: DetectSpeech) -> None:
-        """Do what follows from the turns that start and end in an audio clip. The client's next event waits for it."""
+        """Detect speech and handle the turns that start and end in audio. The client's next event waits for this."""
         assert self.requests.detect is not None
         try:
             probabilities, state = await self.requests.detect(audio.pcm, audio.state)
         except CausewayError as error:
-            self.session.report(error)  # the audio is kept, and looked through with the next one
+            self.session.report(error)  # the audio is kept, and searched together with the next piece
             return
         for effect in self.session.detected(audio, probabilities, state):
             self._do(effect)
 
     async def understood(self) -> None:
-        """Wait for the transcripts of committed audio clips: a response then uses them."""
+        """Wait for the transcripts of committed audio, which a response then uses."""
         await self._understood.wait()
 
     async def _understand(self, audio: TranscribeAudio, scope: anyio.CancelScope) -> None:
@@ -354,7 +358,7 @@ class LiveSession(Generic[Client]):
             self._send()
 
     async def _send_partial(self, partial: TranscribePartial) -> None:
-        """At most one at a time: what comes meanwhile waits for the next one."""
+        """Send partial transcripts, one at a time: audio that arrives meanwhile waits for the next one."""
         try:
             self.session.partly_transcribed(partial, await self.requests.transcribe_partial(self, partial))
         finally:
@@ -364,13 +368,13 @@ class LiveSession(Generic[Client]):
     # --- the response ------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Cancel the running answer: the work stops within a decode step."""
+        """Cancel the running answer. The work stops within a decode step."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
 
     def end(self, code: CloseCode, error: CausewayError | None = None) -> None:
-        """End the session: stop the answer, tell the client, close the connection."""
+        """End the session: stop the answer, inform the client, close the connection."""
         self.stop()
         for transcription in [*self._transcriptions]:
             transcription.cancel()
@@ -406,13 +410,14 @@ _PIECE_BYTES = 9600  # a fifth of a second
 
 @dataclass(eq=False, repr=False)
 class SessionReply(Generic[Head]):
-    """Passes one answer on to a response of a session.
+    """A reply that passes an answer to a response of a session.
 
     Attributes:
-        response: the response.
-        flush: sends the session's new events; waits while the client is far behind.
-        describe: returns what `response.done` says of an answer, as the ``x-causeway-*`` headers do over HTTP.
-        speak: returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text.
+        response: The response.
+        flush: Sends the session's new events; waits while the client is far behind.
+        describe: Returns the fields about an answer in `response.done`, which are those of the ``x-causeway-*`` headers
+            over HTTP.
+        speak: Returns the audio of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
     response: ResponseStream

@@ -1,13 +1,13 @@
-"""The table of live sessions: who may open or resume one, how many there are, how long they live, and drain.
+"""The table of live sessions: opening, resuming, limits, lifetime, and drain.
 
 1. A client opens a session by connecting to one server.
-2. A close frame of the client ends it, and stops its answer.
-3. A cut connection leaves it resumable for `resume_s`, by `?session_id=…&after=N`, for the same owner only. Where it
-   still has a connection, that one is closed: the second takes over.
-4. Without an event or an answer for `idle_s` it ends.
+2. A close frame of the client ends the session and its answer.
+3. After a cut connection the same owner can resume the session for `resume_s`, by `?session_id=…&after=N`. If the
+   session still has a connection, the new one replaces it.
+4. A session without an event or an answer for `idle_s` ends.
 5. While the server drains, sessions end as soon as they have no running answer.
-6. A connection whose token expires or is revoked is closed within seconds, its answer with it. With another token of
-   the owner the session can be resumed.
+6. A connection whose token expires or is revoked is closed within seconds, and its answer is stopped. The session can
+   be resumed with another token of the owner.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ..metrics import Gauge
 from ..request import members, read_authorization
 from .live_session import Client, LiveSession, RealtimeSocket, SessionRequests
 
-_KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
+_KEY_PROTOCOL = "openai-insecure-api-key."  # prefix of the key in OpenAI's browser clients
 _SWEEP_S = 1.0
-_STOP_S = 2.0  # for cancelled answers to end
+_STOP_S = 2.0  # time for cancelled answers to end
 _RETRY_S = 5.0
 _DIGITS = 15
 
@@ -46,7 +46,7 @@ SESSION_METRICS: Mapping[str, str] = {
     "sessions_refused": "Live sessions refused for want of room.",
     "sessions_ended": "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
 }
-"""Names, without the server's prefix, and help texts of what `Sessions.gauges` returns."""
+"""Names, without the server's prefix, and help texts of the metrics of `Sessions.gauges`."""
 
 
 class SessionUnknown(NotFound, code="session_not_found"):
@@ -54,20 +54,24 @@ class SessionUnknown(NotFound, code="session_not_found"):
 
 
 class SessionHost(Protocol[Client]):
-    """The server whose sessions these are."""
+    """The server of the sessions."""
 
     def client(self, http: web.BaseRequest, authorization: str) -> Client:
-        """Return the client of a connection. Raises CausewayError: it may have no session, or a header is invalid."""
+        """Return the client of a connection. Raises CausewayError if it may not have a session, or a header is
+        invalid.
+        """
 
     def open(
         self, session_id: str, model: str | None, client: Client
     ) -> tuple[RealtimeSession, SessionRequests[Client]]:
-        """Return a new session and its requests. `model`: as the client named it. Raises CausewayError."""
+        """Return a new session and its requests. `model`: the model's name in the client's request. Raises
+        CausewayError.
+        """
 
 
 class SessionStats(msgspec.Struct, frozen=True):
     connected: int
-    cut: int  # without a connection; they can be resumed
+    cut: int  # sessions without a connection, which can be resumed
     opened: int
     resumed: int
     refused: int
@@ -76,11 +80,11 @@ class SessionStats(msgspec.Struct, frozen=True):
 
 
 class Sessions(Generic[Client]):
-    """Owns the sessions.
+    """The owner of all sessions.
 
     Args:
-        host: authenticates clients, and answers the requests of sessions.
-        now: monotonic seconds.
+        host: The server, which authenticates clients and answers the requests of sessions.
+        now: The monotonic clock, in seconds.
     """
 
     def __init__(self, config: SessionConfig, host: SessionHost[Client], now: Callable[[], float]) -> None:
@@ -105,7 +109,7 @@ class Sessions(Generic[Client]):
         return SessionStats(connected, cut, self._opened, self._resumed, self._refused, unsent_bytes, dict(self._ended))
 
     def gauges(self, prefix: str) -> Iterator[Gauge]:
-        """Return the metrics of `SESSION_METRICS`. `prefix`: of their names, such as "causeway_edge_"."""
+        """Return the metrics of `SESSION_METRICS`. `prefix`: the prefix of their names, such as "causeway_edge_"."""
         stats = self.stats
 
         def gauge(name: str, value: int, *labels: tuple[str, str], is_counter: bool = False) -> Gauge:
@@ -121,12 +125,12 @@ class Sessions(Generic[Client]):
             yield gauge("sessions_ended", count, ("reason", reason), is_counter=True)
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Run answers, and end sessions whose time is over, as children of `tasks`."""
+        """Run answers, and the task that ends old sessions, as children of `tasks`."""
         self._tasks = tasks
         tasks.start_soon(self._sweep)
 
     def drain(self) -> None:
-        """(5) Open no more sessions; end each one as soon as it has no running answer."""
+        """Refuse new sessions; end each session as soon as it has no running answer (5)."""
         self._draining = True
         for live in [*self._sessions.values()]:
             if not live.running:
@@ -143,7 +147,7 @@ class Sessions(Generic[Client]):
         self.drain()
 
     async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
-        """GET /v1/realtime. Raises CausewayError before the handshake; afterwards faults are events."""
+        """Serve `GET /v1/realtime`. Raises CausewayError before the handshake; later faults are sent as events."""
         client = self._host.client(http, _authorization(http))
         if self._tasks is None or self._draining:
             raise _shutting_down()
@@ -169,7 +173,7 @@ class Sessions(Generic[Client]):
         return socket.response
 
     async def _follow(self, live: LiveSession[Client], socket: RealtimeSocket) -> None:
-        """Take the client's events until the connection ends, by whatever."""
+        """Take the client's events until the connection ends."""
         live.attach(socket)
         try:
             while (frame := await socket.frame()) is not None:
@@ -181,11 +185,13 @@ class Sessions(Generic[Client]):
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _take_share(self, session_id: str, share: str) -> None:
-        """Raises QueueFull. Sessions without a connection give way, the caller's own first, the oldest cut first."""
+        """Take a share for a session, evicting disconnected sessions: the caller's own first, the oldest first. Raises
+        QueueFull.
+        """
         while not self._shares.hold(session_id, share):
             cut = [live for live in self._sessions.values() if not live.connected]
-            own = [live for live in cut if live.requests.client.share == share]
-            cut = own or (cut if not self._shares.held_by(share) else [])
+            own_cut = [live for live in cut if live.requests.client.share == share]
+            cut = own_cut or (cut if not self._shares.held_by(share) else [])
             if not cut:
                 self._refused += 1
                 raise QueueFull(
@@ -196,7 +202,7 @@ class Sessions(Generic[Client]):
             self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
 
     def _open(self, model: str | None, client: Client, tasks: anyio.abc.TaskGroup) -> LiveSession[Client]:
-        """Raises QueueFull, or what the host raises."""
+        """Open a session. Raises QueueFull, or the host's errors."""
         session_id = f"sess_{secrets.token_hex(16)}"
         session, requests = self._host.open(session_id, model, client)
         self._take_share(session_id, client.share)
@@ -205,10 +211,10 @@ class Sessions(Generic[Client]):
         return live
 
     def _resume(self, session_id: str, after: str, client: Client) -> LiveSession[Client]:
-        """(3) Raises SessionUnknown, EventsLost or InvalidRequest."""
+        """Resume a session (3). Raises SessionUnknown, EventsLost or InvalidRequest."""
         live = self._sessions.get(session_id)
         if live is None or live.requests.client.owner != client.owner:
-            raise SessionUnknown("There is no such session; it may have ended. Start a new one.", param="session_id")
+            raise SessionUnknown("The session was not found; it may have ended. Start a new one.", param="session_id")
         if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
             raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
         live.session.narrow(client.hints)
@@ -245,7 +251,9 @@ class Sessions(Generic[Client]):
             self.sweep()
 
     def sweep(self) -> None:
-        """(3) (4) (6) End the sessions whose time is over, and close connections whose tokens are refused."""
+        """End sessions that were not resumed or are idle (3) (4), and close connections whose tokens are refused
+        (6).
+        """
         now = self._now()
         for live in [*self._sessions.values()]:
             if not live.connected and now - live.changed_at >= self._config.resume_s:
@@ -257,7 +265,7 @@ class Sessions(Generic[Client]):
 
 
 def _authorization(http: web.BaseRequest) -> str:
-    """The header `Authorization`, or what a browser sends instead: the key as a subprotocol. Raises InvalidRequest."""
+    """Return the header `Authorization`, or a browser's key from the subprotocols. Raises InvalidRequest."""
     sent = read_authorization(http)
     offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
     keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
@@ -265,4 +273,4 @@ def _authorization(http: web.BaseRequest) -> str:
 
 
 def _shutting_down() -> Draining:
-    return Draining("this server is shutting down; connect again", retry_after_s=1.0)
+    return Draining("This server is shutting down. Connect again.", retry_after_s=1.0)

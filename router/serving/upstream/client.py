@@ -1,9 +1,9 @@
 """An HTTP/1.1 client of one server: a pool of connections.
 
-1. A request goes over the connection that was idle last, else over a new one; at the limit it waits for its turn.
-2. It is sent again only where a pooled connection ended before anything of an answer came: the server closed it for
-   idleness just as it was reused. A new connection that ends without an answer may have delivered the request.
-3. Redirects are not followed, and proxies of the environment not used.
+1. A request uses the most recently idle connection, else a new one; at the limit it waits for its turn.
+2. It is sent again only if a pooled connection ended before any byte of an answer: the server closed it for idleness
+   just as it was reused. A new connection that ends without an answer may have delivered the request.
+3. Redirects are not followed, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import aiohappyeyeballs
 
 from .connection import ConnectError, DisconnectedError, HttpConnection, HttpResponse
 
-_ADDRESSES_S: Final = 10.0  # for which the addresses of a name are remembered
-_OTHER_ADDRESS_S: Final = 0.25  # until the next address of a name is tried beside the first
+_ADDRESSES_S: Final = 10.0  # time for which the addresses of a name are cached
+_OTHER_ADDRESS_S: Final = 0.25  # delay until the next address of a name is also tried
 _TIMER_STEP_S: Final = 0.002  # timers may fire this much early
 
 
@@ -29,11 +29,11 @@ class HttpClient:
     """A pool of connections to one server. Call `close` when done.
 
     Args:
-        url: of the server, `http://HOST[:PORT]` or `https://…`, the host encoded; the rest is not used.
-        tls: for `https`.
-        limit: of connections.
-        connect_timeout_s: for names, connection and TLS together.
-        idle_s: after which an unused connection is closed.
+        url: URL of the server, `http://HOST[:PORT]` or `https://…`, with an encoded host; path and query are ignored.
+        tls: TLS settings for `https`.
+        limit: Maximum number of connections.
+        connect_timeout_s: Maximum time for DNS, connection and TLS together.
+        idle_s: Time after which an unused connection is closed.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class HttpClient:
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
         self._is_closed = False
-        self._used = 0  # connections and those that are being opened
+        self._used = 0  # open connections and those that are being opened
         self._open: set[HttpConnection] = set()
-        self._idle: list[HttpConnection] = []  # the one that was used last at the end
+        self._idle: list[HttpConnection] = []  # the most recently used one last
         self._waiters: deque[asyncio.Future[HttpConnection | None]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
-        self._addresses: tuple[list[Any], float] = ([], 0.0)  # and until when they are good
+        self._addresses: tuple[list[Any], float] = ([], 0.0)  # addresses and their expiry
 
     async def request(
         self, method: str, target: str, fields: Mapping[str, str], until: float, body: bytes | None = None
     ) -> HttpResponse:
-        """Send a request. Returns the response when its head has come; the caller must release it.
+        """Send a request. Returns the response when its head has arrived; the caller must release it.
 
         Args:
-            target: path and query, encoded.
-            fields: the headers, without Host and Content-Length.
-            until: when the answer must be complete, unless its `bound` is moved (the loop's clock, s).
+            target: Path and query, encoded.
+            fields: The headers, without Host and Content-Length.
+            until: The time by which the answer must be complete, unless its `bound` is moved (the loop's clock, s).
 
         Raises:
             HttpClientError: There is no answer.
-            TimeoutError: There was none in time.
+            TimeoutError: There was no answer in time.
             ValueError: A header cannot be sent.
         """
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
@@ -84,7 +84,7 @@ class HttpClient:
                     raise
 
     def close(self) -> None:
-        """Close all connections. Requests that wait for one fail, and so does every further one."""
+        """Close all connections. Waiting requests and all further ones fail."""
         self._is_closed = True
         for connection in [*self._open]:
             connection.close()
@@ -94,7 +94,7 @@ class HttpClient:
     # --- for the connections -----------------------------------------------------------------------------------------
 
     def released(self, connection: HttpConnection) -> None:
-        """Take a connection whose answer is complete."""
+        """Take back a connection whose answer is complete."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -106,7 +106,7 @@ class HttpClient:
             self._sweep = connection.loop.call_later(self._idle_s, self._close_idle)
 
     def closed(self, connection: HttpConnection) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -123,7 +123,7 @@ class HttpClient:
         return None
 
     async def _acquire(self, until: float) -> HttpConnection:
-        """Return a connection, an idle one where the limit is reached. Raises ConnectError, TimeoutError."""
+        """Return a new connection, or an idle one if the limit is reached. Raises ConnectError, TimeoutError."""
         if self._used < self._limit:
             self._used += 1
             return await self._connect(until)
@@ -149,7 +149,7 @@ class HttpClient:
             self.released(connection)
 
     def _free(self) -> None:
-        """One connection more may be opened: by the request that has waited longest."""
+        """Let the longest waiting request open a connection."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -168,7 +168,7 @@ class HttpClient:
             self._sweep = loop.call_at(self._idle[0].idle_since + self._idle_s, self._close_idle)
 
     async def _connect(self, until: float) -> HttpConnection:
-        """Open a connection, which `_used` counts already."""
+        """Open a connection, which `_used` already counts."""
         loop = asyncio.get_running_loop()
         by = min(until, loop.time() + self._connect_timeout_s)
         try:
@@ -209,5 +209,5 @@ def _lines(fields: Mapping[str, str]) -> str:
     """Return the lines of a head, each with its CRLF. Raises ValueError for the end of a line in a value."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
     if lines.count("\n") != len(fields) or lines.count("\r") != len(fields):
-        raise ValueError("a header's value has the end of a line in it")
+        raise ValueError("A header's value contains a line break.")
     return lines

@@ -1,11 +1,11 @@
-"""One HTTP/1.1 connection to a server, and the answer that it brings now.
+"""An HTTP/1.1 connection to a server, and its current answer.
 
-1. It can be reused if its answer is complete, nothing follows it, and both sides keep it alive. Any other answer ends
-   with its connection, which stops the server's work.
-2. Heads, trailers and the bytes that wait to be read are bounded: the connection is not read while they are too many.
+1. A connection can be reused if its answer is complete, nothing follows it, and both sides keep it alive. Otherwise it
+   is closed, which stops the server's work.
+2. Heads, trailers and unread bytes are bounded: reading from the connection pauses while there are too many.
 3. Interim responses (1xx) are skipped.
 
-One timer per connection bounds its answers: it is moved when it fires, not for each request.
+A single timer per connection bounds its answers: it is moved when it fires, not for each request.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-_MAX_HEAD_BYTES: Final = 64 * 1024  # of a head, or of the trailers
+_MAX_HEAD_BYTES: Final = 64 * 1024  # maximum size of a head, or of the trailers
 _MAX_FIELD_BYTES: Final = 8190
 _MAX_FIELDS: Final = 128
-_BUFFER_BYTES: Final = 256 * 1024  # that wait to be read, before the connection is no longer read
-_INFLATED_BYTES: Final = 1024 * 1024  # of compressed bytes, at a time
+_BUFFER_BYTES: Final = 256 * 1024  # unread bytes beyond which reading pauses
+_INFLATED_BYTES: Final = 1024 * 1024  # maximum decompressed bytes per step
 _TIMER_STEP_S: Final = 0.002  # timers may fire this much early
 _SWITCHING: Final = 101
 _UNREADABLE_ENCODINGS: Final = frozenset({b"br", b"zstd"})
 
 
 class HttpClientError(Exception):
-    """An exchange with the server failed."""
+    """The exchange with the server failed."""
 
 
 class ConnectError(HttpClientError):
-    """No connection could be made. `cause`: the system's error; None: it took too long."""
+    """The connection could not be opened. `cause`: the system's error; None after a timeout."""
 
     def __init__(self, cause: OSError | None) -> None:
         super().__init__("connect timeout" if cause is None else str(cause))
@@ -39,10 +39,10 @@ class ConnectError(HttpClientError):
 
 
 class DisconnectedError(HttpClientError):
-    """The connection ended before the head of an answer was complete. `begun`: some of its bytes had come."""
+    """The connection ended before the head of an answer was complete. `begun`: some of its bytes had arrived."""
 
     def __init__(self, *, begun: bool) -> None:
-        super().__init__("the connection ended without an answer")
+        super().__init__("The connection ended without an answer.")
         self.begun = begun
 
 
@@ -55,20 +55,20 @@ class TruncatedError(HttpClientError):
 
 
 class BodyListener(Protocol):
-    """Takes a body as it arrives, without waking the task that waits for it."""
+    """A receiver of a body as it arrives, without waking the task that waits for it."""
 
     def arrived(self) -> bool:
-        """Take what has arrived. Return whether that was done; otherwise the task wakes."""
+        """Take the arrived bytes. Returns whether they were taken; if not, the task wakes."""
         ...
 
 
 class HttpResponse:
-    """An answer: its head, and its body as it arrives. The caller must `release` it.
+    """A response: its head, and its body as it arrives. The caller must `release` it.
 
     Attributes:
-        status: of the final response
-        complete: whether the whole body has arrived; some of it may not have been taken yet
-        listener: is asked first while a task waits for the body
+        status: Of the final response.
+        complete: Whether the whole body has arrived; some of it may not have been taken yet.
+        listener: Is asked first while a task waits for the body.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
@@ -76,7 +76,7 @@ class HttpResponse:
         self.complete = False
         self.listener: BodyListener | None = None
         self.headers: dict[bytes, bytes] = {}
-        """The first value of each header, by its name in lower case."""
+        """The first value of each header, by lower-case name."""
         self._connection = connection
         self._pieces: list[bytes] = []
         self._size_bytes = 0
@@ -85,12 +85,12 @@ class HttpResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     def header(self, name: bytes, default: str = "") -> str:
-        """Return the first value of a header. `name`: in lower case."""
+        """Return the first value of a header. `name`: the lower-case name."""
         value = self.headers.get(name)
         return default if value is None else value.decode("utf-8", "surrogateescape")
 
     def bound(self, until: float) -> None:
-        """Fail the answer with TimeoutError unless it is complete at this moment (the loop's clock, s)."""
+        """Set the time (the loop's clock, s) at which the answer fails with TimeoutError unless it is complete."""
         if not self.complete and self._error is None:
             self._connection.bound(until)
 
@@ -101,7 +101,7 @@ class HttpResponse:
         return self._pieces[0] if self._pieces and self._inflater is None else b""
 
     def take(self) -> bytes:
-        """Return the bytes that have arrived and were not taken; b"" if there are none. Raises MalformedError."""
+        """Return the bytes that have arrived and were not taken yet; b"" if there are none. Raises MalformedError."""
         pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -115,7 +115,7 @@ class HttpResponse:
         return data
 
     async def read(self) -> bytes:
-        """Return the bytes that arrive next; b"" at the end of the body.
+        """Wait for bytes and return them; b"" at the end of the body.
 
         Raises:
             TimeoutError: The bound of the answer has passed.
@@ -127,14 +127,14 @@ class HttpResponse:
                     raise self._error
                 if self.complete:
                     if self._inflater is not None and not self._inflater.ended:
-                        raise MalformedError("the body ends within its encoding")
+                        raise MalformedError("The body ends within its encoding.")
                     return b""
                 await self.wait()
-            if data := self.take():  # nothing, where compressed bytes are too few
+            if data := self.take():  # empty while there are too few compressed bytes
                 return data
 
     def release(self, within_s: float = 0.0) -> None:
-        """Give the connection up, unless the rest of the body comes within this time."""
+        """Close the connection, unless the rest of the body arrives within this time."""
         if self.complete or self._error is not None:
             return
         if within_s > 0.0:
@@ -153,7 +153,7 @@ class HttpResponse:
             self._waiter = None
 
     async def wait_for_head(self) -> None:
-        """Raises the error that came instead."""
+        """Wait for the head. Raises the error that ended the connection."""
         while not self.status:
             if self._error is not None:
                 raise self._error
@@ -166,16 +166,16 @@ class HttpResponse:
             self._waiter.set_result(None)
 
     def begin(self, status: int) -> None:
-        """Take the status of a complete head. Raises MalformedError for an encoding that cannot be read."""
+        """Take the status of a complete head. Raises MalformedError for an unknown encoding."""
         encoding = self.headers.get(b"content-encoding", b"").strip().lower()
         if encoding in _UNREADABLE_ENCODINGS:
-            raise MalformedError("the body's encoding was not asked for")
+            raise MalformedError("The body has an encoding that was not requested.")
         if encoding in (b"gzip", b"deflate"):
             self._inflater = _Inflater(encoding)
         self.status = status
 
     def add(self, data: bytes) -> bool:
-        """Take bytes of the body. Return whether too many wait."""
+        """Take bytes of the body. Returns whether too many are unread."""
         self._pieces.append(data)
         self._size_bytes += len(data)
         return self._size_bytes > _BUFFER_BYTES
@@ -187,14 +187,14 @@ class HttpResponse:
         return b"content-length" in self.headers or b"chunked" in coding
 
     def fail(self, error: Exception) -> None:
-        """End the answer: what has arrived can be read, then the error is raised."""
+        """End the answer with an error, which is raised after the arrived bytes are read."""
         if not self.complete and self._error is None:
             self._error = error
             self.wake()
 
 
 class _Inflater:
-    """Reads a compressed body; servers send one in spite of `Accept-Encoding: identity`."""
+    """A reader of compressed bodies, which some servers send in spite of `Accept-Encoding: identity`."""
 
     def __init__(self, encoding: bytes) -> None:
         self._is_gzip = encoding == b"gzip"
@@ -205,16 +205,16 @@ class _Inflater:
         return self._stream is None or self._stream.eof
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return decoded bytes, and what is left of `data` where those were many. Raises MalformedError."""
+        """Return decoded bytes, and the rest of `data` if the limit is reached. Raises MalformedError."""
         if not data:
             return b"", b""
         if self._stream is None:
-            raw = not self._is_gzip and data[0] & 0xF != zlib.DEFLATED  # some servers leave zlib's own head out
+            raw = not self._is_gzip and data[0] & 0xF != zlib.DEFLATED  # some servers leave out zlib's header
             self._stream = zlib.decompressobj(31 if self._is_gzip else -zlib.MAX_WBITS if raw else zlib.MAX_WBITS)
         try:
             found = self._stream.decompress(data, _INFLATED_BYTES)
         except zlib.error:
-            raise MalformedError("the body is not in its encoding") from None
+            raise MalformedError("The body is not in its declared encoding.") from None
         return found, self._stream.unconsumed_tail
 
 
@@ -231,7 +231,7 @@ class Pool(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection and the answer that it brings now, if any. `served`: how many it has brought."""
+    """A connection and its current answer, if any. `served`: the number of its answers."""
 
     def __init__(self, pool: Pool) -> None:
         self.loop = asyncio.get_running_loop()
@@ -241,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser = HttpResponseParser(self)
-        # As aiohttp does: servers send these, and no request can be smuggled in an answer to one.
+        # Lenient as in aiohttp: servers send such answers, and a client is not exposed to request smuggling.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
@@ -250,14 +250,14 @@ class HttpConnection(asyncio.Protocol):
         self._has_surplus = False  # bytes follow the answer
         self._is_paused = False
         self._fields = 0
-        self._bare_bytes = 0  # without any of a body
+        self._bare_bytes = 0  # bytes outside a body
         self._fault: MalformedError | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._until = 0.0
 
     async def exchange(self, data: bytes, until: float) -> HttpResponse:
-        """Send a request. Returns its response when the head has come."""
+        """Send a request. Returns its response when the head has arrived."""
         response = self._response = HttpResponse(self)
         self._fields = self._bare_bytes = 0
         self.bound(until)
@@ -270,7 +270,7 @@ class HttpConnection(asyncio.Protocol):
         return response
 
     def bound(self, until: float) -> None:
-        """Fail the answer at this moment."""
+        """Set the time at which the answer fails."""
         self._until = until
         if self._timer is not None and until < self._timer_at:
             self._timer.cancel()
@@ -279,7 +279,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer, self._timer_at = self.loop.call_at(until, self._look), until
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         if self.is_open and self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
@@ -295,7 +295,9 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         else:
             response, self._response = self._response, None
-            response.fail(TruncatedError("given up") if response.status else DisconnectedError(begun=True))
+            response.fail(
+                TruncatedError("The answer was given up.") if response.status else DisconnectedError(begun=True)
+            )
             self._transport.abort()
         self._pool.closed(self)
 
@@ -320,7 +322,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self._response
-        if response is None:  # nothing was asked
+        if response is None:  # there is no request
             self.close()
             return
         self._bare_bytes += len(data)
@@ -334,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._fault is not None:
             self._fail(self._fault)
         elif self._bare_bytes > _MAX_HEAD_BYTES:
-            self._fail(MalformedError("the head is too large"))
+            self._fail(MalformedError("The head is too large."))
         elif response.status:
             response.wake()
 
@@ -345,12 +347,12 @@ class HttpConnection(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        """The server has closed the connection: the end of an answer whose length was not said, and of no other."""
+        """Handle the server's close, which completes only an answer without a declared length."""
         response = self._response
         if response is None or not response.status:
             self._fail(DisconnectedError(begun=self._bare_bytes > 0))
         elif response.has_length:
-            self._fail(TruncatedError("the connection ended within the body"))
+            self._fail(TruncatedError("The connection ended within the body."))
         else:
             response.complete, self._keeps_alive = True, False
             self._finish(response)
@@ -377,9 +379,9 @@ class HttpConnection(asyncio.Protocol):
             return
         self._fields += 1
         if self._fields > _MAX_FIELDS or len(name) > _MAX_FIELD_BYTES or len(value) > _MAX_FIELD_BYTES:
-            self._fault = MalformedError("the head has too many fields, or too large ones")
+            self._fault = MalformedError("The head has too many or too large fields.")
         elif b"\0" in value:
-            self._fault = MalformedError("a field of the head has a NUL")
+            self._fault = MalformedError("A field of the head contains a NUL.")
         else:
             response.headers.setdefault(name.lower(), value.rstrip())
 
@@ -407,6 +409,6 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         response = self._response
-        if response is not None and response.status and self._fault is None:  # else it was an interim one
+        if response is not None and response.status and self._fault is None:  # else it was an interim response
             response.complete = True
             self._keeps_alive = self._parser.should_keep_alive()

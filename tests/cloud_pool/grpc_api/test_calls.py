@@ -320,7 +320,7 @@ async def test_the_health_of_the_service_is_its_readiness() -> None:
 async def test_a_taken_port_is_told() -> None:
     async with serving() as served:
         second = GrpcServer(GrpcConfig(port=served.server.port), Config().server, served.calls, always)
-        with pytest.raises(ConfigError, match=r"grpc\.port: cannot listen on 127\.0\.0\.1:\d+"):
+        with pytest.raises(ConfigError, match=r"grpc\.port: Cannot listen on 127\.0\.0\.1:\d+"):
             await second.start()
 
 

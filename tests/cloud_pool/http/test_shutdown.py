@@ -69,5 +69,5 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
     )
     assert (process.returncode, process.stdout) == (1, "ready\n")
     (line,) = [record for record in map(json.loads, process.stderr.splitlines()) if record["level"] == "critical"]
-    assert line["message"] == "the process failed"
+    assert line["message"] == "The process failed."
     assert "RuntimeError" in str(line)

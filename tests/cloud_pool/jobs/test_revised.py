@@ -35,7 +35,7 @@ from causeway_server.models.parts.graph.graph import EncoderGraph
 from causeway_server.models.parts.process.messages import AudioTerms, Found
 from causeway_server.models.parts.process.parent import Tell, WorkerTimeout
 from causeway_server.router.errors import CloudFailed
-from causeway_server.router.jobs.job import MOST_LATE, JobState
+from causeway_server.router.jobs.job import MAX_LATE, JobState
 from causeway_server.router.parts.reading import fuse
 from causeway_server.router.serving.webhooks import WebhookSender
 from causeway_server.router.types import Chunk, Fact, Modality, TextPart, Usage
@@ -370,8 +370,8 @@ async def test_what_no_worker_takes_on_ends(bed: Bed, clock: Clock, settings: Jo
 
 
 async def test_no_more_answers_wait_for_parts_than_there_is_room_for(bed: Bed) -> None:
-    async with bed.worker(slots=MOST_LATE + 1) as worker:
-        jobs = [await bed.submit() for _ in range(MOST_LATE + 1)]
+    async with bed.worker(slots=MAX_LATE + 1) as worker:
+        jobs = [await bed.submit() for _ in range(MAX_LATE + 1)]
         await bed.answered(*jobs)
         dropped = [view for job in jobs if (view := await bed.view(job))["late_error"] is not None]
         assert [view["late_error"]["code"] for view in dropped] == ["revision_dropped"]
@@ -380,7 +380,7 @@ async def test_no_more_answers_wait_for_parts_than_there_is_room_for(bed: Bed) -
         bed.encoders.go_on()
         for job in jobs:
             await bed.settled(job)
-        await counted(worker, "made", MOST_LATE)
+        await counted(worker, "made", MAX_LATE)
 
 
 async def test_only_jobs_that_wish_it_are_revised(bed: Bed, settings: JobsConfig) -> None:

@@ -134,7 +134,7 @@ async def test_an_unexpected_fault_of_one_delivery_leaves_the_others(
     job = await bed.ended_job(url(receiver, "faulty.example.com"), "acme/device")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sender.run)
-        await until(lambda: f"{job}.1: not delivered, by an unexpected fault" in caplog.text)
+        await until(lambda: f"{job}.1: not delivered, because of an unexpected fault" in caplog.text)
         await bed.ended_job(url(receiver), "other/device")
         await until(lambda: len(receiver.arrived) == 1)
         tasks.cancel_scope.cancel()
@@ -152,11 +152,11 @@ async def test_the_log_says_once_that_no_webhooks_are_sent(
     await database.command("SET", layout, "999")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sender.run)
-        await until(lambda: "no webhooks are sent: " in caplog.text)
+        await until(lambda: "No webhooks are sent: " in caplog.text)
         await database.command("DEL", layout)
-        await until(lambda: "webhooks are sent again" in caplog.text)
+        await until(lambda: "Webhooks are sent again" in caplog.text)
         tasks.cancel_scope.cancel()
-    assert caplog.text.count("no webhooks are sent: ") == 1
+    assert caplog.text.count("No webhooks are sent: ") == 1
 
 
 # --- usage and limits -------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "causeway_server.edge_node", "fleet", "leave", "--state-dir", str(tmp_path)]
     for keys in ("n\n", "\x04"):
         code, output = at_terminal(command, keys, os.environ)
-        assert (code, "nothing was changed" in output, folder.exists()) == (1, True, True)
+        assert (code, "Nothing was changed" in output, folder.exists()) == (1, True, True)
     code, output = at_terminal(command, "y\n", os.environ)
     assert (code, "Remove the identity, the key and the bundles of kiosk-1?" in output) == (0, True)
     assert not folder.exists()

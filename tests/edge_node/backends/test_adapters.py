@@ -82,7 +82,7 @@ async def test_a_policy_s_target_names_an_adapter(tmp_path: Path) -> None:
             for model in ("small", "small+kiosk")
         ]
         file = Path(device.parts.policies.report.file)
-        for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop`; there are: kiosk")):
+        for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop`. Available: kiosk")):
             await asyncio.to_thread(file.write_text, policy.replace("model: tiny", f"model: tiny+{adapter}"))
             await device.parts.policies.reload()
             assert refused in device.parts.policies.report.refused

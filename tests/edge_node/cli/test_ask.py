@@ -91,7 +91,7 @@ async def test_a_deadline_that_passes_is_exit_code_4(device: Device, flags: tupl
     device.engine.gate = asyncio.Event()  # never opened
     result = await run(device, "ask", "hello", "--tag", "edge", "--deadline", "0.1", *flags)
     assert (result.exit_code, result.stdout.strip()) == (4, "")
-    assert "timed out: the deadline passed while small was answering" in result.stderr
+    assert "timed out: The deadline passed while small was answering" in result.stderr
 
 
 async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(device: Device) -> None:
@@ -99,7 +99,7 @@ async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(device: D
     result = await run(device, "ask", "hello", "--tag", "edge", "--deadline", "0.35")
     assert result.exit_code == 4
     assert result.stdout.startswith("edge ")
-    assert "timed out: the deadline passed" in result.stderr
+    assert "timed out: The deadline passed" in result.stderr
 
 
 async def test_a_usage_error_is_exit_code_2(device: Device) -> None:

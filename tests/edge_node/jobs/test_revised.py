@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from causeway_server.router.bundle.settings import PartsConfig
-from causeway_server.router.jobs.job import MOST_LATE, RevisionOutcome
+from causeway_server.router.jobs.job import MAX_LATE, RevisionOutcome
 from causeway_server.router.openai.upstream.decode import Event
 from causeway_server.router.types import Modality
 from tests.edge_node.parts.test_fusion import COMMAND, INVOICE, audio, encoder, image, prompt, text, texts
@@ -230,9 +230,9 @@ async def test_each_late_branch_revises_an_answer_once(tmp_path: Path, late: Lat
 
 
 async def test_no_more_answers_wait_for_parts_than_there_is_room_for(tmp_path: Path, late: Late) -> None:
-    jobs = msgspec.structs.replace(JOBS, device_concurrency=MOST_LATE + 1)
+    jobs = msgspec.structs.replace(JOBS, device_concurrency=MAX_LATE + 1)
     async with late_device(tmp_path, late, jobs=jobs) as device:
-        waiting = await asyncio.gather(*[answered(device) for _ in range(MOST_LATE + 1)])
+        waiting = await asyncio.gather(*[answered(device) for _ in range(MAX_LATE + 1)])
         found = {job: (await view(device, job))["late_error"] for job in waiting}
         (refused,) = [job for job, error in found.items() if error is not None]
         assert found[refused]["code"] == "revision_dropped"
@@ -244,4 +244,4 @@ async def test_no_more_answers_wait_for_parts_than_there_is_room_for(tmp_path: P
         late.go_on()
         for job in {another, *waiting} - {refused, purged}:
             assert named(await events(device, job, "1-end")) == [("1-r1", "job.revised")]
-        assert (revisions(device)["cancelled"], revisions(device)["made"]) == (1, MOST_LATE)
+        assert (revisions(device)["cancelled"], revisions(device)["made"]) == (1, MAX_LATE)

@@ -32,7 +32,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     folder = str(process.signed.path)
     code, output = process.at_terminal("apply", folder, "--cohort", "kiosk", keys="n\n")
-    assert (code, "Begin 1 rollout at retail?" in output, "nothing was changed" in output) == (1, True, True)
+    assert (code, "Begin 1 rollout at retail?" in output, "Nothing was changed" in output) == (1, True, True)
     assert "kiosk: serial 1 on 0 devices\n  first bundle: policy, 1 case file, 1 model, 3 settings" in output
     assert "stages: 50 %, 100 %; the first is 0 of 0 devices" in output
     assert re.search(r"^kiosk +0 +0$", process.done("status"), re.MULTILINE)
@@ -57,7 +57,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     scripted = process.run("abort", name[1])
     assert (scripted.exit_code, "Nothing was changed: there is no terminal" in scripted.output) == (2, True)
     code, output = process.at_terminal("abort", "kiosk", keys="n\n")
-    assert (code, f"Abort {name[1]}?" in output, "nothing was changed" in output) == (1, True, True)
+    assert (code, f"Abort {name[1]}?" in output, "Nothing was changed" in output) == (1, True, True)
     assert "devices that run it keep it; an aborted rollout does not go on" in output
     assert "note: the cohort has no bundle before it" in process.done("abort", name[1], "--yes")
     until(lambda: re.search(" revert", process.done("status", "kiosk")))
@@ -110,7 +110,7 @@ async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
         assert "Nothing was changed: there is no terminal to ask at; --yes answers the question" in scripted.output
         for keys in ("n\n", "\x04"):
             code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys=keys)
-            assert (code, "nothing was changed" in output) == (1, True)
+            assert (code, "Nothing was changed" in output) == (1, True)
             assert "the control plane and the cloud gateways refuse till-1" in output
         assert (await device.ask_token()).status == 200
         code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys="y\n")

@@ -159,9 +159,9 @@ def test_signals_are_files_of_the_bundle_but_none_that_the_engine_loads() -> Non
             "assistant: its signal edge.quality was fitted on the weights aaaaaaaaaaaa, and",
         ),
         (with_signals(msgspec.structs.replace(QUALITY, kind="scope")), r"signals\[0\]\.kind"),
-        (with_signals(QUALITY, number=1), "format: must be 2 for this content, not 1"),
-        (msgspec.structs.replace(MANIFEST, leaving="report"), "format: must be 2"),
-        (msgspec.structs.replace(MANIFEST, format=2), "format: must be 1 for this content, not 2"),
+        (with_signals(QUALITY, number=1), "`format` must be 2 for this content, not 1"),
+        (msgspec.structs.replace(MANIFEST, leaving="report"), "`format` must be 2"),
+        (msgspec.structs.replace(MANIFEST, format=2), "`format` must be 1 for this content, not 2"),
     ],
 )
 def test_signals_and_formats_that_cannot_be_are_refused(manifest: BundleManifest, words: str) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from causeway_server.router.decision.decide import decide, features_of
 from causeway_server.router.policy.compiled import Policy
-from causeway_server.router.policy.signals import COSTLY, TargetAvailability
+from causeway_server.router.policy.signals import ON_DEMAND, TargetAvailability
 from causeway_server.router.types import (
     AUTO,
     AttemptRecord,
@@ -86,10 +86,10 @@ def record_of(
     request = request or ask()
     taken = on_device(snapshot, policy)
     needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
-    unrecorded = () if record_all else tuple(name for name in COSTLY if name not in needs.signals)
+    unrecorded = () if record_all else tuple(name for name in ON_DEMAND if name not in needs.signals)
     known = Estimates(
-        None if COSTLY[0] in unrecorded else estimates.prompt_tokens,
-        None if COSTLY[1] in unrecorded else estimates.quality,
+        None if ON_DEMAND[0] in unrecorded else estimates.prompt_tokens,
+        None if ON_DEMAND[1] in unrecorded else estimates.quality,
     )
     decision = decide(policy, request, taken, known)
     return DecisionRecord(

@@ -58,9 +58,9 @@ def test_the_last_setting_of_a_signal_counts() -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("device.temprature_c=90", "--set device.temprature_c=90: unknown signal `device.temprature_c`, did you mean"),
-        ("temperature=90", "unknown signal `temperature`"),
-        ("device.temperature_c", "write KEY=VALUE, such as device.temperature_c=90"),
+        ("device.temprature_c=90", "--set device.temprature_c=90: Unknown signal `device.temprature_c`, did you mean"),
+        ("temperature=90", "Unknown signal `temperature`"),
+        ("device.temperature_c", "Write KEY=VALUE, such as device.temperature_c=90"),
         ("device.temperature_c=hot", "must be a number, not 'hot'"),
         ("request.n=1.5", "must be a whole number, not '1.5'"),
         ("cloud.reachable=maybe", "must be true or false, not 'maybe'"),

@@ -179,7 +179,7 @@ def test_the_last_error_has_every_attempts_reason() -> None:
     fail(sequence, error)
     final = final_error(sequence.attempts, error)
     assert isinstance(final, AllAttemptsFailed)
-    assert final.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
+    assert final.message == "Every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)."
     assert final.retry_after_s == 2.0
 
 

@@ -11,7 +11,7 @@ from causeway_server.router.decision.decide import decide, features_of, plan_cac
 from causeway_server.router.decision.features import request_of
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.policy.compiled import parse_policy
-from causeway_server.router.policy.signals import COSTLY, SIGNALS
+from causeway_server.router.policy.signals import ON_DEMAND, SIGNALS
 from causeway_server.router.types import Estimates, Message, Prefer, Request, RoutingHints, Snapshot, Tool
 from tests.router.openai.values import chat_requests, completion_requests
 from tests.router.sample_requests import KIOSK
@@ -48,7 +48,7 @@ def _outcome(request: Request) -> object:
 def test_a_rebuilt_request_has_the_same_signals_and_the_same_decision(request: Request) -> None:
     rebuilt = request_of(features_of(request))
     for spec in SIGNALS.values():
-        if spec.name not in COSTLY:
+        if spec.name not in ON_DEMAND:
             known = Snapshot(), Estimates()
             assert spec.read(rebuilt, *known) == spec.read(request, *known), spec.name
     assert _outcome(rebuilt) == _outcome(request)

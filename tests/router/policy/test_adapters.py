@@ -74,7 +74,7 @@ def test_a_route_uses_an_adapter_that_its_target_names() -> None:
 
 def test_a_target_whose_adapter_the_device_lacks_is_refused() -> None:
     """A model that is not there is the engine's to report."""
-    with pytest.raises(PolicyError, match=r"targets\.desk\.model.*a has no adapter `kiosk`.*there are: shop"):
+    with pytest.raises(PolicyError, match=r"targets\.desk\.model.*a has no adapter `kiosk`.*Available: shop"):
         with_adapters(parse_policy(NAMED), lambda _: ("shop",))
     assert with_adapters(parse_policy(NAMED), lambda _: None).adapted == ()
 

@@ -100,7 +100,7 @@ REFUSED = {
     "not request.stream": (0, "write ! instead of `not`"),
     "not(request.stream)": (0, "write ! instead of `not`"),
     '"a" not in request.tags': (4, "!(a in b)"),
-    "request.prompt_tokens << 30": (22, "`<<` is no operator of CEL: write <"),
+    "request.prompt_tokens << 30": (22, "`<<` is not an operator of CEL: write <"),
     "request.prompt_tokens =< 30": (22, "write <="),
     "device.battery <> 0.5": (15, "write !="),
     "request.stream & request.tools": (15, "write &&"),

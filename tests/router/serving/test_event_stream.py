@@ -102,7 +102,7 @@ async def test_a_client_that_left_is_an_error_for_the_sender(ends: bool) -> None
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"one")
         writer.transport.abort()
-        assert await outcome == "the client closed the connection"
+        assert await outcome == "The client closed the connection."
 
 
 async def test_a_sender_waits_for_a_client_that_reads_slowly() -> None:

@@ -72,7 +72,7 @@ def test_samples_older_than_the_window_are_dropped() -> None:
 
 
 def test_a_share_beyond_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a share"):
+    with pytest.raises(ValueError, match="Expected a share"):
         Window(60.0).quantile(99.0, 0.0)
 
 

@@ -87,6 +87,6 @@ def test_memory_is_bounded_and_keeps_the_current_month() -> None:
 def test_an_amount_that_is_not_finite_is_refused(usd: float) -> None:
     """A NaN would make every sum a NaN, and no cap would ever be reached."""
     spend = SpendTracker(ZONE)
-    with pytest.raises(ValueError, match="not an amount"):
+    with pytest.raises(ValueError, match="Expected an amount"):
         spend.add(usd, at(3, 1))
     assert spend.signals(at(3, 1)).usd_hour == 0
