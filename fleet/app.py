@@ -30,7 +30,7 @@ from .operators.routes import OperatorApi, operator_routes
 from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
-from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
+from .server.connections import MAX_FILES, Connections, HttpConnection, files_of_connections, make_request
 from .server.device_api import device_routes
 from .server.files import console_routes, file_routes
 from .server.plane import ControlPlane, health_routes
@@ -41,10 +41,10 @@ from .store.database import STATEMENT_S, Store
 from .trust.keys import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
-# What versions of the control plane have in the data folder.
+# The files of the control plane in the data folder, by any version.
 _OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
-_DRAIN_S = 5.0  # that handlers get to finish when the server stops
-_log = logging.getLogger(__name__)
+_DRAIN_S = 5.0  # time for handlers to finish when the server stops
+log = logging.getLogger(__name__)
 
 
 class ServeSettings(msgspec.Struct, frozen=True):
@@ -54,12 +54,12 @@ class ServeSettings(msgspec.Struct, frozen=True):
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
         keys: The folder with the private keys of the online roles.
         data: The folder with this server's own state: the token key, and SQLite's database.
-        database: "": SQLite in `data`.
-        issuer: The claim `iss` of the tokens, as the gateways' `identity.issuer`.
-        port: 0: any free one.
-        most_files: How many files connections may have open; the process's file limit may allow fewer.
-        statement_s: As `Store.open`.
-        survey_s: As `Controller`.
+        database: The database's URL; "": SQLite in `data`.
+        issuer: The claim `iss` of the tokens, which must equal the gateways' `identity.issuer`.
+        port: The port; 0: any free port.
+        max_files: Maximum number of open files of connections; the process's file limit may allow fewer.
+        statement_s: See `Store.open`.
+        survey_s: See `Controller`.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     issuer: str = "causeway"
     host: str = "127.0.0.1"
     port: int = 8090
-    most_files: int = MOST_FILES
+    max_files: int = MAX_FILES
     statement_s: float = STATEMENT_S
     survey_s: float = SURVEY_S
 
@@ -84,7 +84,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     """
     fleet = read_fleet_folder(settings.folder)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses one that others could read
+    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses a key that others could read
     shared = is_shared(settings.data, _OWN_FILES)
     fault = "a folder of all accounts" if shared else next(map(str, close_to_others(settings.data, _OWN_FILES)), "")
     if fault:
@@ -97,11 +97,12 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     async with AsyncExitStack() as closing_last:
         store = await Store.open(database, settings.statement_s)
         closing_last.push_async_callback(store.close)
-        connections = Connections(files_of_connections(settings.most_files))
+        connections = Connections(files_of_connections(settings.max_files))
         plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
         await plane.wakes.refresh()
         operators = _build_operators(settings, plane)
-        # A handler goes on when its client has left, so that no transaction is interrupted; parked polls have none.
+        # A handler continues after its client has left, so that no transaction is interrupted; parked polls have no
+        # handler.
         runner = web.AppRunner(build_app(all_routes(plane, operators)), shutdown_timeout=_DRAIN_S)
         await runner.setup()
         closing_last.push_async_callback(runner.cleanup)
@@ -139,7 +140,7 @@ async def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT; print one line when it is ready.
 
     Raises:
-        CausewayError: As `running`; or a background task failed, which ends the control plane.
+        CausewayError: An error of `running`, or of a background task, which ends the control plane.
     """
     raise_file_limit()
     stop = asyncio.Event()
@@ -147,17 +148,17 @@ async def serve(settings: ServeSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         async with running(settings) as (plane, url):
-            _log.info("the fleet %s is served at %s", plane.fleet.name, url)
+            log.info("Serving the fleet %s at %s.", plane.fleet.name, url)
             print(f"ready url={url}", flush=True)
             await stop.wait()
-            _log.info("stopping")
+            log.info("Stopping.")
     except BaseExceptionGroup as error:
-        _log.critical("A background task failed, and the control plane ends.", exc_info=error)
+        log.critical("A background task failed, and the control plane ends.", exc_info=error)
         raise CausewayError("A background task failed, and the control plane ends.") from error
 
 
 def all_routes(plane: ControlPlane, operators: OperatorApi | None = None) -> list[ApiRoute]:
-    """Return every route of the control plane with `/openapi.json`; `operators` None: only those for devices."""
+    """Return every route of the control plane with `/openapi.json`; `operators`: None: only the routes for devices."""
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:
@@ -197,9 +198,9 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorAp
     doc = read_operators(folder)
     file = settings.data / BOOTSTRAP_FILE
     if not file.exists():
-        _log.info("operators sign in with the token in %s", file)
+        log.info("Operators sign in with the token in %s.", file)
     publisher = Publisher(folder, settings.keys)
-    if (folder / TRUST_FILE).exists():  # without it nothing is signed, and there is nothing to renew
+    if (folder / TRUST_FILE).exists():  # without it nothing is signed or renewed
         publisher.check()
     # Devices whose polls wait in this process are woken after a plan was published.
     controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)

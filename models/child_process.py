@@ -42,7 +42,7 @@ def start_child(
         The process, and the other end, which does not block.
 
     Raises:
-        OSError: the process cannot be started.
+        OSError: The process cannot be started.
     """
     ours, theirs = socket.socketpair()
     try:

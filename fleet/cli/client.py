@@ -1,4 +1,4 @@
-"""The way of the commands to a control plane: its address, an operator's token, and its errors as messages."""
+"""The connection of the commands to a control plane: its address, an operator's token, and its errors as messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TIMEOUT_S = 30.0
 
 
 class FleetClient:
-    """A client of one control plane. Every failure is a click.ClickException that says what to do."""
+    """A client of a control plane. Every failure is a click.ClickException that says what to do."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None) -> None:
         try:
             import httpx
         except ModuleNotFoundError as error:
             raise click.ClickException(
-                f"{error.name} is not installed: pip install 'causeway-router[fleet]'"
+                f"{error.name} is not installed. Run: pip install 'causeway-router[fleet]'"
             ) from error
 
         self._errors = (httpx.HTTPError, httpx.InvalidURL)
@@ -50,7 +50,7 @@ class FleetClient:
         try:
             response = self._http.request(method, path, **arguments)
         except self._errors as error:
-            raise click.ClickException(f"{self._url} does not answer: {error}") from error
+            raise click.ClickException(f"{self._url} does not answer: {error}.") from error
         try:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=kind)
@@ -88,7 +88,7 @@ def _token(file: Path | None) -> str:
     if file is None:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
-            raise click.UsageError(f"no token: set {TOKEN_VARIABLE} or give --token-file")
+            raise click.UsageError(f"No token. Set {TOKEN_VARIABLE} or give --token-file.")
         return token
     try:
         return file.read_text(encoding="utf-8").strip()

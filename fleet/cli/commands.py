@@ -1,4 +1,4 @@
-"""`causeway-fleet`: checks policies and fleets. Their CI needs one line: ``causeway-fleet test DIR``."""
+"""The `causeway-fleet` commands, which check policies and fleets. A CI needs one line: ``causeway-fleet test DIR``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .output import (
 )
 
 OK, FOUND, USAGE = 0, 1, 2
-"""Exit codes: no errors; a policy or a case has errors; the command has nothing to check, or bad arguments."""
+"""Exit codes: no errors; errors in a policy or a case; nothing to check, or bad arguments."""
 SECTIONS = {
     "Write and check": ("init", "lint", "test", "route", "replay", "schema"),
     "Sign": ("keys", "diff", "sign"),
@@ -64,7 +64,7 @@ _format_option = click.option(
 
 
 class _Sections(click.Group):
-    """Lists the commands by what they are for, each with its whole first sentence."""
+    """A command group that lists its commands by purpose, each with its whole first sentence."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in SECTIONS.items():
@@ -99,8 +99,8 @@ def init(folder: Path) -> None:
     except OSError as error:
         raise _Usage(str(error)) from error
     for path in files:
-        click.echo(f"wrote {path}")
-    click.echo(f"try it: causeway-fleet lint {folder}, causeway-fleet test {folder}")
+        click.echo(f"Wrote {path}.")
+    click.echo(f"Try it: causeway-fleet lint {folder}, causeway-fleet test {folder}.")
 
 
 @main.command()
@@ -147,7 +147,7 @@ def test(folder: Path) -> None:
         raise SystemExit(FOUND)
     if not files:
         where = folder / CASES if not is_fleet(folder) else f"a folder {CASES} beside a policy of {folder}"
-        raise _Usage(f"no cases in {where}; add at least one, a test without cases does not pass")
+        raise _Usage(f"No cases in {where}. Add at least one: a test without cases does not pass.")
     reported = {file.path.resolve() for file in invalid}
     fleets = [file for file in checked if isinstance(file, CheckedFleet)]
     runs = [run_file(path, reported, *(fleet.adapters for fleet in fleets)) for path in files]
@@ -223,7 +223,7 @@ def replay(
     report = run_replay(reader, new_policy, old_policy)
     print_bad_lines(new_console(stderr=True), reader)
     if not report.requests and not report.undecided:
-        raise _Usage(f"no decision records in {', '.join((*over, *more))}")
+        raise _Usage(f"No decision records in {', '.join((*over, *more))}.")
     if output_format == "json":
         click.echo(msgspec.json.encode(replay_document(report, reader)))
     else:
@@ -263,7 +263,7 @@ def _readable(signals: str) -> frozenset[str]:
     if unknown or not names:
         near = did_you_mean(unknown[0], SIGNALS) if unknown else ""
         what = f"unknown signal `{unknown[0][:100]}`{near}" if unknown else "names no signal"
-        raise _Usage(f"--signals: {what}; give a file or a list such as device.cpu,edge.queue")
+        raise _Usage(f"--signals: {what}; give a file or a list such as device.cpu,edge.queue.")
     return frozenset(names)
 
 
@@ -280,7 +280,7 @@ def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) ->
         except OSError as error:
             raise _Usage(str(error)) from error
     if not found:
-        raise _Usage(f"no policy (*.yaml) and no fleet.yaml in {', '.join(map(str, paths))}")
+        raise _Usage(f"No policy (*.yaml) and no fleet.yaml in {', '.join(map(str, paths))}.")
     return found
 
 
@@ -313,7 +313,7 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise click.BadParameter(f"HOST:PORT, such as 0.0.0.0:8090, not {listen!r}", param_hint="--listen")
+        raise click.BadParameter(f"Expected HOST:PORT, such as 0.0.0.0:8090, not {listen!r}.", param_hint="--listen")
     start_log("info", "text")
     settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
     try:

@@ -68,10 +68,10 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     """
     seconds = seconds_of(expires)
     if not seconds:
-        raise click.BadParameter(f"a time such as 30m, 12h or 7d, not {expires!r}", param_hint="--expires")
+        raise click.BadParameter(f"Expected a time such as 30m, 12h or 7d, not {expires!r}.", param_hint="--expires")
     pairs = [label.partition("=") for label in labels]
     if any(not name or not mark for name, mark, _ in pairs):
-        raise click.BadParameter("NAME=VALUE", param_hint="--label")
+        raise click.BadParameter("Expected NAME=VALUE.", param_hint="--label")
     request = {
         "cohort": cohort,
         "uses": uses,
@@ -80,7 +80,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
-    click.echo(f"for {counted(uses, 'device')}, until {time_text(made.expires)}", err=True)
+    click.echo(f"For {counted(uses, 'device')}, until {time_text(made.expires)}.", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:
@@ -114,13 +114,13 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     before = client.get(path, DeviceAnswer)
     _print_table((before,))
     if before.revoked is not None:
-        click.echo(f"{device} was revoked already, at {time_text(before.revoked)}")
+        click.echo(f"{device} was already revoked at {time_text(before.revoked)}.")
         return
-    click.echo(f"for good: within a minute the control plane and the cloud gateways refuse {device}")
-    click.echo("it answers on from the bundle that it runs; to return, it leaves and joins anew under another name")
+    click.echo(f"Within a minute the control plane and the cloud gateways refuse {device} for good.")
+    click.echo("It continues to answer from its bundle. To return, it must leave and join again under another name.")
     ask(PROGRAM, f"Revoke {device}?", yes=yes)
     client.post(f"{path}/revoke", DeviceAnswer, {"reason": reason})
-    click.echo(f"{device} is revoked")
+    click.echo(f"{device} is revoked.")
 
 
 @click.command()
@@ -159,12 +159,12 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
             continue
         fault = first_fault(rows, last)
         if fault:
-            raise click.ClickException(f"the audit log was changed: {fault}")
+            raise click.ClickException(f"The audit log was changed: {fault}.")
         last = rows[-1]
         hashes.update(row.hash for row in rows)
     if verify:
         if head and head not in hashes:
-            raise click.ClickException(f"the audit log was cut off: no row has the hash {head}")
+            raise click.ClickException(f"The audit log was cut off: no row has the hash {head}.")
         count = 0 if last is None else last.n
         end = "" if last is None else f", the chain holds; the last hash is {last.hash}"
         click.echo(f"{counted(count, 'row')}{end}")
@@ -194,7 +194,7 @@ def _event(event: DeviceEvent) -> tuple[str, ...]:
 
 
 def _whole_id(client: FleetClient, bundle: str) -> str:
-    """Return the id of the one bundle that begins so. Raises ClickException: none or several do."""
+    """Return the id of the bundle with this beginning. Raises ClickException if there is none, or more than one."""
     if _WHOLE.fullmatch(bundle):
         return bundle
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...])
@@ -202,13 +202,13 @@ def _whole_id(client: FleetClient, bundle: str) -> str:
     found = sorted(one for one in known if one.startswith(bundle))
     if len(found) != 1:
         raise click.ClickException(
-            f"{len(found) or 'no'} bundles of the newest rollouts begin with {bundle!r}; give more of its 64 hex digits"
+            f"{len(found) or 'no'} bundles of the newest rollouts begin with {bundle!r}. Give more of its digits."
         )
     return found[0]
 
 
 def _what(what: msgspec.Raw) -> str:
-    """A row's JSON as `key=value`, without what is empty; bundles by their first digits."""
+    """Return a row's JSON as `key=value`, without empty values; bundles are shortened to their first digits."""
     values = msgspec.json.decode(what, type=dict[str, Any])
     shown = {key: value for key, value in values.items() if value is not False and value not in ("", None, {}, [])}
     return " ".join(f"{key}={_value(value)}" for key, value in shown.items())

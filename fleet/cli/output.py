@@ -123,7 +123,7 @@ class ReplayDocument(msgspec.Struct, frozen=True):
 
 
 def summary(report: ReplayReport) -> str:
-    """Return the first line: whether requests that stayed on the device would leave it."""
+    """Return the first line, which says whether requests that stayed on the device would leave it."""
     unknown = sum(one.requests for one in report.unknown)
     end = f"; {counted(unknown, 'outcome')} unknown" if unknown else ""
     of = f"of {counted(report.requests, 'request')}"
@@ -152,7 +152,7 @@ def replay_document(report: ReplayReport, reader: RecordReader) -> ReplayDocumen
 
 
 def print_replay(console: Console, report: ReplayReport, reader: RecordReader, *, limit: int) -> None:
-    """Print the report; of the requests that leave the device, the first `limit`."""
+    """Print the report, with the first `limit` requests that leave the device."""
     console.print(Text(summary(report), "bold red" if report.leaving else "bold green"), soft_wrap=True)
     if lost := sum(move.requests for move in report.moves if move.moved and move.after == str(NO_ANSWER)):
         console.print(Text(f"{counted(lost, 'request')} that had an answer would get none", "bold red"))

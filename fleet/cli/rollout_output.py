@@ -1,4 +1,4 @@
-"""What the commands print for people as plain text: counted things, tables, changes of a bundle, a fleet's rollouts."""
+"""Plain text output of the commands: counts, tables, changes of a bundle, a fleet's rollouts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MEMBERS = {
     "held": "are held",
     "pinned": "are pinned",
 }
-"""Words for the states of members; another is a step on the way, by its own name."""
+"""Words for the states of members; other states are intermediate steps and keep their names."""
 _UNDONE = ("aborted", "reverting", "reverted")
 
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
-    """Compare two bundles of a cohort, apart from the policy's text. Empty: they are the same.
+    """Return the differences of two bundles of a cohort, without the policy's text; empty if they are the same.
 
     Args:
         old: The bundle that was signed last; None: the cohort is new.
-        new: The bundle that the folder gives.
+        new: The bundle built from the folder.
     """
     if old is None:
         sizes = (("case file", new.cases), ("model", new.models), ("setting", new.settings))
@@ -70,7 +70,7 @@ def _changes(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
 
 
 def _differing(old: Mapping[str, T], new: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:
-    """Yield each name whose values differ, with the value before and now; None: there is none."""
+    """Yield each name whose values differ, with the old and the new value; None for a missing value."""
     for name in sorted({*old, *new}):
         if (before := old.get(name)) != (after := new.get(name)):
             yield name, before, after
@@ -119,12 +119,14 @@ def time_text(at: float) -> str:
 
 
 def bundle_name(bundle: str | None) -> str:
-    """Return the first digits of a bundle's id, as the console shows it; None or "": what a device runs without one."""
+    """Return the first digits of a bundle's id, as the console shows it; None or "": the factory's files."""
     return bundle[:12] if bundle else FACTORY
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table: a head in capitals, columns as wide as their longest cell. Without rows: nothing."""
+    """Yield the lines of a table: a head in capitals, columns as wide as their longest cell; nothing if there are no
+    rows.
+    """
     if not rows:
         return
     lines = [[name.upper() for name in head], *rows]
@@ -160,7 +162,7 @@ def rollout_line(rollout: RolloutStatus) -> str:
 
 
 def state_text(rollout: RolloutStatus) -> str:
-    """The state, with the check or stage that it is in or is paused in; after the last stage comes the soak."""
+    """Return the state, with the current or paused check or stage; the soak follows the last stage."""
     stages = len(rollout.stages)
     where = f"stage {rollout.stage + 1} of {stages}" if rollout.stage < stages else "soak"
     if rollout.state == "paused":
@@ -169,7 +171,7 @@ def state_text(rollout: RolloutStatus) -> str:
 
 
 def notes(rollout: RolloutStatus) -> Iterator[str]:
-    """Yield what is not obvious about this state."""
+    """Yield explanations of this state for people."""
     if rollout.state in _UNDONE and rollout.from_bundle is None:
         yield "note: the cohort has no bundle before it; devices that run it keep it until a rollout of a better one"
     planned = rollout.stages[min(rollout.stage, len(rollout.stages) - 1)]
@@ -178,7 +180,7 @@ def notes(rollout: RolloutStatus) -> Iterator[str]:
 
 
 def detail_lines(rollout: RolloutDetail) -> Iterator[str]:
-    """Yield a rollout, its devices, its last look, and what happened."""
+    """Yield the lines about a rollout: its devices, its last look, and its history."""
     yield rollout_line(rollout)
     yield from (f"  {note}" for note in notes(rollout))
     members = [f"{devices} {_MEMBERS.get(state, state)}" for state, devices in sorted(rollout.members.items())]

@@ -65,7 +65,7 @@ def apply(
     terminal to ask at and no --yes.
     """
     if bundle and len(only) != 1:
-        raise click.UsageError("--bundle needs one --cohort")
+        raise click.UsageError("--bundle needs exactly one --cohort.")
     checked = valid_fleet(folder)
     with readable_errors():
         from ..trust.offline import all_signed_manifests
@@ -76,7 +76,7 @@ def apply(
         built = build_bundles(checked, newest, int(datetime.now(UTC).timestamp()))
     unknown = [name for name in only if name not in built]
     if unknown:
-        raise click.UsageError(f"fleet.yaml has no cohort {unknown[0]}: {', '.join(built)}")
+        raise click.UsageError(f"fleet.yaml has no cohort {unknown[0]}. Its cohorts: {', '.join(built)}.")
     status = client.get("/v1/fleet", FleetAnswer)
     chosen: dict[str, str] = {}
     for cohort in only or built:
@@ -131,7 +131,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
     for line in overview(fleet, rollouts[:_SHOWN]):
         click.echo(line)
     if len(rollouts) > _SHOWN:
-        click.echo(f"and {len(rollouts) - _SHOWN} older: --format json lists them")
+        click.echo(f"and {len(rollouts) - _SHOWN} older: --format json lists them.")
     for problem in fleet.problems:
         click.echo(f"problem: {problem}", err=True)
 
@@ -185,19 +185,21 @@ def _print(rollout: RolloutStatus) -> None:
 
 
 def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, BundleManifest]) -> str:
-    """The bundle to roll out, which is signed."""
+    """Return the signed bundle to roll out."""
     if not bundle:
         if built.id not in signed:
-            raise click.ClickException(f"{cohort}: the folder differs from what is signed; run `causeway-fleet sign`")
+            raise click.ClickException(
+                f"{cohort}: the folder differs from the signed bundle. Run `causeway-fleet sign`."
+            )
         return built.id
     found = [one for one in signed if one.startswith(bundle)]
     if len(found) != 1:
-        raise click.ClickException(f"{cohort}: {len(found)} signed bundles begin with {bundle}")
+        raise click.ClickException(f"{cohort}: {len(found)} signed bundles begin with {bundle}.")
     return found[0]
 
 
 def _nothing_to_do(cohort: str, wanted: str, rollouts: Sequence[RolloutStatus]) -> str:
-    """Return why no rollout is to begin; "" if one is. Raises ClickException: one of another bundle is under way."""
+    """Return why no rollout should begin; "" if it should. Raises ClickException if another bundle's is under way."""
     under_way = next((one for one in rollouts if one.state in OPEN), None)
     if under_way is None:
         return "no change" if wanted == _left_with(rollouts) else ""
@@ -210,7 +212,7 @@ def _nothing_to_do(cohort: str, wanted: str, rollouts: Sequence[RolloutStatus]) 
 
 
 def _left_with(rollouts: Sequence[RolloutStatus]) -> str | None:
-    """Return the bundle that the newest rollout left on its cohort."""
+    """Return the bundle that the cohort has after its newest rollout."""
     newest = next((one for one in rollouts if one.began), None)
     if newest is None:
         return None
@@ -218,7 +220,7 @@ def _left_with(rollouts: Sequence[RolloutStatus]) -> str | None:
 
 
 def _find(client: FleetClient, name: str) -> str:
-    """The id of a rollout; a cohort's name stands for its newest."""
+    """Return the id of a rollout; a cohort's name means its newest rollout."""
     if name.startswith("r-"):
         return name
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=name)
@@ -228,7 +230,7 @@ def _find(client: FleetClient, name: str) -> str:
 def _plan_lines(
     before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, devices: int
 ) -> Iterator[str]:
-    """Yield what would change on how many devices, in which stages, and what to know about them."""
+    """Yield the plan: changes, number of devices, stages, and advice about them."""
     yield f"{after.cohort}: serial {after.serial} on {counted(devices, 'device')}"
     yield from (f"  {change}" for change in manifest_changes(before, after))
     shares = ", ".join(percent(stage.share) for stage in settings.stages)

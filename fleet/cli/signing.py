@@ -1,4 +1,4 @@
-"""`causeway-fleet keys | sign | diff`: what needs the packages of the extra `causeway-router[fleet]`."""
+"""The commands `causeway-fleet keys | sign | diff`, which need the packages of the extra `causeway-router[fleet]`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
     Exit code: 0 made, 1 a key of this name is there, 2 bad arguments.
     """
     if _NAME.fullmatch(name) is None:
-        raise click.BadParameter("a name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
+        raise click.BadParameter("A name has 1 to 64 letters, digits or . _ -", param_hint="NAME")
     secret = passphrase_file.read_bytes().strip() if passphrase_file else None
     if passphrase and secret is None:
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True).encode()
@@ -60,7 +60,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
         from ..trust.keys import new_key
 
         made = new_key(folder, name, secret)
-    click.echo(f"wrote {folder / name}.pem (private) and {folder / name}.pub, key {made.keyid[:12]}")
+    click.echo(f"Wrote {folder / name}.pem (private) and {folder / name}.pub, key {made.keyid[:12]}.")
 
 
 @keys.command("list")
@@ -72,7 +72,7 @@ def list_(folder: Path) -> None:
 
         found = list_keys(folder)
         if not found:
-            click.echo(f"no keys (*.pub) in {folder}", err=True)
+            click.echo(f"No keys (*.pub) in {folder}.", err=True)
         for key in found:
             private = folder / f"{key.name}.pem"
             state = "public" if not key.private else "encrypted" if is_encrypted(private) else "private"
@@ -112,10 +112,10 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
             timestamp = published.timestamp()
             assert timestamp is not None
             until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
-            click.echo(f"timestamp version {version}: devices see the published files, {until}")
+            click.echo(f"Timestamp version {version}: devices see the published files, {until}.")
         for cohort, manifest in signed_manifests(published).items():
             for sha256 in published.missing_blobs(manifest):
-                click.echo(f"note: {cohort} needs the blob {sha256}; upload it to {published.path / 'blobs'}")
+                click.echo(f"Note: {cohort} needs the blob {sha256}. Upload it to {published.path / 'blobs'}.")
 
 
 @click.command()
@@ -142,7 +142,7 @@ def diff(folder: Path) -> None:
             if old is not None and old.policy != bundle.manifest.policy:
                 _print_policy_diff(published.path / "blobs" / old.policy.sha256, bundle)
         for name in sorted(set(signed) - set(built)):
-            click.echo(f"{name}: removed from fleet.yaml; its devices keep what they run")
+            click.echo(f"{name}: removed from fleet.yaml; its devices keep what they run.")
 
 
 def valid_fleet(folder: Path) -> CheckedFleet:
@@ -166,12 +166,12 @@ def _load(path: Path, passphrase: bytes | None) -> CryptoSigner:
 def _refuse_strangers(trust: Trust, published: PublishedFolder, signers: Mapping[Path, CryptoSigner]) -> None:
     """Raise ClickException if a key has no role in `trust.yaml`, and none in the root that is published."""
     root = published.root()
-    known = {*trust.names, *(() if root is None else root.signed.keys)}  # who held a role signs the change of it
+    known = {*trust.names, *(() if root is None else root.signed.keys)}  # earlier holders of a role sign its change
     for path, signer in signers.items():
         if signer.public_key.keyid not in known:
             names = ", ".join(sorted(trust.names.values()))
             raise click.ClickException(
-                f"{path}: nothing was signed: trust.yaml gives this key no role; it names {names}"
+                f"{path}: nothing was signed, because this key has no role in trust.yaml, which names {names}."
             )
 
 
@@ -195,13 +195,15 @@ def _print_policy_diff(old: Path, bundle: BuiltBundle) -> None:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Say what to do about a missing extra, and print our errors and the system's without a traceback."""
+    """Print advice about a missing extra, and our errors and the system's without a traceback."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
-        raise click.ClickException(f"{error.name} is not installed: pip install 'causeway-router[fleet]'") from error
+        raise click.ClickException(
+            f"{error.name} is not installed. Run: pip install 'causeway-router[fleet]'"
+        ) from error
     except (ConfigError, UpdateRefused) as error:
         raise click.ClickException(error.message) from error
     except OSError as error:

@@ -17,11 +17,13 @@ from ..rollout.rollout import Rollout
 from .publisher import Publisher
 
 RECORDS = "records"
-"""Folder of the fleet: records/COHORT/*.jsonl, from `causeway-edge decisions export`."""
+"""The fleet's folder of decision records, records/COHORT/*.jsonl, from `causeway-edge decisions export`."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The result of a check: the problems that reject a bundle, or why nothing is proven ("": it passes)."""
+    """The result of a check: the problems that reject a bundle, or the reason for which it is unproven; "" if it
+    passes.
+    """
 
     problems: tuple[str, ...] = ()
     unproven: str = ""
@@ -31,7 +33,7 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
     """Return the problems of a bundle, for its author.
 
     1. It is signed, and for this cohort.
-    2. Every file is there: devices fetch them from here, or from a copy of this folder.
+    2. All files are present, since devices fetch them from here or from a copy of this folder.
     3. The policy compiles, and every case holds.
     """
     manifest = publisher.manifest(bundle)
@@ -53,8 +55,8 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
 def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
     """Replay the requests of `records/COHORT` under the new bundle's policy.
 
-    1. A request that stayed on the device and would, or may, leave it is a problem.
-    2. Without a request to replay the policy is unproven, unless it is the policy that the devices run already.
+    1. A request that stayed on the device and would leave it, or may, is a problem.
+    2. Without a request to replay the policy is unproven, unless the devices already run it.
 
     Raises:
         OSError: A file cannot be read.

@@ -1,8 +1,8 @@
 """The controller's loop: read, step, write, publish. After a kill at any point it continues with the next tick.
 
-1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
-2. A revocation that the store has lost is made again (see `keep_revocations`).
-3. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
+1. A published plan of a rollout that the store does not know, because it was restored from a backup, is adopted.
+2. A revocation that the store has lost is repeated (see `keep_revocations`).
+3. Each active rollout makes at most one step, in one transaction with its look and its audit row.
 4. The plans of the store are published, unless devices are ahead of the store; expiring metadata is renewed.
 5. Devices are woken for a plan that is new to them.
 """
@@ -44,7 +44,7 @@ from .checks import Check, lint_bundle, replay_bundle
 from .publisher import Plans, Publisher, newest_begun
 from .step import (
     CHECKED,
-    Situation,
+    RolloutObservations,
     Step,
     adopted,
     ahead_count,
@@ -60,20 +60,20 @@ REVOCATIONS_FILE = "revocations.json"
 _RECENT_S = 3600.0  # devices report at least every few minutes
 _RETRY_S = 5.0
 SURVEY_S = 10.0
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 async def keep_revocations(store: Store, folder: Path, now: float) -> None:
-    """Keep revocations over a restored backup: a copy of them lies beside what is published.
+    """Preserve revocations over a restored backup, by a copy beside the published files.
 
-    `published/revocations.json` maps tenant/device to the Unix time of the revocation. What the store has is added to
-    the copy; what only the copy has was lost by the store, and is revoked there again, also if the device is not known
-    there.
+    `published/revocations.json` maps tenant/device to the Unix time of the revocation. Revocations of the store are
+    added to the copy. Revocations only in the copy were lost by the store and are repeated there, even for devices that
+    it does not know.
 
     Lost revocations count from `now` (Unix, s): tokens that were issued after the loss are refused too.
 
     Raises:
-        StoreUnavailable: The database is away.
+        StoreUnavailable: The database is unreachable.
         OSError: The copy cannot be read or written.
     """
     path = folder / PUBLISHED / REVOCATIONS_FILE
@@ -88,36 +88,38 @@ async def keep_revocations(store: Store, folder: Path, now: float) -> None:
                 what = {"device": owner.partition("/")[2], "reason": "the restored database did not know it"}
                 await append_audit(connection, now, ACTOR, "device.revoked_again", what)
             found = (await read_revocations(connection)).devices
-        _log.error("the store did not know %d revocations: restored? They hold again", len(lost))
+        log.error("The store, probably restored from a backup, had lost %d revocations, which hold again.", len(lost))
     if found != kept:
         await to_thread.run_sync(write_atomically, path, msgspec.json.encode(found, order="sorted"))
 
 
 def _read_revocations(path: Path) -> dict[str, float] | None:
-    """Return the copy, None if it is damaged."""
+    """Return the copy; None if it is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
     except FileNotFoundError:
         return {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _log.error("%s is damaged and is written anew from the database: %s", path, error)
+        log.error("%s is damaged and is written again from the database: %s.", path, error)
         return None
 
 
 class Controller:
-    """Drives the rollouts of one fleet. `run` it in every process; one of them works, the others wait.
+    """The driver of a fleet's rollouts. `run` it in every process: one of them works, the others wait.
 
     Attributes:
-        leads: This process holds the lock and drives the rollouts.
-        problems: The reasons for which it does not publish, for operators.
-        ahead: Devices by cohort that are ahead of the store: nothing is published until an operator decides.
+        leads: Whether this process holds the lock and drives the rollouts.
+        problems: The reasons for which plans are not published, for operators.
+        ahead: The number of devices by cohort that are ahead of the store. Nothing is published until an operator
+            decides.
 
     Args:
         folder: The fleet's folder, with `fleet.yaml`.
-        published: Called after a plan was published; wakes the devices whose polls wait in this process.
-        clock: Unix seconds.
-        interval_s: Between ticks; `notify` begins one at once.
-        survey_s: Between looks at what devices follow, at reverts, pins and holds.
+        published: A function that is called after a publication, and wakes the devices whose polls wait in this
+            process.
+        clock: The clock, in unix seconds.
+        interval_s: Time between ticks; `notify` starts one at once.
+        survey_s: Time between surveys of the plans that devices follow, of reverts, pins and holds.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Controller:
         self.ahead: Mapping[str, int] = {}
 
     def notify(self) -> None:
-        """Begin a tick at once: an operator has decided something."""
+        """Begin a tick at once, after a decision of an operator."""
         self._surveyed_at = float("-inf")
         self._news.set()
 
@@ -156,7 +158,7 @@ class Controller:
         while True:
             try:
                 async with self._store.leadership() as still:
-                    if still is None:  # another process leads: what kept this one from it is no problem any more
+                    if still is None:  # another process leads, so earlier problems of this one are over
                         self._report(())
                     else:
                         await self._work(still)
@@ -180,10 +182,10 @@ class Controller:
                 await self._news.wait()
 
     async def tick(self) -> bool:
-        """Make every step that is due; return whether anything changed, so that another step may be due.
+        """Make every step that is due. Returns whether anything changed, so that another step may be due.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database is unreachable.
         """
         now = self._clock()
         surveys = now >= self._surveyed_at + self._survey_s or now < self._surveyed_at
@@ -207,8 +209,8 @@ class Controller:
             raise
         except (CausewayError, OSError) as error:
             self._report((getattr(error, "message", str(error)),))
-        except Exception as error:  # a fault of ours is no reason to stop serving the devices
-            _log.exception("a tick of the controller failed")
+        except Exception as error:  # a fault of ours must not stop the service for devices
+            log.exception("A tick of the controller failed.")
             self._report((f"the controller failed and tries again: {type(error).__name__}",))
         return False
 
@@ -230,7 +232,11 @@ class Controller:
                 rollout = adopted(plan, rollout_settings(self._plans.rollout_doc(plan.cohort)), now)
                 await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
                 await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
-                _log.error("%s: the store did not know the published rollout %s: restored?", plan.cohort, rollout.id)
+                log.error(
+                    "%s: the store, probably restored from a backup, had lost the published rollout %s.",
+                    plan.cohort,
+                    rollout.id,
+                )
         return True
 
     async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
@@ -253,7 +259,7 @@ class Controller:
     # --- (3) ---------------------------------------------------------------------------------------------------------
 
     async def _advance(self, record: RolloutRecord, published: RolloutPlan | None, now: float, surveys: bool) -> bool:
-        """Make one step of a rollout; return whether one was due."""
+        """Make one step of a rollout. Returns whether one was due."""
         rollout = record.rollout
         if rollout.state in CHECKED:
             check = await self._check(record)
@@ -261,7 +267,7 @@ class Controller:
         elif rollout.state is S.REVERTING and rollout.has_begun and not surveys:
             return False
         else:
-            situation = await self._situation(rollout) if needs_devices(rollout, now) else Situation()
+            situation = await self._situation(rollout) if needs_devices(rollout, now) else RolloutObservations()
             done = await to_thread.run_sync(step, rollout, situation, published, now)
         if done.rollout == rollout:
             return False
@@ -278,11 +284,11 @@ class Controller:
         check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout)
         return msgspec.structs.replace(check, unproven="") if record.without_replay else check
 
-    async def _situation(self, rollout: Rollout) -> Situation:
+    async def _situation(self, rollout: Rollout) -> RolloutObservations:
         async with self._store.read() as connection:
             devices = await cohort_devices(connection, rollout.cohort)
             counts = await since_mark(connection, rollout.id, rollout.cohort)
-        return Situation(tuple(devices), counts, maintenance_windows(self._plans.rollout_doc(rollout.cohort)))
+        return RolloutObservations(tuple(devices), counts, maintenance_windows(self._plans.rollout_doc(rollout.cohort)))
 
     async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
         before, after = record.rollout, done.rollout
@@ -298,9 +304,9 @@ class Controller:
                 if (before.state, before.stage, before.share) != (after.state, after.stage, after.share):
                     await append_audit(connection, now, ACTOR, f"rollout.{after.state.value}", _summary(after))
                     why = f": {after.reason}" if after.reason else ""
-                    _log.info("%s: rollout %s: %s%s", after.cohort, after.id, after.state.value, why)
+                    log.info("%s: rollout %s: %s%s.", after.cohort, after.id, after.state.value, why)
         except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
-            _log.info("rollout %s was changed meanwhile", after.id)
+            log.info("Rollout %s was changed meanwhile.", after.id)
 
     # --- (4) and (5) -------------------------------------------------------------------------------------------------
 
@@ -320,7 +326,7 @@ class Controller:
         problems = (*problems, *self._unreadable)
         if problems != self.problems:
             for problem in problems:
-                _log.error("%s", problem)
+                log.error("%s", problem)
         self.problems = problems
 
 

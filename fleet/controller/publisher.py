@@ -1,4 +1,6 @@
-"""From the store's rollouts to the published plans, signed with the keys of the online roles, and to the devices."""
+"""Publication of the store's rollouts as plans, signed with the keys of the online roles, and their delivery to
+devices.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,12 @@ REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
 
 class Publisher:
-    """The published folder of one fleet, and the keys to change it. One process writes at a time.
-
-    Everything here reads or writes files: call it in a thread.
+    """The published folder of a fleet, and the keys to change it. One process writes at a time. All methods access
+    files: call them in a thread.
     """
 
     def __init__(self, fleet: Path, keys: Path) -> None:
-        """`fleet`: the folder with `trust.yaml`; `keys`: the folder with the private keys of the online roles."""
+        """Create the publisher. `fleet`: the folder with `trust.yaml`; `keys`: the private keys of the online roles."""
         self._fleet = fleet
         self._keys = keys
         self._folder = PublishedFolder(fleet)
@@ -49,11 +50,11 @@ class Publisher:
         self._signers(self._trust())
 
     def published(self) -> dict[str, RolloutPlan]:
-        """Return the newest signed plan of each cohort, published or about to be after an interruption."""
+        """Return the newest signed plan of each cohort, even if its publication was interrupted."""
         return published_plans(self._folder)
 
     def manifest(self, bundle: str) -> BundleManifest | None:
-        """Return the manifest of a signed bundle; None: it is not signed."""
+        """Return the manifest of a signed bundle; None if the bundle is not signed."""
         metadata = self._folder.targets("targets")
         target = None if metadata is None else metadata.signed.targets.get(f"bundles/{bundle}.json")
         return None if target is None else msgspec.json.decode(self._folder.read_target(target), type=BundleManifest)
@@ -61,20 +62,20 @@ class Publisher:
     def blob(self, sha256: str) -> Path:
         return self._folder.blob(sha256)
 
-    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> tuple[str, ...]:
+    def publish(self, plans: Mapping[str, RolloutPlan], now: float, min_version: int = 0) -> tuple[str, ...]:
         """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A device that is pinned to a bundle which is no longer signed is held instead: it keeps what it runs.
-        3. A plan of which another bundle is not signed is not published; other cohorts are.
+        2. A device that is pinned to a bundle that is no longer signed is held instead: it keeps what it runs.
+        3. A plan with another unsigned bundle is not published; the plans of other cohorts are.
 
         Args:
             plans: The plan of each cohort that has a rollout.
             now: Unix seconds.
-            least_version: See `publish_online`.
+            min_version: See `publish_online`.
 
         Returns:
-            Why a cohort's plan was left as it is, for operators.
+            The reasons for which a cohort's plan was not changed, for operators.
         """
         trust, current, signed = self._trust(), self.published(), signed_bundles(self._folder)
         problems = []
@@ -91,7 +92,7 @@ class Publisher:
         if not changed and not renewal_due(trust, self._folder, at):
             return tuple(problems)
         signers = self._signers(trust)
-        publish_online(trust, self._folder, signers, at, wanted if changed else None, least_version)
+        publish_online(trust, self._folder, signers, at, wanted if changed else None, min_version)
         return tuple(problems)
 
     def _trust(self) -> Trust:
@@ -106,7 +107,7 @@ class Publisher:
             names = [trust.names[key.keyid] for key in trust.roles[role].keys]
             found = [self._keys / f"{name}.pem" for name in names if (self._keys / f"{name}.pem").is_file()]
             if not found:
-                raise ConfigError(f"the role {role} needs one of {', '.join(names)} (.pem)", where=str(self._keys))
+                raise ConfigError(f"The role {role} needs one of {', '.join(names)} (.pem).", where=str(self._keys))
             signers[found[0].name] = load_signer(found[0], None)
         return tuple(signers.values())
 
@@ -120,7 +121,8 @@ def _without_lost_pins(plan: RolloutPlan, signed: frozenset[str]) -> RolloutPlan
 
 
 class Plans:
-    """Publishes each cohort's plan and tells its devices. Idempotent: only differences are written.
+    """The publication of each cohort's plan and the notification of its devices. Idempotent: only differences are
+    written.
 
     Args:
         folder: The fleet's folder, with `fleet.yaml`.
@@ -137,17 +139,17 @@ class Plans:
         self._fleet: FleetDoc | None = None
 
     async def publish(self, newest: Sequence[RolloutRecord], now: float) -> tuple[str, ...]:
-        """Publish the plans of these rollouts, renew what expires, and tell the devices.
+        """Publish the plans of these rollouts, renew expiring metadata, and notify the devices.
 
         Args:
-            newest: The newest rollout of each cohort that has begun one.
+            newest: The newest begun rollout of each cohort.
             now: Unix seconds.
 
         Returns:
             The reasons for which a plan was not published.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database is unreachable.
             CausewayError: Keys or signatures are missing.
             OSError: A file cannot be read or written.
         """
@@ -200,7 +202,7 @@ class Plans:
 
 
 def newest_begun(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    """Return the newest of each cohort that has begun: its plan is the cohort's. `records` are newest first."""
+    """Return the newest begun rollout of each cohort, whose plan is the cohort's. `records`: the newest first."""
     found: dict[str, RolloutRecord] = {}
     for record in records:
         if record.rollout.has_begun:

@@ -1,6 +1,6 @@
-"""One step of one rollout, as a pure function from the rollout and the observations to the next state.
+"""A step of a rollout, as a pure function from the rollout and the observations to the next state.
 
-The observations are the devices of a cohort as the controller sees them, divided into canary and control.
+The observations are the reports of a cohort's devices, divided into canary and control.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CHECKED = (S.LINT, S.REPLAY)
 UNPUBLISHED = (S.DRAFT, *CHECKED)
 
 
-class Situation(msgspec.Struct, frozen=True):
-    """The observations that a step of one rollout decides by.
+class RolloutObservations(msgspec.Struct, frozen=True):
+    """The observations for a step of a rollout.
 
     Attributes:
         devices: All devices of the cohort.
-        counts: Requests since the look before.
+        counts: Requests since the previous look.
         windows: The cohort's maintenance windows.
     """
 
@@ -44,21 +44,19 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 def least_share(salt: str, devices: Iterable[Device], since: float) -> int:
-    """Return the smallest share that holds a device which takes part and has reported since `since`."""
+    """Return the smallest share with a participating device that has reported since `since`."""
     return stage_share(
         0, (position(salt, device.id) for device in devices if not device.left_out and device.last_seen >= since)
     )
 
 
-def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
-    """Return canary and control.
+def observe(rollout: Rollout, situation: RolloutObservations, now: float) -> tuple[Observations, Observations]:
+    """Return the observations of canary and control. Devices that were reachable at the stage's start take part.
 
-    Devices take part that were reachable when the stage began.
-
-    1. A member that runs the bundle, or went silent, is in the canary. Its requests under the bundle count if it ran it
-       since the look before; a device that has just changed has been watched for a shorter time than the control.
-    2. A member that rolled it back counts as such.
-    3. Another member is pending, unless no maintenance window is open there.
+    1. A member that runs the bundle, or went silent, is in the canary. Its requests under the bundle count if it has
+       run it since the previous look; a device that has just changed was observed for a shorter time than the control.
+    2. A member that rolled the bundle back counts as rolled back.
+    3. Any other member is pending, if its maintenance window is open.
     4. A device outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
     """
     silence_s = rollout.settings.silence_s
@@ -90,9 +88,8 @@ def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observa
 
 
 def still_to_revert(rollout: Rollout, devices: Iterable[Device], now: float) -> int:
-    """Return how many devices that can be reached run the bundle of an aborted rollout.
-
-    Without a bundle before it there is nothing to return to: 0.
+    """Return the number of reachable devices that run the bundle of an aborted rollout; 0 if there is no earlier bundle
+    to return to.
     """
     if rollout.from_bundle is None:
         return 0
@@ -105,15 +102,15 @@ def still_to_revert(rollout: Rollout, devices: Iterable[Device], now: float) -> 
 
 
 def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
-    """Return how many devices of a cohort know more than the store does, as after a restored backup.
+    """Return the number of devices of a cohort that know more than the store, as after a restored backup.
 
     1. They follow a plan of a rollout that the store does not know.
     2. They refuse the published metadata as older than what they verified before.
-    3. A single device cannot stop a fleet: fewer than two of them, or than a twentieth of the devices, are not counted.
+    3. A single device cannot stop a fleet: the number must be at least two and at least a twentieth of the devices.
 
     Args:
-        reports: Of one cohort.
-        known: Ids of rollouts that the store has; ids and `METADATA_ROLLBACK` that an operator has acknowledged.
+        reports: The reported plans of a cohort.
+        known: Ids of the store's rollouts, and ids and `METADATA_ROLLBACK` that an operator has acknowledged.
     """
     reports = list(reports)
     total = sum(report.devices for report in reports)
@@ -135,7 +132,7 @@ def _window_is_open(device: Device, windows: Sequence[MaintenanceWindow], now: f
 
 
 def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
-    """Counters by device, under this bundle and under all others."""
+    """Return the counters by device, under this bundle and under all others."""
     own: dict[str, NDArray[np.int64]] = {}
     others: dict[str, NDArray[np.int64]] = {}
     for (device, under), values in counts.items():
@@ -170,13 +167,13 @@ def _observations(
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The rollout after a step; `verdict`: that of the look, if one was made."""
+    """The rollout after a step. `verdict`: the verdict of the look, if there was one."""
 
     rollout: Rollout
     verdict: Verdict | None = None
 
 
-def checked(rollout: Rollout, check: Check, devices: Situation, now: float) -> Rollout:
+def checked(rollout: Rollout, check: Check, devices: RolloutObservations, now: float) -> Rollout:
     """Return the rollout after LINT or REPLAY: in the next state, rejected with the first problems, or paused."""
     problems = check.problems
     if problems:
@@ -193,19 +190,19 @@ def needs_devices(rollout: Rollout, now: float) -> bool:
     return look_due(rollout, now) or (rollout.state is S.REVERTING and rollout.has_begun)
 
 
-def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, now: float) -> Step:
+def step(rollout: Rollout, situation: RolloutObservations, published: RolloutPlan | None, now: float) -> Step:
     """Return the rollout after its next step.
 
     1. Its published plan is ahead of the store, so the store was restored from a backup: see `caught_up`.
-    2. A look is due: the verdict.
+    2. A look is due: the rollout follows its verdict.
     3. The stage's or the soak's time is over: PAUSED.
-    4. ABORTED and published so, or never published: REVERTING.
-    5. REVERTING, and no device that can be reached runs the bundle: REVERTED.
+    4. ABORTED, and published as aborted or never published: REVERTING.
+    5. REVERTING, and no reachable device runs the bundle: REVERTED.
     6. Otherwise unchanged.
 
     Args:
         rollout: The rollout in the store.
-        situation: Needed if `needs_devices`.
+        situation: The observations, which are needed if `needs_devices`.
         published: The cohort's published plan.
         now: Unix seconds.
     """
@@ -228,11 +225,11 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
 def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Rollout:
     """Return the rollout in the state that its published plan shows.
 
-    The store is always ahead of what is published, because a decision is stored before its effect. If it is not, it was
-    restored from a backup.
+    The store is always ahead of the published plans, because a decision is stored before its effect. If it is not, it
+    was restored from a backup.
 
-    1. Published with a share of 0 while the store says it runs: it had been aborted.
-    2. Published with a larger share: the share is taken over, at the stage that it fits, and the rollout is paused.
+    1. Published with a share of 0, but running in the store: the rollout had been aborted.
+    2. Published with a larger share: the share is adopted, with the stage that fits it, and the rollout is paused.
     """
     if published is None or published.rollout != rollout.id or rollout.state not in (*UNPUBLISHED, *RUNNING, S.DONE):
         return rollout
@@ -258,14 +255,14 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
 
 
 def paused_behind(rollout: Rollout, devices: int, now: float) -> Rollout:
-    """Return the rollout paused because devices know more than the store; unchanged if it does not run."""
+    """Return the rollout, paused if it runs, because devices know more than the store."""
     if rollout.state not in (S.STAGE, S.SOAK):
         return rollout
     return apply(rollout, E.PAUSE, now, reason=f"{devices} devices are ahead of the control plane: was it restored?")
 
 
 def adopted(plan: RolloutPlan, settings: RolloutSettings, now: float) -> Rollout:
-    """Return the rollout of a published plan that the store does not know: it was restored from an older backup."""
+    """Return the rollout of a published plan that the store lost, because it was restored from an older backup."""
     known = Rollout(plan.rollout, plan.cohort, plan.to_bundle, plan.from_bundle, plan.salt, settings, began=now)
     return caught_up(apply(known, E.SUBMIT, now), plan, now)
 

@@ -1,1 +1,1 @@
-"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that undoes itself."""
+"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that reverts itself."""

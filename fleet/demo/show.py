@@ -1,4 +1,4 @@
-"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that undoes itself."""
+"""`make demo-fleet`: a control plane and real devices; a good rollout, and a bad one that reverts itself."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _LONG = (
     "set an alarm for seven tomorrow morning and another one for half past eight on saturday",
     "remind me to call the dentist on monday at ten and to buy milk on the way home from work",
 )
-_REQUESTS_PER_S = 0.7  # of the application on one device
+_REQUESTS_PER_S = 0.7  # requests of the application on each device
 _LONG_SHARE = 0.3
 _POLL_S = 1.0
 _STARTING = 4  # devices that start at once
 _DEVICES_OF_A_SITE = 4
 _ROLLOUT_S = 900.0
-_LATE_S = 60.0  # a rollout does not wait for a device that was silent; it follows later
+_LATE_S = 60.0  # a rollout does not wait for silent devices, which follow later
 _ENDED = ("done", "reverted", "draft")
 ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
-"""How the rollout of each policy ends."""
-# Devices on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
+"""The final state of the rollout of each policy."""
+# Trials take seconds instead of ten minutes, and telemetry is as frequent, to fit the short stages of the demo.
 _DEVICE = {
     "server.port": 0,
     "server.socket": "",
@@ -57,15 +57,15 @@ _DEVICE = {
 
 
 class ProgramFailed(Exception):
-    """A program ended, or did not become ready; the message holds the end of its log."""
+    """The program ended, or did not become ready. The message contains the end of its log."""
 
 
 class Program:
-    """A program as its users start it, with a log file of its own, which prints a line that begins with `ready `."""
+    """A program, started as by its users, with its own log file. It prints a line that begins with `ready `."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
-        self._log = log
+        self.log = log
         self._output = log.with_suffix(".out")
         with log.open("wb") as file, self._output.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=file)
@@ -78,7 +78,7 @@ class Program:
         """Return the fields of the ready line.
 
         Raises:
-            ProgramFailed: It ended before, or took too long.
+            ProgramFailed: The program ended, or took too long.
         """
         ends = time.monotonic() + READY_S
         while time.monotonic() < ends:
@@ -103,7 +103,7 @@ class Program:
             self._process.wait()
 
     def _failed(self, what: str) -> ProgramFailed:
-        log = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
+        log = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
         return ProgramFailed("\n".join([f"{self.name}: {what}; the end of {self._log}:", *log]))
 
 
@@ -111,7 +111,7 @@ def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, 
     """Run a command to its end and return its standard output.
 
     Raises:
-        ProgramFailed: It ended with another status than 0; the message holds its output.
+        ProgramFailed: The command ended with another status than 0; the message contains its output.
     """
     done = subprocess.run(
         list(arguments),
@@ -172,7 +172,7 @@ cases:
 POLICIES = {
     "first": "  - {name: on-device, use: [small]}",
     "second": "  - {name: on-device, use: [small]}\ncache:\n  - {when: request.temperature == 0.0, exact: {ttl: 5s}}",
-    # It passes lint and its cases, but these devices have no cloud: every longer prompt fails.
+    # The policy passes lint and its cases, but these devices have no cloud, so every longer prompt fails.
     "bad": "  - {name: long, when: request.prompt_tokens > 16, use: [large]}\n  - {name: on-device, use: [small]}",
 }
 """Routes by the policy's name, in the order in which the demo rolls them out; the last policy is bad."""
@@ -221,12 +221,12 @@ class Show:
     """The demo.
 
     Args:
-        folder: The demo's folder; it is deleted and made anew.
+        folder: The demo's folder, which is deleted and created again.
         devices: The number of daemons.
-        listen: host:port of the control plane.
+        listen: Host:port of the control plane.
         pace: The cohort's rollout keys.
         device: Settings of the daemons, over those of the demo.
-        requests_per_s: Of each device.
+        requests_per_s: Requests per second on each device.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Show:
         """Run the demo.
 
         Args:
-            once: End after the rollouts; otherwise everything goes on until it is cancelled.
+            once: Whether to end after the rollouts instead of running until cancelled.
             rollouts: The state in which the rollout of each policy ends, in this order.
 
         Raises:
@@ -384,7 +384,7 @@ class Show:
         return found
 
     async def _reached(self, bundle: str, within_s: float) -> int:
-        """Return how many devices ran a bundle; wait for the others so long."""
+        """Return the number of devices that ran a bundle, after waiting for the others."""
         ends = time.monotonic() + within_s
         while True:
             devices = (await self._get("/v1/devices?limit=1000"))["devices"]
@@ -401,7 +401,7 @@ class Show:
         return answer.json()
 
     async def _command(self, *arguments: str) -> str:
-        """Run a command of an operator's and return what it printed."""
+        """Run an operator's command and return its output."""
         connection = {"CAUSEWAY_FLEET_URL": str(self._http.base_url), "CAUSEWAY_FLEET_TOKEN": self._token}
         return await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *arguments, environ=connection)
 
@@ -446,7 +446,7 @@ async def _use_device(url: str, seed: int, answers: Counter[int], requests_per_s
 def main(devices: int, folder: Path, listen: str, once: bool) -> None:
     """Start a control plane and devices on this machine, roll out a good policy and then a bad one.
 
-    Exit code: 0 the good policy reached every device and the bad one undid itself, 1 otherwise.
+    Exit code: 0 the good policy reached every device and the bad one was reverted, 1 otherwise.
     """
     show = Show(folder.absolute(), devices, listen)
     try:

@@ -18,10 +18,8 @@ Reason = Annotated[str, Meta(max_length=500)]
 
 
 class NewRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rollout to begin. Both permissions need the role approver.
-
-    `allow_leaving`: requests may leave the device that stayed on it in the records. `without_replay`: there may be no
-    records to replay.
+    """The request to begin a rollout. Both permissions need the role approver. `allow_leaving`: requests that stayed on
+    the device in the records may leave it. `without_replay`: the rollout may begin without records to replay.
     """
 
     cohort: Name
@@ -40,7 +38,9 @@ class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewJoinToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`cohort` "": the one that matches the device's labels. The labels win over what a device says of itself."""
+    """The request for a join token. `cohort`: "" for the cohort that matches the device's labels. The token's labels
+    override the device's own.
+    """
 
     cohort: Annotated[str, Meta(max_length=64)] = ""
     uses: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -57,10 +57,9 @@ class SignInRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CohortAnswer(msgspec.Struct, frozen=True):
-    """Devices of one cohort.
-
-    `recently_seen`: devices of the last 15 minutes. `running`: bundle, "" for the factory's files → devices. `ahead`:
-    devices that have newer metadata than the control plane, as after a restored backup.
+    """The devices of a cohort, counted. `recently_seen`: devices seen in the last 15 minutes. `running`: number by
+    bundle, "" for the factory's files. `ahead`: devices with newer metadata than the control plane, as after a restored
+    backup.
     """
 
     name: str
@@ -72,7 +71,7 @@ class CohortAnswer(msgspec.Struct, frozen=True):
 
 
 class FleetAnswer(msgspec.Struct, frozen=True):
-    """`problems`: the reasons for which the controller does not publish."""
+    """The whole fleet. `problems`: the reasons for which the controller does not publish."""
 
     name: str
     cohorts: tuple[CohortAnswer, ...]
@@ -80,9 +79,8 @@ class FleetAnswer(msgspec.Struct, frozen=True):
 
 
 class MetricAnswer(msgspec.Struct, frozen=True):
-    """Shares of requests or devices; null where nothing was compared. `low`, `high`: of the canary minus the control.
-
-    `margin`: the largest worsening that the rollout accepts; null where there is none.
+    """A metric as shares of requests or devices; null if nothing was compared. `low`, `high`: interval of the canary
+    minus the control. `margin`: the largest worsening that the rollout accepts; null if there is none.
     """
 
     name: str
@@ -111,7 +109,7 @@ class RolloutEventAnswer(msgspec.Struct, frozen=True):
 
 
 class RolloutStatus(msgspec.Struct, frozen=True):
-    """`stage`: index into `stages`; their number is the soak."""
+    """The state of a rollout. `stage`: index into `stages`; the number of stages means the soak."""
 
     id: str
     cohort: str
@@ -129,13 +127,13 @@ class RolloutStatus(msgspec.Struct, frozen=True):
 
 
 class RolloutAnswer(RolloutStatus, frozen=True):
-    """`looks`: how many at this stage."""
+    """A rollout. `looks`: the number of looks at this stage."""
 
     looks: int
 
 
 class RolloutDetail(RolloutStatus, frozen=True):
-    """As `RolloutAnswer`, with all looks, the members by their state, and what happened."""
+    """The fields of `RolloutAnswer`, with all looks, the members by state, and the history."""
 
     looks: tuple[LookAnswer, ...]
     members: dict[str, int]
@@ -169,14 +167,14 @@ class DeviceAnswer(msgspec.Struct, frozen=True):
 
 
 class DevicePage(msgspec.Struct, frozen=True):
-    """`next`: the value of `after` for the next page; null: this is the last."""
+    """A page of devices. `next`: the value of `after` for the next page; null on the last page."""
 
     devices: tuple[DeviceAnswer, ...]
     next: str | None
 
 
 class JoinTokenAnswer(msgspec.Struct, frozen=True):
-    """`token` is shown once."""
+    """A new join token. `token` is shown only once."""
 
     token: str
     expires: float

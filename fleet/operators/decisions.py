@@ -43,7 +43,7 @@ _Acknowledged = frozenset[str]
 
 
 class WrongState(CausewayError, status=409, type="invalid_request_error", code="wrong_state"):
-    """The rollout, or the cohort's rollout, is in a state that does not allow this."""
+    """The state of the rollout, or of the cohort's rollout, does not allow the action."""
 
 
 class BundleUnknown(NotFound, code="bundle_unknown"):
@@ -60,36 +60,35 @@ async def begin_rollout(
     """Store a new rollout, submitted to its checks.
 
     1. The bundle is signed, and for this cohort.
-    2. The cohort has no other rollout under way; a revert may still go on.
-    3. The rollout starts from the bundle that the newest rollout left on the devices.
-
-    `folder` is the fleet's, with `fleet.yaml`; `now` is in Unix seconds. The operator is the rollout's author.
+    2. The cohort has no other rollout under way; a revert may still be running.
+    3. The rollout starts from the bundle that the devices have after the newest rollout. `folder`: the fleet's folder,
+       with `fleet.yaml`; `now`: Unix seconds. The operator becomes the rollout's author.
 
     Raises:
-        BundleUnknown: (1)
+        BundleUnknown: The bundle is not signed (1).
         InvalidRequest: The bundle is another cohort's.
         NotFound: `fleet.yaml` has no such cohort.
-        WrongState: (2), or the devices run the bundle already.
+        WrongState: Another rollout is under way (2), or the devices already run the bundle.
         PermissionDenied: `allow_leaving` and `without_replay` need an approver.
     """
     if (request.allow_leaving or request.without_replay) and not operator.may("approver"):
         key = "allow_leaving" if request.allow_leaving else "without_replay"
-        raise PermissionDenied(f"{key} needs the role approver")
+        raise PermissionDenied(f"`{key}` needs the role approver.")
     manifest = await to_thread.run_sync(publisher.manifest, request.to_bundle)
     if manifest is None:  # (1)
         advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
-        raise BundleUnknown(f"bundle {request.to_bundle} is not signed here: {advice}", param="to_bundle")
+        raise BundleUnknown(f"Bundle {request.to_bundle} is not signed here: {advice}.", param="to_bundle")
     if manifest.cohort != request.cohort:
-        raise InvalidRequest(f"bundle {request.to_bundle} is for the cohort {manifest.cohort}", param="cohort")
+        raise InvalidRequest(f"Bundle {request.to_bundle} is for the cohort {manifest.cohort}.", param="cohort")
     settings = await to_thread.run_sync(_settings, folder, request.cohort)
     async with store.write() as connection:
         before = await list_rollouts(connection, request.cohort)
         busy = next((one.rollout for one in before if one.rollout.state in OPEN), None)
         if busy is not None:  # (2)
-            raise WrongState(f"the rollout {busy.id} of {request.cohort} is in state {busy.state}: abort it, or wait")
+            raise WrongState(f"The rollout {busy.id} of {request.cohort} is in state {busy.state}: abort it, or wait.")
         from_bundle = _left_with(before)  # (3)
         if from_bundle == request.to_bundle:
-            raise WrongState(f"the devices of {request.cohort} have the bundle {request.to_bundle} already")
+            raise WrongState(f"The devices of {request.cohort} already have the bundle {request.to_bundle}.")
         name = f"r-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         made = Rollout(name, request.cohort, request.to_bundle, from_bundle, secrets.token_urlsafe(12), settings)
         record = RolloutRecord(
@@ -111,13 +110,12 @@ async def begin_rollout(
 async def decide(
     store: Store, rollout: str, event: RolloutEvent, reason: str, operator: Operator, now: float
 ) -> RolloutRecord:
-    """Pause, resume, accept or abort the rollout of an id. Acknowledge the reports that are ahead of the store.
-
-    The audit log gets the operator, the `reason`, and `now` (Unix, s).
+    """Pause, resume, accept or abort a rollout, and acknowledge reports that are ahead of the store. The audit log
+    records the operator, the `reason`, and `now` (Unix, s).
 
     Raises:
-        NotFound: There is no such rollout.
-        WrongState: Its state does not take the event; the message names those that do.
+        NotFound: The rollout does not exist.
+        WrongState: The rollout's state does not allow the event; the message names the allowed ones.
         RolloutChanged: The controller kept changing it; try again.
     """
     for attempt in range(_TRIES):
@@ -135,13 +133,13 @@ async def _decide(
 ) -> RolloutRecord:
     record = await read_rollout(connection, name)
     if record is None:
-        raise NotFound(f"there is no rollout {name}")
+        raise NotFound(f"Rollout {name} not found.")
     before = record.rollout
     newer = next(
         (one.rollout for one in await list_rollouts(connection, before.cohort) if one.rollout.has_begun), before
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
-        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the devices should run")
+        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the devices should run.")
     devices = await cohort_devices(connection, before.cohort)
     least = least_share(before.salt, devices, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
@@ -149,7 +147,9 @@ async def _decide(
         after = apply(before, event, now, reason=text, least_share=least)
     except IllegalTransition as error:
         allowed = ", ".join(one.value for one in DECISIONS if one in LIFE[before.state]) or "no decision any more"
-        raise WrongState(f"{name} is in state {before.state}, which takes no {event}; it takes: {allowed}") from error
+        raise WrongState(
+            f"{name} is in state {before.state}, which does not allow {event}. Allowed: {allowed}."
+        ) from error
     known = record.acknowledged | await _unknown_to_us(connection, before.cohort, now)
     changed = msgspec.structs.replace(record, rollout=after, updated=now, acknowledged=known)
     await change_rollout(connection, changed)
@@ -166,7 +166,7 @@ async def _unknown_to_us(connection: AsyncConnection, cohort: str, now: float) -
 
 
 def _left_with(records: Sequence[RolloutRecord]) -> str | None:
-    """The bundle that the newest rollout left the cohort with; `records` are newest first."""
+    """Return the bundle that the cohort has after its newest rollout. `records`: the newest first."""
     for record in records:
         if record.rollout.has_begun:
             return record.rollout.to_bundle if record.rollout.state is S.DONE else record.rollout.from_bundle
@@ -174,13 +174,13 @@ def _left_with(records: Sequence[RolloutRecord]) -> str | None:
 
 
 def _settings(folder: Path, cohort: str) -> RolloutSettings:
-    """Return the settings in `fleet.yaml`, read anew: a changed pace needs no restart of the server."""
+    """Read the settings in `fleet.yaml` again, so that a changed pace does not need a restart of the server."""
     text = (folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
     fleet, _, problems = read_struct(text, FLEET_FILE, FleetDoc)
     if fleet is None:
         raise FleetInvalid(f"{problems[0].location}: {problems[0].message}")
     if cohort not in fleet.cohorts:
-        raise NotFound(f"{FLEET_FILE} has no cohort {cohort}; it has {', '.join(fleet.cohorts)}", param="cohort")
+        raise NotFound(f"{FLEET_FILE} has no cohort {cohort}. Its cohorts: {', '.join(fleet.cohorts)}.", param="cohort")
     try:
         return rollout_settings(fleet.cohorts[cohort].rollout)
     except ValueError as error:

@@ -30,7 +30,7 @@ _LEEWAY_S = 60
 
 
 class SignInFailed(AuthenticationFailed, code="sign_in_failed"):
-    """The issuer did not vouch for the operator, or does not answer."""
+    """The issuer did not confirm the operator's identity, or does not answer."""
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
@@ -53,10 +53,12 @@ class _Tokens(msgspec.Struct, frozen=True):
 
 
 class OidcClient:
-    """One issuer. Its documents are read anew for each sign-in, which is rare: keys may rotate at any time."""
+    """A client of an issuer. It reads the issuer's documents again for each sign-in, because keys may rotate at any
+    time.
+    """
 
     def __init__(self, folder: Path, doc: OperatorsDoc, oidc: OidcDoc, clock: Callable[[], float]) -> None:
-        """`folder`: of `operators.yaml`; `clock`: unix seconds."""
+        """Create the client. `folder`: the folder of `operators.yaml`; `clock`: unix seconds."""
         self._folder = folder
         self._doc = doc
         self._oidc = oidc
@@ -86,14 +88,14 @@ class OidcClient:
         return f"{discovery.authorization_endpoint}{mark}{urlencode(query)}", pending
 
     async def finish(self, code: str, state: str, pending: PendingSignIn) -> Operator:
-        """Return the operator that the issuer vouches for.
+        """Return the operator whose identity the issuer confirms.
 
         Raises:
             SignInFailed: Another browser began this sign-in, or the issuer's answer is not valid.
             PermissionDenied: The issuer knows the person, but none of the groups has a role.
         """
         if not code or not secrets.compare_digest(state.encode(), pending.state.encode()):
-            raise SignInFailed("this sign-in was not begun in this browser, or the issuer refused: begin again")
+            raise SignInFailed("The sign-in was not begun in this browser, or the issuer refused. Begin again.")
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -122,7 +124,7 @@ class OidcClient:
             token = jwt.decode(id_token, KeySet.import_key_set(keys), algorithms=_ALGORITHMS)  # type: ignore[arg-type]
             jwt.JWTClaimsRegistry(now=int(self._clock()), leeway=_LEEWAY_S, **required).validate(token.claims)  # type: ignore[arg-type]
         except (JoseError, ValueError, KeyError) as error:
-            raise SignInFailed(f"the issuer's id token is not valid: {error}") from error
+            raise SignInFailed(f"The issuer's id token is not valid: {error}.") from error
         return token.claims
 
     def _operator(self, claims: dict[str, Any]) -> Operator:
@@ -131,18 +133,18 @@ class OidcClient:
         name = self._name(claims)
         role = role_of(self._doc, values)
         if role is None:
-            raise PermissionDenied(f"{name} is in no group that has a role here: see `roles` of operators.yaml")
+            raise PermissionDenied(f"{name} is not in a group with a role here: see `roles` of operators.yaml.")
         return Operator(name, role)
 
     def _name(self, claims: dict[str, Any]) -> str:
-        """Return the name for the audit log, which no other operator can have.
+        """Return the operator's unique name for the audit log.
 
-        1. `email`, if the issuer has verified it: anybody can enter another's address.
-        2. Another claim that `name_claim` names: the issuer vouches for it.
-        3. `sub`, which the issuer gives to one person alone, with the issuer behind it.
+        1. `email`, if the issuer has verified it, since an unverified address may belong to another person.
+        2. Another claim named by `name_claim`, which the issuer must guarantee.
+        3. `sub`, which is unique at the issuer, followed by the issuer's URL.
 
         Raises:
-            PermissionDenied: It is the name of a program, or no name.
+            PermissionDenied: The name is empty, malformed or reserved for a program.
         """
         claim = self._oidc.name_claim
         is_verified = claim != "email" or claims.get("email_verified") is True  # (1)
@@ -158,7 +160,7 @@ class OidcClient:
         url = self._oidc.issuer.rstrip("/") + "/.well-known/openid-configuration"
         discovery = await self._ask(http, "GET", url, _Discovery)
         if discovery.issuer != self._oidc.issuer:
-            raise SignInFailed(f"{url} is the document of {discovery.issuer}, not of {self._oidc.issuer}")
+            raise SignInFailed(f"{url} is the document of {discovery.issuer}, not of {self._oidc.issuer}.")
         return discovery
 
     @staticmethod
@@ -170,7 +172,7 @@ class OidcClient:
             response.raise_for_status()
             return msgspec.json.decode(response.content, type=kind)
         except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SignInFailed(f"the issuer does not answer as it should at {url}: {error}") from error
+            raise SignInFailed(f"The issuer's answer at {url} is invalid: {error}.") from error
 
     @staticmethod
     def _http() -> httpx.AsyncClient:

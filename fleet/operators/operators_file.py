@@ -15,7 +15,7 @@ from causeway_server.router.errors import ConfigError
 OPERATORS_FILE = "operators.yaml"
 Role = Literal["viewer", "operator", "approver"]
 RESERVED_NAMES = ("bootstrap", "controller")
-"""Names of the audit log's own actors, which no person and no token may have."""
+"""Names of the audit log's own actors, which are reserved."""
 MAX_NAME = 256
 ROLES: tuple[Role, ...] = ("viewer", "operator", "approver")  # each may do what the one before may
 
@@ -60,7 +60,7 @@ def read_operators(folder: Path) -> OperatorsDoc:
     """Read `operators.yaml`; without one, only the bootstrap token signs in.
 
     Raises:
-        ConfigError: It cannot be read or has errors; names the first.
+        ConfigError: The file cannot be read or has errors; the message names the first.
     """
     path = folder / OPERATORS_FILE
     if not path.exists():
@@ -80,7 +80,7 @@ def read_operators(folder: Path) -> OperatorsDoc:
                 where=str(path),
             )
     if doc.oidc is not None and not doc.roles:
-        raise ConfigError("with `oidc`, `roles` must say which groups have which role", where=str(path))
+        raise ConfigError("With `oidc`, `roles` must list the groups of each role.", where=str(path))
     return doc
 
 
@@ -94,7 +94,7 @@ def role_of(doc: OperatorsDoc, values: frozenset[str]) -> Role | None:
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """A signed-in operator. `name` is what the audit log shows."""
+    """A signed-in operator. `name` is shown in the audit log."""
 
     name: str
     role: Role

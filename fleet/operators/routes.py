@@ -91,7 +91,7 @@ _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
 
 
 class OperatorApi(msgspec.Struct, frozen=True):
-    """The operators' side of one process, and its handlers."""
+    """The handlers of operators' requests."""
 
     plane: ControlPlane
     publisher: Publisher
@@ -114,7 +114,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         async with self.plane.store.read() as connection:
             device = await read_device(connection, name)
             if device is None:
-                raise NotFound(f"there is no device {name}")
+                raise NotFound(f"Device {name} not found.")
             history = await device_history(connection, name)
         return json_response(device_answer(device, tuple(history)))
 
@@ -127,7 +127,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
             request = decode_body(body, PinRequest)
             bundle, reason = request.bundle, request.reason
             if await to_thread.run_sync(self.publisher.manifest, bundle) is None:
-                raise BundleUnknown(f"bundle {bundle} is not signed here", param="bundle")
+                raise BundleUnknown(f"Bundle {bundle} is not signed here.", param="bundle")
         else:
             reason = decode_body(body, OperatorReason).reason
         async with self.plane.store.write() as connection:
@@ -136,7 +136,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
             else:
                 exists = await set_operator_columns(connection, name, held=action == "hold", pin=bundle)
             if not exists:
-                raise NotFound(f"there is no device {name}")
+                raise NotFound(f"Device {name} not found.")
             what = {"device": name, "reason": reason} | ({} if bundle is None else {"bundle": bundle})
             await append_audit(connection, now, operator.name, f"device.{action}", what)
             device = await read_device(connection, name)
@@ -150,7 +150,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         request = decode_body(await read_body(http), NewJoinToken)
         if request.cohort and request.cohort not in self.plane.fleet.cohorts:
             names = ", ".join(self.plane.fleet.cohorts)
-            raise InvalidRequest(f"there is no cohort {request.cohort}; the fleet has: {names}", param="cohort")
+            raise InvalidRequest(f"Cohort {request.cohort} not found. The fleet's cohorts: {names}.", param="cohort")
         async with self.plane.store.write() as connection:
             token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
             await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))
@@ -197,7 +197,7 @@ class OperatorApi(msgspec.Struct, frozen=True):
         async with self.plane.store.read() as connection:
             record = await read_rollout(connection, name)
             if record is None:
-                raise NotFound(f"there is no rollout {name}")
+                raise NotFound(f"Rollout {name} not found.")
             looks = await read_looks(connection, name)
             rows = await audit_of(connection, name)
             devices = await cohort_devices(connection, record.rollout.cohort)
@@ -226,13 +226,13 @@ class OperatorApi(msgspec.Struct, frozen=True):
         await self.sign_in.require(http, "viewer")
         bundles = [http.query.get(side, "") for side in ("from", "to")]
         if not all(bundles):
-            raise InvalidRequest("give two bundle ids: ?from=BUNDLE&to=BUNDLE", param="from")
+            raise InvalidRequest("Give two bundle ids: ?from=BUNDLE&to=BUNDLE.", param="from")
         texts = [await to_thread.run_sync(policy_text, self.publisher, bundle) for bundle in bundles]
         return json_response(PolicyPair(*texts))
 
 
 def operator_routes(api: OperatorApi) -> list[ApiRoute]:
-    """Return the routes of operators but those to sign in."""
+    """Return the routes of operators, except those of sign-in."""
     errors = (*ALWAYS, InvalidRequest)
     by_row = {"after": "The row before the page.", "limit": "Up to 1000."}
     one = (*ALWAYS, NotFound)
@@ -273,10 +273,10 @@ def operator_routes(api: OperatorApi) -> list[ApiRoute]:
 
 
 def path_part(http: web.Request) -> str:
-    """Return the id in the path. Raises NotFound if no object can have this name."""
+    """Return the id in the path. Raises NotFound if it is not a valid id."""
     value = http.match_info["id"]
     if not value or len(value) > 128:
-        raise NotFound(f"there is no {value[:128]!r}")
+        raise NotFound(f"{value[:128]!r} not found.")
     return value
 
 
@@ -287,7 +287,7 @@ def number(http: web.Request, name: str, default: int, most: int = _MOST) -> int
         return default
     value = whole_number(text, most)
     if value is None:
-        raise InvalidRequest(f"{name} is a whole number from 0 to {most}, not {text[:40]!r}", param=name)
+        raise InvalidRequest(f"`{name}` must be a whole number from 0 to {most}, not {text[:40]!r}.", param=name)
     return value
 
 
@@ -296,12 +296,12 @@ def policy_text(publisher: Publisher, bundle: str) -> str:
     manifest = publisher.manifest(bundle)
     path: Path | None = None if manifest is None else publisher.blob(manifest.policy.sha256)
     if path is None or not path.is_file():
-        raise BundleUnknown(f"bundle {bundle[:64]} is not signed, or its policy is not at this server")
+        raise BundleUnknown(f"Bundle {bundle[:64]} is not signed, or its policy is not at this server.")
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _members(record: RolloutRecord, devices: list[Device], now: float) -> dict[str, int]:
-    """Return members by what they do: the agent's state, `silent`, `held`, `pinned`, or `commit` with the bundle."""
+    """Count members by state: the agent's state, `silent`, `held`, `pinned`, or `commit` for those with the bundle."""
     rollout = record.rollout
     found: dict[str, int] = {}
     for device in devices:

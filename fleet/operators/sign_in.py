@@ -31,18 +31,18 @@ from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator, OperatorsDoc, Role
 
 ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
-"""Errors that every route for operators may raise."""
+"""The errors that every route for operators may raise."""
 COOKIE = "causeway_session"
 CSRF_HEADER = "x-causeway-console"
 SESSION_S = 12 * 3600.0
 BOOTSTRAP = "bootstrap"
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_LEAST_TOKEN = 16  # characters
+_MIN_TOKEN = 16  # characters
 _PENDING, _PENDING_S = "causeway_sign_in", 600
 
 
 class SignIn:
-    """The operators of one control plane, and the handlers by which they sign in."""
+    """The operators of a control plane, and the handlers of sign-in."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class SignIn:
         clock: Callable[[], float],
         issuer: OidcClient | None = None,
     ) -> None:
-        """`bootstrap`: the token itself; `clock`: unix seconds; `issuer`: the one that `doc` names."""
+        """Create the handlers. `bootstrap`: the token itself; `clock`: unix seconds; `issuer`: the issuer named by
+        `doc`.
+        """
         self._issuer = issuer
         self._store = store
         self._clock = clock
@@ -64,21 +66,21 @@ class SignIn:
 
         Raises:
             AuthenticationFailed: The request has no valid token or session.
-            PermissionDenied: The role does not suffice, or another site's page made the request.
+            PermissionDenied: The role is insufficient, or another site's page made the request.
         """
         operator = await self.operator(http)
         if not operator.may(role):
-            raise PermissionDenied(f"this needs the role {role}; {operator.name} is {operator.role}")
+            raise PermissionDenied(f"The action needs the role {role}, but {operator.name} is {operator.role}.")
         return operator
 
     async def operator(self, http: web.Request) -> Operator:
-        """Return the operator of a request. Raises as `require`."""
+        """Return the operator of a request. Raises the errors of `require`."""
         kind, _, secret = read_authorization(http).partition(" ")
         if kind.lower() == "bearer" and secret:
             return self._tokens.get(token_hash(secret.strip())) or await self._session(secret.strip())
         cookie = http.cookies.get(COOKIE, "")
         if not cookie:
-            raise AuthenticationFailed("sign in, or send a token as `Authorization: Bearer TOKEN`")
+            raise AuthenticationFailed("Sign in, or send a token as `Authorization: Bearer TOKEN`.")
         if http.method not in _SAFE:
             check_console_header(http)
         return await self._session(cookie)
@@ -89,11 +91,11 @@ class SignIn:
             async with self._store.read() as connection:
                 found = await find_session(connection, secret, self._clock())
         if found is None:
-            raise AuthenticationFailed("the token or session is not known here, or has ended: sign in again")
+            raise AuthenticationFailed("The token or session is unknown, or has ended. Sign in again.")
         return msgspec.convert(found, Operator)
 
     async def _begin(self, response: web.Response, http: web.Request, operator: Operator, by: str) -> web.Response:
-        """Begin a session, whose cookie the response sets; `by`: how the operator signed in, for the audit log."""
+        """Begin a session and return the response with its cookie. `by`: the way of sign-in, for the audit log."""
         now = self._clock()
         async with self._store.write() as connection:
             await append_audit(connection, now, operator.name, "session.begin", {"role": operator.role, "by": by})
@@ -111,7 +113,7 @@ class SignIn:
         request = decode_body(await read_body(http), SignInRequest)
         operator = self._tokens.get(token_hash(request.token))
         if operator is None:
-            raise AuthenticationFailed("the token is not known here")
+            raise AuthenticationFailed("The token is unknown.")
         return await self._begin(json_response(operator), http, operator, "token")
 
     async def end(self, http: web.Request) -> web.StreamResponse:
@@ -134,7 +136,7 @@ class SignIn:
     async def finish_oidc(self, http: web.Request) -> web.StreamResponse:
         oidc, query = self._oidc(), http.query
         if "error" in query:
-            raise SignInFailed(f"the issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
+            raise SignInFailed(f"The issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
         pending = _pending(http.cookies.get(_PENDING, ""))
         operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending)
         response = web.Response(status=302, headers={"Location": "/console", "Cache-Control": "no-store"})
@@ -143,39 +145,39 @@ class SignIn:
 
     def _oidc(self) -> OidcClient:
         if self._issuer is None:
-            raise NotFound("no single sign-on is configured: see `oidc` of operators.yaml")
+            raise NotFound("Single sign-on is not configured: see `oidc` of operators.yaml.")
         return self._issuer
 
 
 def check_console_header(http: web.Request) -> None:
-    """Refuse what another site's page could have sent. Raises PermissionDenied or InvalidRequest."""
+    """Refuse requests that another site's page could have sent. Raises PermissionDenied or InvalidRequest."""
     if one_value(CSRF_HEADER, http.headers.getall(CSRF_HEADER, ())) != "1":
-        raise PermissionDenied(f"a request from a browser that changes something needs the header `{CSRF_HEADER}: 1`")
+        raise PermissionDenied(f"A request from a browser that changes something needs the header `{CSRF_HEADER}: 1`.")
 
 
 def _set_cookie(
     response: web.StreamResponse, http: web.Request, name: str, value: str, max_age_s: float, path: str = "/"
 ) -> None:
-    """Give the browser a cookie; `value` "" with no age: take it away."""
+    """Set a cookie in the browser. An empty `value` without an age deletes it."""
     secure = http.secure or http.headers.get("x-forwarded-proto", "") == "https"
     response.set_cookie(name, value, max_age=int(max_age_s), path=path, httponly=True, samesite="Lax", secure=secure)
 
 
 def load_bootstrap_token(path: Path) -> str:
-    """Return the bootstrap token of a file; at the first start the file is made, with mode 0600.
+    """Return the bootstrap token of a file, which the first start creates with mode 0600.
 
     Raises:
-        ConfigError: The file cannot be read or written, or holds no token: an empty one would let everybody in.
+        ConfigError: The file cannot be read or written, or is empty, which would let everybody in.
     """
     try:
         if not path.exists():
-            with suppress(FileExistsError):  # another process was faster
+            with suppress(FileExistsError):  # another process created the file first
                 write_new(path, f"cwboot_{secrets.token_urlsafe(32)}\n".encode(), 0o600)
         token = path.read_bytes().decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
-    if len(token) < _LEAST_TOKEN:
-        raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
+    if len(token) < _MIN_TOKEN:
+        raise ConfigError("The file is empty. Remove it, and the next start makes a new token.", where=str(path))
     return token
 
 
@@ -198,4 +200,4 @@ def _pending(cookie: str) -> PendingSignIn:
     try:
         return msgspec.json.decode(base64.b64decode(cookie, altchars=b"-_", validate=True), type=PendingSignIn)
     except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise SignInFailed("this sign-in was not begun in this browser, or took too long: begin again") from error
+        raise SignInFailed("The sign-in was not begun in this browser, or took too long. Begin again.") from error

@@ -1,4 +1,4 @@
-"""Bundles from a fleet's folder: equal content gives an equal id, on every machine and at any time."""
+"""Building of bundles from a fleet's folder. Equal content gives an equal id, on every machine and at any time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .folder import CheckedFleet, cases_of
 
 
 class BuiltBundle(msgspec.Struct, frozen=True):
-    """A bundle of one cohort, and the local files of its blobs by their sha256; an uploaded file has none."""
+    """A bundle of a cohort, and the local files of its blobs by their sha256; an uploaded file has no local file."""
 
     manifest: BundleManifest
     files: Mapping[str, Path]
@@ -44,17 +44,17 @@ def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest],
 
     Args:
         checked: A fleet without errors.
-        previous: The bundle that was signed last for each cohort. A cohort whose content is the same keeps it,
-            with its serial and time, so that its id does not change; otherwise the serial grows by one.
+        previous: The last signed bundle of each cohort. A cohort with the same content keeps its bundle, with serial
+            and time, so that the id does not change; otherwise the serial grows by one.
         now_s: The time of creation of new bundles, in Unix seconds.
 
     Raises:
         ValueError: The fleet has errors.
         OSError: A file cannot be read.
-        BundleInvalid: A setting is not the fleet's to set, or a projector or signal was made for other weights.
+        BundleInvalid: A fleet may not set a setting, or a projector or signal was made for other weights.
     """
     if checked.fleet is None or checked.failed:
-        raise ValueError(f"{checked.path} has errors")
+        raise ValueError(f"{checked.path} has errors.")
     built = {}
     for name, cohort in checked.fleet.cohorts.items():
         last = previous.get(name)
@@ -81,7 +81,7 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
         serial=serial,
         created=created,
         policy=contents[0],
-        # Sorted by content: renaming a case file changes nothing on a device.
+        # Sorted by content, so that renaming a case file changes nothing on a device.
         cases=tuple(sorted(set(contents[1:]), key=lambda blob: blob.sha256)),
         models=tuple(models),
         settings={key: read_setting(key, value) for key, value in sorted(cohort.settings.items())},

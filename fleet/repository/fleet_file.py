@@ -1,4 +1,4 @@
-"""`fleet.yaml`: the cohorts of a fleet, and what the devices of each one run. The structs are the file's grammar.
+"""The grammar of `fleet.yaml`: the cohorts of a fleet, and the content of their devices. The structs define the keys.
 
 The keys `cohorts.NAME.rollout` become the settings of `fleet.rollout`.
 """
@@ -21,7 +21,7 @@ from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutS
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
-_LONGEST_PAUSE_S = 360.0  # a parked poll of 300 s, after which a device reports; a lost one is renewed within 60 s
+_MAX_PAUSE_S = 360.0  # a parked poll of 300 s, after which a device reports; a lost one is renewed within 60 s
 
 Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 Span = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h|d)$", title="a time such as 30s, 20m or 1d")]
@@ -96,7 +96,7 @@ def maintenance_windows(doc: RolloutDoc) -> tuple[MaintenanceWindow, ...]:
 
 
 def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
-    """Yield (key, message) of keys that contradict each other."""
+    """Yield (key, message) for keys that contradict each other."""
     stages = doc.stages
     if list(stages) != sorted(set(stages)) or stages[-1] != 100:
         yield "stages", "stages must grow and end with 100"
@@ -121,13 +121,13 @@ def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
 
 
 def is_hasty(doc: RolloutDoc) -> bool:
-    """Whether `silence` is shorter than the pauses between the reports of a healthy device."""
-    return 0 < _seconds(doc.silence) < _LONGEST_PAUSE_S
+    """Return whether `silence` is shorter than the pauses between the reports of a healthy device."""
+    return 0 < _seconds(doc.silence) < _MAX_PAUSE_S
 
 
 def _seconds(span: str) -> float:
     seconds = seconds_of(span)
-    assert seconds is not None  # the pattern of Span
+    assert seconds is not None  # guaranteed by the pattern of Span
     return seconds
 
 
@@ -137,11 +137,11 @@ def _minute(clock: str) -> int:
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file. Unknown keys are refused."""
+    """The base of all parts of the file. Unknown keys are refused."""
 
 
 class GoldenDoc(_Part, frozen=True):
-    """A prompt that a model must answer with exactly this text on the device."""
+    """A golden prompt: the model must answer it with exactly this text on the device."""
 
     prompt: Annotated[str, doc("Prompt for the model, run at temperature 0.")]
     answer: Annotated[str, doc("Exact text of the answer.")]
@@ -149,7 +149,7 @@ class GoldenDoc(_Part, frozen=True):
 
 
 class WeightsFile(_Part, frozen=True):
-    """Weights by their file in this folder, or, for a file that was uploaded before, by its hash and size."""
+    """Weights, given by a file in this folder, or, for an uploaded file, by hash and size."""
 
     file: Annotated[
         str | None,
@@ -167,13 +167,13 @@ class _WeightsDoc(WeightsFile, frozen=True):
 
 
 class AdapterDoc(_WeightsDoc, frozen=True):
-    """A LoRA adapter of a model, a GGUF. Requests ask for MODEL+ADAPTER."""
+    """A LoRA adapter of a model, a GGUF file. Requests name it as MODEL+ADAPTER."""
 
     scale: Annotated[float, doc("Strength with which the adapter is applied.")] = 1.0
 
 
 class ProjectorDoc(WeightsFile, frozen=True):
-    """The mmproj file of a vision model, or with `encoder` a projector in ONNX."""
+    """The mmproj file of a vision model, or, with `encoder`, a projector in ONNX."""
 
     model_sha256: Annotated[
         Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
@@ -186,7 +186,7 @@ class ProjectorDoc(WeightsFile, frozen=True):
 
 
 class SignalDoc(WeightsFile, frozen=True):
-    """A learned signal about the model's answers, the file that `causeway-models` wrote."""
+    """A learned signal about the model's answers, in a file written by `causeway-models`."""
 
     model_sha256: Annotated[
         Annotated[Sha256, Meta(title="a sha256 in hex")] | None,
@@ -214,7 +214,7 @@ class ModelDoc(_WeightsDoc, frozen=True):
 
     @property
     def files(self) -> dict[str, WeightsFile]:
-        """The model and everything that is loaded with it, by key below the model's."""
+        """The files of the model and of everything that is loaded with it, by key below the model's key."""
         found: dict[str, WeightsFile] = {"": self}
         found |= {f".adapters.{name}": one for name, one in self.adapters.items()}
         if self.projector is not None:
@@ -236,7 +236,7 @@ class ModelDoc(_WeightsDoc, frozen=True):
 
 
 class CohortDoc(_Part, frozen=True):
-    """The devices whose labels match, and what they run."""
+    """The devices whose labels match, and their content."""
 
     policy: Annotated[str, doc("Path of the policy, relative to `fleet.yaml`.")]
     match: Annotated[dict[Label, Label], doc("Labels that a device must all have. Empty: every device.")] = {}
@@ -273,7 +273,7 @@ class FleetDoc(_Part, frozen=True):
 
 
 def cohort_of(fleet: FleetDoc, labels: dict[str, str]) -> str | None:
-    """Return the name of the first cohort that matches a device's labels, or None."""
+    """Return the name of the first cohort that matches a device's labels; None if there is none."""
     for name, cohort in fleet.cohorts.items():
         if cohort.match.items() <= labels.items():
             return name

@@ -1,6 +1,5 @@
-"""A fleet's folder, read and checked: `fleet.yaml` and every file that it names; and the files of a new one.
-
-`fleet_problems` and what follows are pure: the checks of `fleet.yaml` that its grammar cannot say.
+"""Reading and checking of a fleet's folder, `fleet.yaml` and every file that it names, and creation of a new one.
+`fleet_problems` and the functions after it are pure: the checks of `fleet.yaml` beyond its grammar.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ POLICIES = "policies"
 
 
 class CheckedFleet(msgspec.Struct, frozen=True):
-    """`fleet` is None if `fleet.yaml` cannot be read. `problems` are those of `fleet.yaml`; a policy has its own."""
+    """A checked fleet. `fleet` is None if `fleet.yaml` cannot be read. `problems` are those of `fleet.yaml`; each
+    policy has its own.
+    """
 
     path: Path  # of fleet.yaml
     fleet: FleetDoc | None
@@ -58,13 +59,13 @@ class CheckedFleet(msgspec.Struct, frozen=True):
         return self.path.parent
 
     def adapters(self, policy: Path) -> list[AdapterNames]:
-        """Return the adapters of the models of each cohort that runs `policy`."""
+        """Return the adapters of models, for each cohort that runs `policy`."""
         cohorts = () if self.fleet is None else self.fleet.cohorts.values()
         return [one.adapters for one in cohorts if (self.folder / one.policy).resolve() == policy.resolve()]
 
 
 def is_fleet(path: Path) -> bool:
-    """Whether the path is a `fleet.yaml`, or a folder with one."""
+    """Return whether the path is a `fleet.yaml`, or a folder with one."""
     return (path / FLEET_FILE).is_file() if path.is_dir() else path.name == FLEET_FILE
 
 
@@ -73,7 +74,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
 
     Args:
         path: The folder, or its `fleet.yaml`.
-        readable: Signals that the devices can read of cohorts that do not say so; None: not known.
+        readable: Signals that devices can read, for cohorts that do not list them; None if unknown.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -92,7 +93,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
 
 
 def _check_policy(path: Path, folder: Path, fleet: FleetDoc | None, readable: frozenset[str] | None) -> CheckedPolicy:
-    """Check a policy for the devices of each cohort that runs it; a problem of several cohorts is one problem."""
+    """Check a policy for each cohort that runs it; a problem of several cohorts is reported once."""
     cohorts = () if fleet is None else fleet.cohorts.values()
     devices = [cohort.signals for cohort in cohorts if (folder / cohort.policy).resolve() == path.resolve()]
     checked = [check_file(path, readable if signals is None else frozenset(signals)) for signals in devices or [None]]
@@ -101,7 +102,7 @@ def _check_policy(path: Path, folder: Path, fleet: FleetDoc | None, readable: fr
 
 
 def cases_of(policy: Path) -> list[Path]:
-    """The case files in the folder `cases` beside a policy that name this policy."""
+    """Return the case files that name this policy, from the folder `cases` beside it."""
     found = []
     for path in yaml_in(policy.parent / CASES):
         cases, _, _ = read_cases(path.read_bytes().decode("utf-8", "replace"), str(path))
@@ -124,11 +125,11 @@ def _file_problems(folder: Path, fleet: FleetDoc, locations: KeyLocations) -> It
 def _policy_problems(
     folder: Path, fleet: FleetDoc, policies: Sequence[CheckedPolicy], locations: KeyLocations
 ) -> Iterator[Problem]:
-    """Find what the policy of a cohort needs of its models, and they lack.
+    """Find requirements of a cohort's policy that its models do not meet.
 
-    1. A target's adapter, which the bundle's model has not; what models a device has of its own is not known here.
-    2. The calibration of new weights whose confidence or quality the policy compares. The signals on a device belong to
-       the weights that it has: beside others `edge.quality` would be absent, and `handoff.below` would be compared with
+    1. A target's adapter that the bundle's model does not have; a device's own models are unknown here.
+    2. The calibration of new weights whose confidence or quality the policy compares. Signals on a device belong to its
+       present weights: with other weights `edge.quality` would be absent, and `handoff.below` would be compared with
        the engine's raw score.
     """
     compiled = {one.path.resolve(): one.policy for one in policies}
@@ -165,7 +166,7 @@ def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
 
 
 def _missing(folder: Path, path: str) -> str:
-    """Return what is wrong with a path of `fleet.yaml`, or ""."""
+    """Return the fault of a path of `fleet.yaml`; "" if there is none."""
     if not (folder / path).resolve().is_relative_to(folder.resolve()):
         return f"`{path}` leaves the fleet's folder: keep every file of the fleet inside it"
     return "" if (folder / path).is_file() else f"there is no file `{path}`"
@@ -178,7 +179,7 @@ def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, .
 
 
 def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
-    """A cohort behind one with fewer or the same labels gets no device, because the first that matches wins."""
+    """Yield cohorts after one with fewer or the same labels, which get no device because the first match wins."""
     names = list(fleet.cohorts)
     for index, name in enumerate(names):
         for earlier in names[:index]:
@@ -252,7 +253,7 @@ def _signals(model: ModelDoc) -> Iterator[tuple[str, str]]:
 
 
 def _weights(doc: WeightsFile) -> str:
-    """Return what is wrong, or ""."""
+    """Return the fault of the weights; "" if there is none."""
     if (doc.file is None) == (doc.sha256 is None):
         return "needs either `file`, or `sha256` and `size_bytes` of an uploaded file"
     if (doc.sha256 is None) != (doc.size_bytes is None):
@@ -308,7 +309,7 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
     It has one cohort for every device, a policy that stays on the device, and its cases.
 
     Raises:
-        FileExistsError: One of the files is there already; nothing was written.
+        FileExistsError: One of the files already exists; nothing was written.
         OSError: A file cannot be written.
     """
     files = {
@@ -319,7 +320,7 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
     }
     for path in files:
         if path.exists():
-            raise FileExistsError(f"{path} is there already; nothing was written")
+            raise FileExistsError(f"{path} already exists; nothing was written.")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -327,6 +328,6 @@ def new_fleet(folder: Path) -> tuple[Path, ...]:
 
 
 def _name(folder: Path) -> str:
-    """The folder's name, as far as it is a name."""
+    """Return the folder's name, reduced to the characters of a name."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in folder.resolve().name)
     return letters.strip("-")[:64].strip("-") or "fleet"

@@ -1,4 +1,4 @@
-"""Policies and their test cases: finds the files, checks policies, runs cases. The only I/O is reading files."""
+"""Policies and their test cases: finding files, checking policies, running cases. The only I/O is reading files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 class CheckedPolicy(msgspec.Struct, frozen=True):
-    """One policy file, read. `policy` is None if any problem is an error."""
+    """A policy file that was read. `policy` is None if any problem is an error."""
 
     path: Path
     policy: Policy | None
@@ -33,7 +33,7 @@ class CheckedPolicy(msgspec.Struct, frozen=True):
 
 
 class CaseRun(msgspec.Struct, frozen=True):
-    """One case file, run. `results` is empty if `problems` kept it from running."""
+    """A case file that was run. `results` is empty if `problems` prevented the run."""
 
     path: Path
     policy: str  # name@revision, "" if there is none
@@ -50,13 +50,13 @@ def policy_files(paths: tuple[Path, ...]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if not path.exists():
-            raise FileNotFoundError(f"no such file or folder: {path}")
+            raise FileNotFoundError(f"No such file or folder: {path}.")
         found += yaml_in(path) if path.is_dir() else [path]
     return found
 
 
 def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPolicy:
-    """Check one policy file. Never raises: that a file is unreadable is a problem of that file.
+    """Check a policy file. Never raises: an unreadable file is reported as a problem.
 
     Args:
         path: The file.
@@ -72,7 +72,7 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
 
 
 def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, str]]]:
-    """Yield each model on the device whose learned signals a policy compares: the signal, and where it is compared."""
+    """Yield each device model whose learned signals a policy compares: the signal, and the key of the comparison."""
     edge = [target for target in policy.targets if target.at == "edge"]
     if edge and not edge[0].adapter and "edge.quality" in policy.needs:
         yield edge[0].model, ("edge.quality", "the policy compares `edge.quality`")
@@ -85,11 +85,11 @@ def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, s
 def run_file(
     path: Path, reported: Collection[Path] = (), adapters: Callable[[Path], Sequence[AdapterNames]] = lambda _: ()
 ) -> CaseRun:
-    """Run the cases of one file against the policy that it names. Never raises.
+    """Run the cases of a file against the policy that it names. Never raises.
 
     Args:
         path: The case file.
-        reported: Resolved paths of policies whose problems the caller shows itself.
+        reported: Resolved paths of policies whose problems the caller reports.
         adapters: The adapters of each cohort that runs a policy: a case must hold in all of them.
     """
     try:
@@ -106,7 +106,7 @@ def run_file(
         return CaseRun(path, "", (), (invalid,) if known else (invalid, *checked.problems))
     try:
         policies = [with_adapters(checked.policy, names.get) for names in adapters(checked.path) or ({},)]
-    except PolicyError:  # of an adapter: the fleet's check tells where
+    except PolicyError:  # an unknown adapter, which the fleet's check reports
         return CaseRun(path, checked.label, (), (invalid,))
     of_cohorts = zip(*(run_cases(cases, locations, policy) for policy in policies), strict=True)
     results = [next((one for one in same if one.differences), same[0]) for same in of_cohorts]

@@ -14,7 +14,7 @@ from causeway_server.router.types import DecisionRecord
 
 STDIN: Final = "-"
 _SUFFIXES: Final = (".jsonl", ".ndjson")
-_MAX_BAD_LINES: Final = 100  # kept with their place; more are only counted
+_MAX_BAD_LINES: Final = 100  # bad lines that are kept with their place; further ones are only counted
 
 
 class BadLine(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ def record_files(paths: Sequence[str]) -> list[str]:
     """Return the files among `paths`, and the ``.jsonl`` and ``.ndjson`` files directly inside the folders.
 
     Raises:
-        FileNotFoundError: There is no such file or folder, or a folder without such files.
+        FileNotFoundError: A file or folder does not exist, or a folder has no such files.
     """
     found: list[str] = []
     for path in paths:
@@ -35,23 +35,23 @@ def record_files(paths: Sequence[str]) -> list[str]:
             found.append(path)
             continue
         if not Path(path).exists():
-            raise FileNotFoundError(f"no such file or folder: {path}")
+            raise FileNotFoundError(f"No such file or folder: {path}.")
         inside = sorted(str(file) for file in Path(path).iterdir() if file.suffix in _SUFFIXES)
         if not inside:
-            raise FileNotFoundError(f"no records (*.jsonl) in {path}")
+            raise FileNotFoundError(f"No records (*.jsonl) in {path}.")
         found += inside
     return list(dict.fromkeys(found))
 
 
 class RecordReader:
-    """Reads the records of some files, one at a time. A line that cannot be read loses nothing but itself."""
+    """A reader of the records of files, one at a time. It skips unreadable lines."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
         self._starts: list[int] = []  # position of each file's first record
         self.bad_lines: list[BadLine] = []
         self.bad_count = 0
-        self.repeated = 0  # records that an earlier line had, as overlapping exports do
+        self.repeated = 0  # records that were read before, as from overlapping exports
 
     def __iter__(self) -> Iterator[DecisionRecord]:
         decoder = msgspec.json.Decoder(DecisionRecord)
@@ -68,7 +68,7 @@ class RecordReader:
                 self._add_bad(file, 0, error.strerror or str(error))
 
     def file_of(self, position: int) -> str:
-        """Return the file of a record that was read, by its position."""
+        """Return the file of a record, by the record's position."""
         return self._files[bisect_right(self._starts, position) - 1]
 
     def _read(

@@ -1,1 +1,1 @@
-"""Rollouts: life, stages, which devices may change when, the verdict on a stage. Pure: time is an argument."""
+"""Rollouts: life, stages, permissions of devices to change, the verdict on a stage. Pure: time is an argument."""

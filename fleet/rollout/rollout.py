@@ -1,6 +1,5 @@
-"""A rollout as a value: events and verdicts change its state, and each state says which share of devices to publish.
-
-Its life is the table `settings.LIFE`. Members of a share are by `router.bundle`.
+"""A rollout as a value. Events and verdicts change its state, by the table `settings.LIFE`; each state has a share of
+devices to publish. `router.bundle` defines the members of a share.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ RUNNING = (S.STAGE, S.SOAK, S.PAUSED)
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """One rollout. Times are unix seconds, as they have to survive a restart of the controller.
+    """A rollout. Times are unix seconds, because they must survive a restart of the controller.
 
     Attributes:
         stage: Index of the stage; the number of stages in the soak.
         share: Members, of 100,000; it never shrinks before the rollout is reverted.
-        began: When the present stage or the soak began; looks are timed from here, also over a pause.
-        entered: When it began or was resumed; the stage's `most_s` counts from here.
-        looks: Looks made at this stage.
-        looked: When the last of them was made, else when the stage began.
-        paused_in: REPLAY, STAGE or SOAK, to which RESUME returns.
-        reason: Why the state was entered, for people.
+        began: The start of the present stage or soak, from which looks are timed, even over a pause.
+        entered: The time at which it began or was resumed, from which the stage's `most_s` counts.
+        looks: The number of looks at this stage.
+        looked: The time of the last look, or of the stage's start.
+        paused_in: The state to which RESUME returns: REPLAY, STAGE or SOAK.
+        reason: The reason for which the state was entered, for people.
     """
 
     id: str
@@ -50,7 +49,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has reached its first stage, from which on its plan is the cohort's."""
+        """Whether it has reached its first stage, after which its plan is the cohort's."""
         return self.began > 0
 
 
@@ -58,10 +57,10 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
     """Return the rollout after `event`.
 
     Args:
-        rollout: As it is.
-        event: What happened.
+        rollout: The rollout before the event.
+        event: The event.
         now: Unix seconds.
-        reason: For people and the audit log.
+        reason: The reason, for people and the audit log.
         least_share: The share that holds at least one device, `stage_share(0, positions)`.
 
     Raises:
@@ -77,7 +76,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
     if event is E.PAUSE:
         return msgspec.structs.replace(after, paused_in=rollout.state)
     if event is E.ABORT:
-        # Published with the next plan: devices outside the share return to the bundle before.
+        # Published with the next plan: devices outside the share return to the previous bundle.
         return msgspec.structs.replace(after, share=0)
     if state not in (S.STAGE, S.SOAK):
         return after
@@ -88,25 +87,26 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
 
 
 def passed(rollout: Rollout) -> RolloutEvent:
-    """Return the event by which the replay, the present stage or the soak passes."""
+    """Return the event with which the replay, the present stage or the soak passes."""
     if rollout.state in (S.REPLAY, S.SOAK):
         return E.CHECK_PASSED if rollout.state is S.REPLAY else E.SOAK_PASSED
     return E.LAST_STAGE_PASSED if rollout.stage + 1 == len(rollout.settings.stages) else E.STAGE_PASSED
 
 
 def look_due(rollout: Rollout, now: float) -> bool:
-    """Whether to judge the rollout now: at `first_look_s`, and then at twice the time of the look before.
+    """Return whether to judge the rollout now: at `first_look_s`, and then at twice the time of the previous look.
 
-    Each look judges what happened since the look before, on devices that ran their bundle all that time: canary and
-    control have then been watched equally long over the same minutes, without which they could not be compared. A
-    rollout that is paused in its replay has reached no device.
+    Each look judges the time since the previous look, on devices that ran their bundle all that time, so that canary
+    and control were observed over the same minutes and can be compared. A rollout that is paused in its replay has not
+    reached any device.
     """
     return rollout.state in RUNNING and rollout.has_begun and now >= next_look(rollout)
 
 
 def next_look(rollout: Rollout) -> float:
-    """Return when the next look is due, unix seconds. After a late look, as by a controller that was away, the next one
-    still has `first_look_s` to see something."""
+    """Return the time of the next look, unix seconds. It is at least `first_look_s` after a look that was late, for
+    example because the controller was down.
+    """
     first_look_s = rollout.settings.first_look_s
     return max(rollout.began + first_look_s * 2.0**rollout.looks, rollout.looked + first_look_s)
 
@@ -114,18 +114,18 @@ def next_look(rollout: Rollout) -> float:
 def look(
     rollout: Rollout, canary: Observations, control: Observations, now: float, least_share: int = 0
 ) -> tuple[Rollout, Verdict]:
-    """Judge the present stage, and act on the verdict.
+    """Judge the present stage, and apply the verdict.
 
     1. Fail: ABORTED, also from a pause.
-    2. Pass, and the stage's least time is over: the next stage, the soak, or DONE. A paused rollout stays paused.
-    3. The same, but the next stage needs approval: PAUSED; ACCEPT goes on.
-    4. Else, when the stage's time is over: PAUSED.
-    5. Else it waits for the next look.
+    2. Pass, and the stage's minimum time is over: the next stage, the soak, or DONE. A paused rollout stays paused.
+    3. The same, but the next stage needs approval: PAUSED, until ACCEPT.
+    4. Otherwise, when the stage's maximum time is over: PAUSED.
+    5. Otherwise it waits for the next look.
 
     Args:
-        rollout: STAGE, SOAK or PAUSED.
-        canary: What its members did since the look before.
-        control: What the devices outside the share did in that time.
+        rollout: A rollout in STAGE, SOAK or PAUSED.
+        canary: The observations of its members since the previous look.
+        control: The observations of devices outside the share in that time.
         now: Unix seconds.
         least_share: See `apply`.
     """
@@ -148,7 +148,7 @@ def look(
 
 
 def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive") -> Rollout:
-    """Pause a stage or soak that has used up its time without passing; call it between looks too."""
+    """Pause a stage or soak that has used up its time without passing. Call it between looks, too."""
     if rollout.state not in (S.STAGE, S.SOAK):
         return rollout
     most_s = rollout.settings.window(rollout.stage).most_s
@@ -158,7 +158,7 @@ def expire(rollout: Rollout, now: float, reason: str = "no look was conclusive")
 
 
 def stage_share(share: int, positions: Iterable[int]) -> int:
-    """Return `share`, or the least larger share that holds one device.
+    """Return `share`, or the smallest larger share with at least one device.
 
     Args:
         share: The stage's share as planned, of 100,000.
@@ -169,16 +169,14 @@ def stage_share(share: int, positions: Iterable[int]) -> int:
 
 
 def plan_of(rollout: Rollout, pins: Mapping[str, str], holds: Iterable[str]) -> RolloutPlan:
-    """Return the plan to sign and publish in the rollout's present state.
-
-    A revert rolls forward: it is a newer plan with a share of 0, by which each device returns to `from_bundle`. The
-    first rollout of a cohort has no bundle before it: no further device takes the bundle then, and devices that run it
-    keep it until a rollout with a better one.
+    """Return the plan to sign and publish in the rollout's present state. A revert rolls forward: it is a newer plan
+    with a share of 0, with which each device returns to `from_bundle`. The first rollout of a cohort has no earlier
+    bundle: no further device takes the bundle then, and devices that run it keep it until the next rollout.
 
     Args:
-        rollout: In any state.
+        rollout: A rollout in any state.
         pins: Device → bundle id, set by operators.
-        holds: Devices that keep what they run; a held device takes no part in a revert either.
+        holds: Devices that keep what they run, even during a revert.
     """
     return RolloutPlan(
         cohort=rollout.cohort,

@@ -1,7 +1,6 @@
-"""What a rollout may do: its cohort's settings and maintenance windows, which `fleet.yaml` has, and its life, a table.
-
-`small_fleet_advice` says before a rollout begins what its stages mean for a cohort of some size. What `LIFE` lacks is a
-transition that is refused. The commands read this module, so it needs no numpy.
+"""The rules of a rollout: its cohort's settings and maintenance windows, from `fleet.yaml`, and its state table.
+`small_fleet_advice` explains before a rollout what its stages mean for a small cohort. Transitions missing in `LIFE`
+are refused. Commands import this module, so it must not need numpy.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ MINUTES_OF_DAY = 1440
 
 
 class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One step of the ramp.
+    """A stage of the ramp.
 
     Attributes:
         share: Members, of 100,000.
-        least_s: The stage does not pass before.
-        most_s: A stage without a verdict after this time is paused.
-        approval: The stage before pauses when it has passed, until an approver accepts it.
+        least_s: Minimum time of the stage.
+        most_s: Maximum time of the stage, after which it is paused.
+        approval: Whether the previous stage pauses after passing, until an approver accepts.
     """
 
     share: int
@@ -34,13 +33,13 @@ class RolloutStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MetricLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A metric that a stage is judged on.
+    """A metric by which a stage is judged.
 
     Attributes:
         name: `errors` or `degraded` (share of requests), or `latency` (share of requests slower than the control's
             `quantile`).
-        margin: The largest worsening against the control that is accepted, as a difference of shares.
-        quantile: For `latency` only.
+        margin: The largest accepted worsening against the control, as a difference of shares.
+        quantile: The quantile of `latency`.
     """
 
     name: str
@@ -49,24 +48,25 @@ class MetricLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 METRICS = (MetricLimit("errors", 0.02), MetricLimit("degraded", 0.05), MetricLimit(LATENCY, 0.05))
-"""What a cohort that names no metrics is judged on."""
+"""The metrics of a cohort that does not set any."""
 
 
 class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the rollouts of a cohort proceed.
+    """The settings of a cohort's rollouts.
 
     Attributes:
-        stages: Shares that grow.
-        metrics: At least one, no name twice. Devices that rolled back or went silent are judged in any case.
+        stages: The stages, with growing shares.
+        metrics: The metrics, at least one, each once. Devices that rolled back or went silent are always judged.
         soak_s: Time under observation after the last stage.
-        first_look_s: The first look at a stage; each later look is at twice the time of the one before.
-        silence_s: A device that was seen before and then not for so long has failed.
-        least_requests: A device with fewer requests between two looks is idle and stays out of the metrics.
-        quorum: Share of the reachable members that must have committed or rolled back before a stage passes.
-        lost_margin: Accepted share of devices that roll back or go silent, beyond the control's.
-        false_rollback: Share of devices whose own trial rolls back a bundle that is good.
-        false_abort: Bound on the probability that a rollout which changes nothing is aborted.
-        confidence: Of the intervals, on which a pass rests.
+        first_look_s: The time of the first look at a stage; each later look is at twice the time of the previous one.
+        silence_s: The silence after which a previously seen device has failed.
+        least_requests: The minimum of requests between two looks; a device with fewer is idle and left out of the
+            metrics.
+        quorum: The share of reachable members that must have committed or rolled back before a stage passes.
+        lost_margin: The accepted share of devices that roll back or go silent, beyond the control's.
+        false_rollback: The share of devices whose own trial rolls back a good bundle.
+        false_abort: The maximum probability that a rollout without effect is aborted.
+        confidence: The confidence of the intervals that decide a pass.
     """
 
     stages: tuple[RolloutStage, ...]
@@ -82,34 +82,36 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confidence: float = 0.95
 
     def window(self, stage: int) -> RolloutStage:
-        """Return the stage of that index; the one after the last is the soak, which has the last stage's share."""
+        """Return the stage of an index; the index after the last stage is the soak, which has the last stage's
+        share.
+        """
         if stage < len(self.stages):
             return self.stages[stage]
         return RolloutStage(self.stages[-1].share, self.soak_s, 4 * self.soak_s)
 
     def level(self, look: int) -> float:
-        """Return the error probability that each test may spend at a look of one stage, counted from 1.
+        """Return the error probability that each test may spend at a look of a stage, counted from 1.
 
         `false_abort` is divided evenly over stages, soak and tests, and over the looks as 1/(k(k + 1)), which sums to
-        1: by the union bound the whole rollout keeps `false_abort`, however the tests depend on each other and however
-        many looks there are. (Spending functions: Lan and DeMets, Biometrika 70, 1983.)
+        1. By the union bound the whole rollout keeps `false_abort`, for any dependence of the tests and any number of
+        looks. (Spending functions: Lan and DeMets, Biometrika 70, 1983.)
         """
-        tests = len(self.metrics) + 2  # and devices that rolled back, and silent ones
+        tests = len(self.metrics) + 2  # two more tests: devices that rolled back, and silent ones
         return self.false_abort / ((len(self.stages) + 1) * tests * look * (look + 1))
 
 
 def stage_devices(share: int, devices: int) -> int:
-    """Return about how many of so many devices a share holds; a stage has at least one."""
+    """Return the approximate number of devices in a share, at least one."""
     return min(devices, max(1, round(devices * share / WHOLE))) if devices else 0
 
 
 def small_fleet_advice(settings: RolloutSettings, devices: int) -> list[str]:
-    """Return what an operator should know about these stages on so many devices; empty: nothing.
+    """Return advice for an operator about these stages with this number of devices; empty if there is none.
 
-    1. Stages that hold the same number of devices only cost time.
-    2. A comparison of few devices cannot abort: of `n` devices `m` can be drawn in C(n, m) ways, so the
-       randomisation test never gives less than 1/C(n, m). Such a stage pauses instead.
-    3. Without a control before the last stage, metrics are hardly compared at all.
+    1. Stages with the same number of devices only cost time.
+    2. A comparison of few devices cannot abort: `m` of `n` devices can be drawn in C(n, m) ways, so the p-value of the
+       randomisation test is at least 1/C(n, m). Such a stage pauses instead.
+    3. Without a control before the last stage, metrics are hardly compared.
     """
     if not devices:
         return []
@@ -169,7 +171,7 @@ class RolloutEvent(StrEnum):
 
 
 class IllegalTransition(Exception):
-    """The rollout's state, in which it stays, has no transition for this event."""
+    """The rollout's state has no transition for this event, and does not change."""
 
     def __init__(self, state: RolloutState, event: RolloutEvent) -> None:
         allowed = ", ".join(sorted(LIFE[state])) or "nothing, it has ended"
@@ -178,7 +180,9 @@ class IllegalTransition(Exception):
 
 S, E = RolloutState, RolloutEvent
 OPEN = (S.LINT, S.REPLAY, S.STAGE, S.SOAK, S.PAUSED, S.ABORTED)
-"""States in which a cohort takes no other rollout. A revert may run beside the next rollout, which may be the fix."""
+"""The states in which a cohort does not accept another rollout. A revert may run beside the next rollout, which may be
+the fix.
+"""
 
 
 DECISIONS = (E.PAUSE, E.RESUME, E.ACCEPT, E.ABORT)
@@ -187,20 +191,21 @@ DECISIONS = (E.PAUSE, E.RESUME, E.ACCEPT, E.ABORT)
 
 LIFE: dict[RolloutState, dict[RolloutEvent, RolloutState]] = {
     S.DRAFT: {E.SUBMIT: S.LINT, E.ABORT: S.ABORTED},
-    # A failing check returns the rollout to its author: no device has seen it.
+    # A failing check returns the rollout to its author, since no device has seen it.
     S.LINT: {E.CHECK_PASSED: S.REPLAY, E.CHECK_FAILED: S.DRAFT, E.ABORT: S.ABORTED},
-    # Without records nothing is proven, and nothing is the author's fault: PAUSED until there are some, or an approver.
+    # Without records the policy is unproven, which is not the author's fault: PAUSED until there are records, or
+    # approval.
     S.REPLAY: {E.CHECK_PASSED: S.STAGE, E.CHECK_FAILED: S.DRAFT, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.STAGE: {E.STAGE_PASSED: S.STAGE, E.LAST_STAGE_PASSED: S.SOAK, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.SOAK: {E.SOAK_PASSED: S.DONE, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
-    # RESUME returns to the state that was paused (REPLAY, STAGE or SOAK); ACCEPT goes where its pass would have gone.
-    # ABORT also by the verdict: the devices of a paused stage still run the bundle, so they are still judged.
+    # RESUME returns to the paused state (REPLAY, STAGE or SOAK); ACCEPT goes where a pass would have gone. The verdict
+    # can also ABORT, because the devices of a paused stage still run the bundle and are still judged.
     S.PAUSED: {E.RESUME: S.STAGE, E.ACCEPT: S.STAGE, E.ABORT: S.ABORTED},
-    # The decision is recorded before its first effect, so that a controller that dies in between reverts after restart.
+    # The decision is stored before its first effect, so that a controller that dies in between reverts after a restart.
     S.ABORTED: {E.REVERT: S.REVERTING},
     S.REVERTING: {E.ALL_REVERTED: S.REVERTED},
     S.REVERTED: {},
-    # Emergency rollback of a rollout that is complete.
+    # Emergency rollback of a completed rollout.
     S.DONE: {E.ABORT: S.ABORTED},
 }
 
@@ -209,7 +214,7 @@ def next_state(state: RolloutState, event: RolloutEvent) -> RolloutState:
     """Return the state after `event`.
 
     Raises:
-        IllegalTransition: The table has no such row.
+        IllegalTransition: The table has no such transition.
     """
     try:
         return LIFE[state][event]
@@ -223,7 +228,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         weekdays: ISO days on which the window opens, Monday is 1.
         opens: Minute of the day.
-        closes: Minute of the day; at or before `opens` it is on the next day.
+        closes: Minute of the day; on the next day if it is at or before `opens`.
     """
 
     weekdays: frozenset[int]
@@ -231,7 +236,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     closes: int
 
     def is_open(self, weekday: int, minute: int) -> bool:
-        """Whether it is open at this minute of an ISO weekday."""
+        """Return whether the window is open at this minute of an ISO weekday."""
         if self.opens < self.closes:
             return weekday in self.weekdays and self.opens <= minute < self.closes
         yesterday = (weekday - 2) % 7 + 1
@@ -241,14 +246,14 @@ class MaintenanceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> bool:
-    """Whether a device counts as lost: reachable when the stage began, and not seen since for longer than `silence_s`.
-
-    A device that was off before the stage is neither lost nor a member: it gets its bundle when it comes back.
+    """Return whether a device counts as lost: reachable when the stage began, then not seen for longer than
+    `silence_s`. A device that was off before the stage is neither lost nor a member: it gets its bundle when it
+    returns.
 
     Args:
-        last_seen: When the device last reported.
-        began: When the stage began.
-        now: All in unix seconds by the control plane's clock.
-        silence_s: Of the settings.
+        last_seen: The time of the device's last report.
+        began: The start of the stage.
+        now: The present time. All times are unix seconds by the control plane's clock.
+        silence_s: The value of the settings.
     """
     return last_seen >= began - silence_s and now - last_seen > silence_s

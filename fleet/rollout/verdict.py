@@ -30,14 +30,15 @@ from causeway_server.router.bundle.manifest import binomial_tail, log_choose
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
 UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
-"""The worst half of all devices, their worst quarter and so on: a small harm to all, or a large one to a few."""
+"""The tested upper parts of all devices, the worst half, quarter and so on, to find a small harm to many or a large one
+to few.
+"""
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 
 
 def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
-    """Return the probability that a draw without replacement holds at least `found` marked devices.
-
-    The upper tail of the hypergeometric distribution; 1 where `found` is no more than expected.
+    """Return the probability that a draw without replacement contains at least `found` marked devices. This is the
+    upper tail of the hypergeometric distribution; 1 if `found` is at most the expected number.
 
     Args:
         marked: Marked devices among all.
@@ -50,7 +51,7 @@ def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
     if found > min(marked, drawn):
         return 0.0
     log_term = log_choose(marked, found) + log_choose(total - marked, drawn - found) - log_choose(total, drawn)
-    # Beyond the expected number each term is smaller than the one before.
+    # Beyond the expected number each term is smaller than the previous one.
     tail, ratio = 0.0, 1.0
     for count in range(found, min(marked, drawn) + 1):
         tail += ratio
@@ -63,9 +64,9 @@ def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
 def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -> float:
     """Return the p-value of "the canary's scores are a random draw from all scores", against larger ones.
 
-    Counts how many devices of the canary are among the worst half, quarter, ... of all devices, and compares each count
-    with its exact distribution. Thresholds are order statistics of all scores together, which do not depend on the
-    assignment; the smallest p-value is multiplied by the number of different thresholds (Bonferroni).
+    The number of canary devices among the worst half, quarter and so on of all devices is compared with its exact
+    distribution. Thresholds are order statistics of all scores together, which do not depend on the assignment; the
+    smallest p-value is multiplied by the number of different thresholds (Bonferroni).
 
     Args:
         canary: float64 [devices], one score a device; larger is worse.
@@ -77,7 +78,7 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
     if not canary.size or not control.size:
         return 1.0
     pooled = np.concatenate([canary, control])
-    # The score at each rank; ties stay out of the upper part, so that a share of 0.01 can mark fewer devices, or none.
+    # The score at each rank. Ties are left out of the upper part, so a share of 0.01 can mark fewer devices, or none.
     ranks = [min(pooled.size - 1, math.floor(pooled.size * (1 - upper))) for upper in UPPER_WHOLE]
     thresholds = {float(score) for score in np.partition(pooled, ranks)[ranks]}
     thresholds |= {float(np.nextafter(score, -np.inf)) for score in thresholds}
@@ -90,7 +91,7 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Shares of canary and control, and the canary's minus the control's with its interval."""
+    """The shares of canary and control, and their difference, canary minus control, with its interval."""
 
     canary: float
     control: float
@@ -106,10 +107,9 @@ def half_width(variance: float, effect: float, confidence: float) -> float:
     """Return half the width of the normal-mixture confidence sequence.
 
     Args:
-        variance: Of the estimated difference, at this look.
-        effect: Standard deviation of the mixture: the interval is narrowest where differences of about this size are
-            just found.
-        confidence: Such as 0.95, of all looks together.
+        variance: Variance of the estimated difference at this look.
+        effect: Standard deviation of the mixture. The interval is narrowest for differences of about this size.
+        confidence: Confidence of all looks together, such as 0.95.
 
     Returns:
         √(V (V + τ²) / τ² · ln((V + τ²) / (V α²))) for the variance V, the effect τ and the error probability α.
@@ -128,7 +128,7 @@ def difference_of_shares(
 
     Args:
         canary: (events, requests), each int64 [devices] with at least one device and one request.
-        control: The same of the control's devices.
+        control: The same for the control's devices.
         effect: See `half_width`.
         confidence: See `half_width`.
     """
@@ -139,10 +139,12 @@ def difference_of_shares(
 
 
 def _variance(*arms: tuple[NDArray[np.int64], NDArray[np.int64]]) -> float:
-    """The larger of two: between devices, and of independent requests. The latter counts one event and one other more
-    than there were (Agresti and Caffo, The American Statistician 54, 2000), so that no events are not no variance."""
+    """Return the larger of two variances: between devices, and of independent requests. The latter adds one event and
+    one other request (Agresti and Caffo, The American Statistician 54, 2000), so that it is not 0 without events.
+    """
     devices = sum(events.size for events, _ in arms)
-    # One variance for both arms, as the null hypothesis has it: a canary of a few devices could not estimate its own.
+    # One variance for both arms, as under the null hypothesis, because a canary of few devices could not estimate its
+    # own.
     squares = sum(float(((events - events.sum() / requests.sum() * requests) ** 2).sum()) for events, requests in arms)
     of_a_device = squares / max(1, devices - len(arms))
     between = sum(events.size * of_a_device / float(requests.sum()) ** 2 for events, requests in arms)
@@ -158,18 +160,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """One side's devices, over the time since the look before.
+    """The devices of canary or control, over the time since the previous look.
 
-    Canary: reachable members, counted under the new bundle. Control: devices outside the share that were reachable when
-    the stage began, counted over the same time. Cloned, pinned and held devices are in neither.
+    The canary has the reachable members, counted under the new bundle. The control has the devices outside the share
+    that were reachable when the stage began, counted over the same time. Cloned, pinned and held devices are in
+    neither.
 
     Attributes:
-        requests: int64 [devices].
-        events: For each counted metric the requests that had it, int64 [devices].
+        requests: Int64 [devices].
+        events: Requests with the event, for each counted metric, int64 [devices].
         latency: Requests by latency bucket, int64 [devices, buckets], with the same bounds on all devices.
-        silent: bool [devices], seen before the stage and not since `silence_s`.
-        rolled_back: Devices whose own trial undid the bundle; 0 for the control.
-        pending: Reachable members that may change now and neither run the bundle nor rolled it back; 0 for the control.
+        silent: Bool [devices], seen before the stage and not since `silence_s`.
+        rolled_back: Number of devices whose own trial rolled the bundle back; 0 for the control.
+        pending: Number of reachable members that may change now and neither run the bundle nor rolled it back; 0 for
+            the control.
     """
 
     requests: NDArray[np.int64]
@@ -186,7 +190,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class MetricVerdict:
-    """One metric: its outcome, the shares with their interval, the p-value against the level of this look."""
+    """The verdict on a metric: its outcome, the shares with their interval, the p-value, and the level of this look."""
 
     name: str
     outcome: Outcome
@@ -197,14 +201,14 @@ class MetricVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome, and what each metric had to say."""
+    """The verdict on a stage: the outcome, and the verdict on each metric."""
 
     outcome: Outcome
     metrics: tuple[MetricVerdict, ...] = field(default=())
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons of the metrics that decided: those with this outcome."""
+        """The reasons of the metrics with this outcome."""
         return tuple(metric.reason for metric in self.metrics if metric.outcome is self.outcome)
 
 
@@ -213,17 +217,17 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
 
     1. Any metric fails: fail. A metric fails if it is worse by more than its margin and a random draw of devices would
        be as bad with a probability of at most `level`.
-    2. All metrics pass, and the quorum of members has taken the bundle: pass. A metric passes if the upper end of its
-       interval is within the margin.
-    3. Else inconclusive: too little data, or in between.
+    2. All metrics pass, and a quorum of members has the bundle: pass. A metric passes if the upper end of its interval
+       is within the margin.
+    3. Otherwise inconclusive: too little data, or a result in between.
 
     Without a control (the last stage of 100 %, and the soak) only devices that roll back or go silent are judged.
 
     Args:
         canary: The members.
-        control: The devices that stay as they are, with no devices if there are none.
-        settings: Of the cohort.
-        level: Error probability that each test may spend, `RolloutSettings.level`.
+        control: The unchanged devices; empty if there are none.
+        settings: The cohort's settings.
+        level: The error probability that each test may spend, see `RolloutSettings.level`.
     """
     metrics = [_rolled_back(canary, settings, level), _silent(canary, control, settings, level)]
     if control.devices:
@@ -237,7 +241,7 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
 
 
 def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
-    """A control device cannot roll back, so the comparison is with the share of trials that fail by chance."""
+    """Judge rolled back devices against the share of trials that fail by chance, since the control cannot roll back."""
     tried, failed = canary.devices + canary.rolled_back, canary.rolled_back
     share = failed / tried if tried else 0.0
     p = binomial_tail(tried, failed, settings.false_rollback)
@@ -292,7 +296,7 @@ def _decide(
 
 
 def _quantile_bucket(latency: NDArray[np.int64], quantile: float) -> int:
-    """The first bucket that lies beyond the control's quantile."""
+    """Return the first bucket beyond the control's quantile."""
     counts = latency.sum(axis=0)
     return int(np.searchsorted(np.cumsum(counts), quantile * counts.sum())) + 1
 

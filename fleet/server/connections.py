@@ -1,11 +1,12 @@
-"""The connections of one process: bounded by the files that it may open, so that nothing takes them from the others.
+"""The connections of a process, bounded by the files that it may open, so that no kind of connection starves the
+others.
 
-1. Parked polls have seven eighths of the files at most, each device its share of them. A poll beyond that is answered
-   at once, as one whose time is over: the device asks again after a random pause. No poll ends for another one of its
-   device, else two clones would wake each other for ever.
-2. Other connections make room for a new one, so an operator or a device that comes new always gets through: of the
-   address that has the most, those between two requests go first, the one that has been silent longest before the
-   others; then those whose request has not arrived whole; then those that are being answered.
+1. Parked polls use at most seven eighths of the files, each device its share of them. A further poll is answered at
+   once, as after its timeout, and the device asks again after a random pause. A poll never ends because of another poll
+   of its device; otherwise two clones would wake each other forever.
+2. Other connections are closed to make room for a new one, so that a new operator or device always gets through. The
+   address with the most connections gives way: first connections between two requests, the longest silent one first;
+   then those with an incomplete request; then those that are being answered.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
 from causeway_server.router.serving.http.aiohttp_connection import HttpRequest, is_between_requests, with_plain_path
 from causeway_server.router.trackers import FairShare, network_of
 
-MOST_FILES = 65_536
+MAX_FILES = 65_536
 _OTHER_FILES = 128  # the database, the log, the issuer of single sign-on
-_FILES_A_CONNECTION = 2  # its socket, and the file that it may be sending; a parked poll has its socket alone
+_FILES_A_CONNECTION = 2  # its socket, and a file that it may be sending; a parked poll has only its socket
 
 
 class Connection(Protocol):
-    """A connection that is not parked."""
+    """A connection that is not a parked poll."""
 
     @property
     def is_idle(self) -> bool:
@@ -44,36 +45,36 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Counts the connections; decides which one makes room for a new one.
+    """The count of connections, which decides which one makes room for a new one.
 
     Attributes:
-        parked: The shares of devices in the parked polls. (1)
+        parked: The shares of devices in the parked polls (1).
 
     Args:
-        most_files: How many files they may have open.
+        max_files: Maximum number of open files.
     """
 
-    def __init__(self, most_files: int = MOST_FILES) -> None:
-        self._most_files = most_files
-        self.parked = FairShare(most_files * 7 // 8)
+    def __init__(self, max_files: int = MAX_FILES) -> None:
+        self._max_files = max_files
+        self.parked = FairShare(max_files * 7 // 8)
         self._peers: dict[Connection, str] = {}
-        self._by_peer: dict[str, dict[Connection, None]] = {}  # the one that has been silent longest first
+        self._by_peer: dict[str, dict[Connection, None]] = {}  # the longest silent one first
 
     @property
     def others(self) -> int:
-        """How many connections are not parked."""
+        """The number of connections that are not parked."""
         return len(self._peers)
 
     def admit(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
-        """Count a new connection, for which another one may have to make room. (2)"""
-        if connection in self._peers:  # of a poll that has ended
+        """Count a new connection, closing another one if necessary (2)."""
+        if connection in self._peers:  # the connection of an ended poll
             return
-        if self.parked.held + _FILES_A_CONNECTION * (self.others + 1) > self._most_files and self._peers:
+        if self.parked.held + _FILES_A_CONNECTION * (self.others + 1) > self._max_files and self._peers:
             self._make_room(_peer_of(transport))
         self.add(connection, transport)
 
     def add(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
-        """Count a connection that is open already, such as one whose poll has ended."""
+        """Count an open connection, such as one whose poll has ended."""
         peer = self._peers[connection] = _peer_of(transport)
         self._by_peer.setdefault(peer, {})[connection] = None
 
@@ -85,7 +86,7 @@ class Connections:
             own[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """Count a connection no more: it is lost, or parked."""
+        """Stop counting a connection that is lost or parked."""
         peer = self._peers.pop(connection, None)
         if peer is not None:
             own = self._by_peer[peer]
@@ -95,7 +96,7 @@ class Connections:
 
     def _make_room(self, peer: str) -> None:
         own = self._by_peer.get(peer, {})
-        crowds = len(own) * len(self._by_peer) >= self.others  # the mean or more: the others need not be looked at
+        crowds = len(own) * len(self._by_peer) >= self.others  # at least the mean: the others need not be checked
         most = own if crowds else max(self._by_peer.values(), key=len)
         idle = (one for one in most if one.is_idle)
         arriving = (one for one in most if not one.is_answered)
@@ -149,14 +150,14 @@ class PlaneRequest(HttpRequest, web.Request):
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> PlaneRequest:
-    """Build a request, whose body has at most MAX_MESSAGE_BYTES: what `web.Server` takes as `request_factory`."""
+    """Build a request with a body of at most MAX_MESSAGE_BYTES. This is the `request_factory` of `web.Server`."""
     if isinstance(protocol, HttpConnection):
         protocol.arriving = payload
     loop, message = asyncio.get_running_loop(), with_plain_path(message)
     return PlaneRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_MESSAGE_BYTES)
 
 
-def files_of_connections(most_files: int) -> int:
-    """Return how many of `most_files` this process's connections may have open, as its file limit allows."""
+def files_of_connections(max_files: int) -> int:
+    """Return the number of files, at most `max_files`, that this process's connections may open under its limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most_files if soft == resource.RLIM_INFINITY else min(most_files, max(8, soft - _OTHER_FILES))
+    return max_files if soft == resource.RLIM_INFINITY else min(max_files, max(8, soft - _OTHER_FILES))

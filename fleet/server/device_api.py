@@ -37,7 +37,7 @@ from .plane import ControlPlane
 from .routes import ApiRoute, decode_body, read_body
 from .tokens import TOKEN_S
 
-LONGEST_POLL_S = 300.0
+MAX_POLL_S = 300.0
 Errors = tuple[type[CausewayError], ...]
 _BODY: Errors = (BodyTooLarge, InvalidJSON, InvalidRequest)
 _SIGNED: Errors = (
@@ -52,12 +52,12 @@ _Message = TypeVar("_Message", StatusReport, Telemetry, TokenRequest)
 
 
 class DeviceApi:
-    """The handlers. `enrolled` counts devices."""
+    """The handlers of devices' requests. `enrolled`: the number of devices that were enrolled."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._published = PublishedFolder(plane.folder)
-        self._revocations = (b"", "")  # the document and its ETag, as of a generation
+        self._revocations = (b"", "")  # the document and its ETag for a generation
         self._revocations_of = ""
         self._revocations_turn = anyio.Lock()
 
@@ -66,7 +66,7 @@ class DeviceApi:
         request = decode_body(await read_body(http), EnrolmentRequest)
         root = self._published.newest("root")
         if root is None:
-            raise NotPublished("nothing is signed yet: `causeway-fleet sign` makes the root that devices trust")
+            raise NotPublished("Nothing is signed yet. Run `causeway-fleet sign` to make the root that devices trust.")
         check_proof(request)
         device = await plane.enrolments.submit(request)
         return json_response(
@@ -104,19 +104,19 @@ class DeviceApi:
     async def wake(self, http: web.Request) -> web.StreamResponse:
         """Answer at once if the ETag is out of date, else at the next change."""
         wakes = self._plane.wakes
-        await read_body(http)  # what follows a poll on its connection is the next request
+        await read_body(http)  # bytes after a poll belong to the next request
         device = await self._caller(http)
         etag, wait_s = http.headers.get("if-none-match", ""), _seconds(http.query_string)
         generation = wakes.current(device.cohort)
         headers = {"etag": generation.etag, "cache-control": "no-store"}
         if generation.etag != etag:
             return json_response(Wake(cohort=device.cohort, now=self._plane.clock()), headers=headers)
-        if wait_s > 0 and not wakes.closing:  # without room it is answered at once
+        if wait_s > 0 and not wakes.closing:  # answered at once if there is no room
             wakes.polls.park(http, device.id, sys.intern(device.cohort), wait_s)
         return web.Response(status=304, headers=headers)
 
     async def _caller(self, http: web.Request) -> Device:
-        """Return the device that asks, as it was after the last revocation that this process knows."""
+        """Return the calling device, as of the last revocation known to this process."""
         name = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
         revocations = self._plane.wakes.revocations
         device = await self._plane.lookups.submit(name)
@@ -124,7 +124,7 @@ class DeviceApi:
             revocations = self._plane.wakes.revocations
             device = await self._plane.lookups.submit(name)
         if device.revoked is not None:
-            raise refusals.DeviceRevoked(f"{name} was revoked: enrol with a new key and a new join token")
+            raise refusals.DeviceRevoked(f"{name} was revoked. Enrol with a new key and a new join token.")
         return device
 
     async def jwks(self, _http: web.Request) -> web.StreamResponse:
@@ -133,7 +133,7 @@ class DeviceApi:
         )
 
     async def revocations(self, http: web.Request) -> web.StreamResponse:
-        """Read the list from the database only after a change, and once: every gateway polls every few seconds."""
+        """Answer with the list, read from the database once per change, since every gateway polls every few seconds."""
         async with self._revocations_turn:
             generation = self._plane.wakes.revocations.etag
             if generation != self._revocations_of:
@@ -159,13 +159,13 @@ class DeviceApi:
             raise
 
     def _check_sender(self, http: web.Request, device: str) -> None:
-        """Name the sender of a message that another device has signed, if its bearer token tells."""
+        """Refuse a message whose bearer token belongs to another device than the one that the message names."""
         try:
             sender = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
         except AuthenticationFailed:
             return
         if sender != device:
-            raise refusals.ForeignDevice(f"the message names {device!r}, but its token is that of {sender!r}")
+            raise refusals.ForeignDevice(f"The message names {device!r}, but its token belongs to {sender!r}.")
 
 
 class NotPublished(CausewayError, status=503, code="not_published"):
@@ -194,7 +194,7 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
         ApiRoute("POST", "/v1/token", api.token, "Issue a token of ten minutes.", "device", request=TokenRequest,
                  response=IssuedToken, headers=signature, errors=token_errors),
         ApiRoute("GET", "/v1/wake", api.wake, "Wait until something is new for the device's cohort.", "device",
-                 response=Wake, query={"wait": f"Seconds, at most {LONGEST_POLL_S:.0f}."},
+                 response=Wake, query={"wait": f"Seconds, at most {MAX_POLL_S:.0f}."},
                  headers={"if-none-match": "The newest ETag that the device has seen."},
                  errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
                          InvalidRequest, *_AWAY)),
@@ -212,12 +212,12 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
 
 
 def _seconds(query: str) -> float:
-    """Return `wait` of a query."""
+    """Return the parameter `wait` of a query, in seconds."""
     text = dict(parse_qsl(query)).get("wait", "0")
     try:
         wait_s = float(text)
     except ValueError:
         wait_s = float("nan")
     if not wait_s >= 0:
-        raise InvalidRequest(f"wait: a number of seconds, not {text[:40]!r}", param="wait")
-    return min(wait_s, LONGEST_POLL_S)
+        raise InvalidRequest(f"`wait` must be a number of seconds, not {text[:40]!r}.", param="wait")
+    return min(wait_s, MAX_POLL_S)

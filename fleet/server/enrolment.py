@@ -1,4 +1,4 @@
-"""Enrolment: a join token and the proof of a key become an identity."""
+"""Enrolment of devices: a join token and the proof of a key become an identity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .refusals import (
 
 
 def verified(public_key: str, signature: str, signed: bytes) -> bool:
-    """Whether an Ed25519 signature is valid; key and signature in base64url."""
+    """Return whether an Ed25519 signature is valid; key and signature in base64url."""
     try:
         _key(public_key).verify(urlsafe_b64decode(signature + "=" * (-len(signature) % 4)), signed)
     except (InvalidSignature, ValueError):
@@ -45,23 +45,23 @@ def _key(public_key: str) -> Ed25519PublicKey:
 
 
 def check_proof(request: EnrolmentRequest) -> None:
-    """Raise EnrolmentProofInvalid unless the device holds the key that it wants to enrol."""
+    """Check that the device holds the key that it wants to enrol. Raises EnrolmentProofInvalid."""
     if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):
-        raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
+        raise EnrolmentProofInvalid("The proof is not a signature of this key over this token.")
 
 
 class Enrolling(msgspec.Struct, frozen=True):
     """Enrols devices. `handle` is the work of a `fleet.store.database.Grouped`.
 
     1. The device holds its key: `check_proof`, before its request waits for a transaction.
-    2. This control plane made the token. A device that repeats its request after a lost answer gets the same answer
-       again, and the token loses one use only.
+    2. This control plane issued the token. A device that repeats its request after a lost answer gets the same answer
+       again, and the token loses only one use.
     3. The token is not expired and has a use left.
-    4. The token's labels win over those of the device. The cohort is the token's, or the first one that matches.
+    4. The token's labels override those of the device. The cohort is the token's, or the first one that matches.
     5. The name is free.
 
     Attributes:
-        fleet: The fleet, for its cohorts.
+        fleet: The fleet with its cohorts.
         clock: Unix time, s.
     """
 
@@ -74,11 +74,11 @@ class Enrolling(msgspec.Struct, frozen=True):
         """Enrol devices in one transaction.
 
         Raises:
-            DeviceNameTaken: Another process took the name or the key of the only one meanwhile.
+            DeviceNameTaken: Another process took the name or the key of the group's only device meanwhile.
             IntegrityError: Another process took one of them; `Grouped` handles each alone then.
         """
         answers: dict[int, Device | CausewayError] = {}
-        # By token, as every process locks them: else two of them could wait for each other.
+        # Sorted by token, so that all processes lock in the same order and cannot deadlock.
         for index, request in sorted(enumerate(requests), key=lambda one: one[1].token):
             try:
                 answers[index] = await self._enrol(connection, request)
@@ -91,23 +91,18 @@ class Enrolling(msgspec.Struct, frozen=True):
         return [answers[index] for index in range(len(requests))]
 
     async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> Device:
-        """Enrol one device.
-
-        Raises:
-            JoinTokenUnknown: (2).
-            DeviceRevoked: (2), and the device was revoked since.
-            JoinTokenExpired: (3).
-            JoinTokenUsed: (3).
-            NoCohort: (4).
-            DeviceNameTaken: (5).
+        """Enrol a device. Raises: JoinTokenUnknown: The token is unknown (2). DeviceRevoked: The request is a
+        repetition (2), but the device was revoked since. JoinTokenExpired: The token has expired (3). JoinTokenUsed:
+        The token has no uses left (3). NoCohort: There is no matching cohort (4).
+        DeviceNameTaken: The name is not free (5).
         """
         token = await find_join_token(connection, request.token)
         if token is None:  # (2)
-            raise JoinTokenUnknown("no such join token was made here: make one with `causeway-fleet enroll`")
+            raise JoinTokenUnknown("The join token is unknown. Make one with `causeway-fleet enroll`.")
         known = await read_device(connection, public_key=request.public_key)
         if known is not None and known.join_token == token.hash:
             if known.revoked is not None:
-                raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
+                raise DeviceRevoked(f"{known.id} was revoked. Enrol with a new key and a new join token.")
             return known
         now = self.clock()
         _check(token, now)
@@ -134,22 +129,20 @@ def _taken(name: str) -> str:
 
 
 def _check(token: JoinToken, now: float) -> None:
-    """(3)"""
+    """Check expiry and uses of a join token (3)."""
     if now >= token.expires:
-        raise JoinTokenExpired("the join token has expired: make a new one with `causeway-fleet enroll`")
+        raise JoinTokenExpired("The join token has expired. Make a new one with `causeway-fleet enroll`.")
     if token.uses_left < 1:
-        raise JoinTokenUsed(
-            "the join token has enrolled as many devices as it may; if you did not use it, it was stolen"
-        )
+        raise JoinTokenUsed("The join token has no uses left. If you did not use it, it was stolen.")
 
 
 def _cohort(fleet: FleetDoc, token: JoinToken, labels: dict[str, str]) -> str:
-    """(4)"""
+    """Return the cohort of a new device (4)."""
     if token.cohort:
         if token.cohort not in fleet.cohorts:
-            raise NoCohort(f"the join token is for the cohort {token.cohort!r}, which the fleet no longer has")
+            raise NoCohort(f"The join token is for the cohort {token.cohort!r}, which the fleet no longer has.")
         return token.cohort
     cohort = cohort_of(fleet, labels)
     if cohort is None:
-        raise NoCohort(f"no cohort of the fleet matches the labels {labels}")
+        raise NoCohort(f"No cohort of the fleet matches the labels {labels}.")
     return cohort

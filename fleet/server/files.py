@@ -1,8 +1,8 @@
 """Files: the operators' page at `/console`, and the published folder of signed metadata, manifests and blobs.
 
-The page is the same for everyone; it asks the operators' API. The published folder is as a CDN would carry it: every
-file but two never changes under its name, so a cache may keep it for ever. `timestamp.json` and `root.json` are
-revalidated on each request. Ranges are served, so a device resumes a download.
+The page is public and uses the operators' API. The published folder has the layout for a CDN: all files but two never
+change under their names, so a cache may keep them forever. `timestamp.json` and `root.json` are revalidated on each
+request. Ranges are served, so that a device can resume a download.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def file_routes(published: Path) -> list[ApiRoute]:
         name = request.path.lstrip("/")
         changes = name in _CHANGING
         if not changes and _FOREVER.fullmatch(name) is None:
-            raise NotFound(f"no such file: {name[:200]}")
+            raise NotFound(f"File {name[:200]} not found.")
         if not (published / name).is_file():
-            raise NotFound(f"no such file: {name[:200]}")
+            raise NotFound(f"File {name[:200]} not found.")
         kind = "application/json" if name.endswith(".json") else "application/octet-stream"
         headers = {"cache-control": FRESH if changes else IMMUTABLE, "content-type": kind}
         return web.FileResponse(published / name, headers=headers)
@@ -53,7 +53,7 @@ def file_routes(published: Path) -> list[ApiRoute]:
 
 
 def console_routes() -> list[ApiRoute]:
-    """Return the routes of the page; `/` leads to it."""
+    """Return the routes of the page; `/` redirects to it."""
     summary = "The operators' page."
     return [
         ApiRoute("GET", "/", _to_page, summary, status=302, content_type="text/html"),

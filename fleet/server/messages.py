@@ -1,12 +1,12 @@
-"""Authenticated messages of devices: status reports, telemetry, token requests. Many of them are one transaction.
+"""Authenticated messages of devices: status reports, telemetry, token requests. Many messages share a transaction.
 
 For each message, in the order of arrival:
 
 1. The device is enrolled, and not revoked.
 2. The signature verifies with its key, or the MAC of a report or of telemetry with its report key.
-3. The message is no replay: a report's `seq` grows within a boot; a token request's `sent` grows and is near now.
-   Telemetry that was counted before is accepted again, and not counted.
-4. It changes the device's row, which is written once for all its messages.
+3. The message is not a replay: a report's `seq` grows within a boot; a token request's `sent` grows and is near now.
+   Repeated telemetry is accepted, but not counted again.
+4. The message changes the device's row, which is written once for all its messages.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from .tokens import ReportKeys
 _BOOTS = 16
 _ARRIVALS = 8
 FRESH_S = 300.0
-"""How far `sent` of a token request may be off."""
+"""The maximum deviation of a token request's `sent`, in seconds."""
 _RETRY_S = 60.0
 Message = StatusReport | Telemetry | TokenRequest
 
 
 class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The last boots of a device, by which replays, repeated telemetry and clones are found.
+    """The last boots of a device, by which replays, repeated telemetry and clones are detected.
 
     Attributes:
-        arrivals: The boot ids of its reports in order of arrival, repetitions left out, the last 8.
-        reports: The newest `seq` of a status report of each of the last 16 boots.
-        telemetry: The newest `seq` of telemetry of each of the last 16 boots.
+        arrivals: The last 8 boot ids of its reports in order of arrival, without repetitions.
+        reports: The newest `seq` of status reports, for each of the last 16 boots.
+        telemetry: The newest `seq` of telemetry, for each of the last 16 boots.
     """
 
     arrivals: tuple[str, ...] = ()
@@ -57,14 +57,13 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def cloned(self) -> bool:
-        """Whether two machines report with this identity: a boot id returned after another one was seen.
-
-        A device that restarts has a new boot id and never the old one again; two machines report by turns.
+        """Whether two machines report with this identity, so that a boot id returned after another one. A device that
+        restarts has a new boot id and never the old one again; two machines alternate.
         """
         return len(set(self.arrivals)) < len(self.arrivals)
 
     def with_report(self, boot: str, seq: int) -> BootHistory | None:
-        """Return the history after a status report, or None if it is a replay."""
+        """Return the history after a status report; None if the report is a replay."""
         if seq <= self.reports.get(boot, -1):
             return None
         arrivals = self.arrivals
@@ -73,14 +72,14 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, arrivals=arrivals, reports=_noted(self.reports, boot, seq))
 
     def with_telemetry(self, boot: str, seq: int) -> BootHistory | None:
-        """Return the history after telemetry, or None if it was counted before."""
+        """Return the history after telemetry; None if it was counted before."""
         if seq <= self.telemetry.get(boot, -1):
             return None
         return msgspec.structs.replace(self, telemetry=_noted(self.telemetry, boot, seq))
 
 
 def _noted(seqs: dict[str, int], boot: str, seq: int) -> dict[str, int]:
-    """The newest boot is last; the oldest is forgotten."""
+    """Return the numbers with that of the newest boot last; the oldest boot is dropped."""
     kept = {name: value for name, value in seqs.items() if name != boot}
     return dict([*kept.items(), (boot, seq)][-_BOOTS:])
 
@@ -91,8 +90,8 @@ class SignedMessage(msgspec.Struct, frozen=True):
     Attributes:
         path: The path that it was posted to.
         body: The exact bytes.
-        signature: Ed25519, by the device key, base64url; "" if there is a MAC.
-        mac: The header `MAC_HEADER`, "" without one.
+        signature: The Ed25519 signature by the device key, base64url; "" if there is a MAC.
+        mac: The header `MAC_HEADER`; "" without one.
     """
 
     message: Message
@@ -110,11 +109,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """Handles messages. `handle` is the work of a `fleet.store.database.Grouped`.
+    """The handler of messages. `handle` is the work of a `fleet.store.database.Grouped`.
 
     Attributes:
-        pace: Returns the pace of a cohort.
-        clock: Unix time, s.
+        pace: A function that returns the pace of a cohort.
+        clock: The clock, unix time in seconds.
         keys: The devices' report keys.
     """
 
@@ -148,7 +147,7 @@ class Messages(msgspec.Struct, frozen=True):
     async def _grant(
         self, connection: AsyncConnection, group: _Group, answers: list[Answer | CausewayError], asking: list[int]
     ) -> None:
-        """Tell each device that reported whether it may change."""
+        """Decide for each reporting device whether it may change."""
         reports = [
             (index, group.devices[answer.device.id]) for index in asking if isinstance(answer := answers[index], Answer)
         ]
@@ -156,7 +155,7 @@ class Messages(msgspec.Struct, frozen=True):
             device.site for _, device in reports if device.site and _wants(device) and self.pace(device.cohort).per_site
         }
         busy = dict(await changing_at(connection, limited, group.now)) if limited else {}
-        for device in group.devices.values():  # as they are after this group's reports
+        for device in group.devices.values():  # in their state after this group's reports
             if device.site in limited and device.state in CHANGING:
                 busy[device.id] = device.site
         for index, device in reports:
@@ -171,7 +170,7 @@ class Messages(msgspec.Struct, frozen=True):
 
 
 class _Group:
-    """The devices of one transaction, changed message by message."""
+    """The devices of a transaction, changed message by message."""
 
     def __init__(self, devices: dict[str, Device], now: float, keys: ReportKeys) -> None:
         self._keys = keys
@@ -190,7 +189,7 @@ class _Group:
         self._changed[device.id] = None
 
     def accept(self, signed: SignedMessage) -> Device:
-        """Check a message, note what it changes, and return the device after it. Raises CausewayError."""
+        """Check a message, apply its changes, and return the changed device. Raises CausewayError."""
         message = signed.message
         device = self._sender(signed)
         if isinstance(message, StatusReport):
@@ -204,23 +203,23 @@ class _Group:
         return after
 
     def _sender(self, signed: SignedMessage) -> Device:
-        """(1), (2)"""
+        """Return the authenticated sender of a message (1) (2)."""
         device = self.devices.get(signed.message.device)
         if device is None:
-            raise DeviceUnknown(f"the device {signed.message.device!r} is not enrolled here")
+            raise DeviceUnknown(f"The device {signed.message.device!r} is not enrolled here.")
         if device.revoked is not None:
-            raise DeviceRevoked(f"{device.id} was revoked: enrol with a new key and a new join token")
+            raise DeviceRevoked(f"{device.id} was revoked. Enrol with a new key and a new join token.")
         if signed.mac and not isinstance(signed.message, TokenRequest):
             self._keys.check(device.id, signed.mac, signed.path, signed.body, self.now)
         elif not verified(device.public_key, signed.signature, signed_bytes(signed.path, signed.body)):
-            raise SignatureInvalid(f"the message is not signed by the key of {device.id!r}")
+            raise SignatureInvalid(f"The message is not signed by the key of {device.id!r}.")
         return device
 
     def _report(self, device: Device, report: StatusReport) -> Device:
         """(3), (4)"""
         history = msgspec.json.decode(device.boots_json, type=BootHistory).with_report(report.boot, report.seq)
         if history is None:
-            raise StatusReplayed(f"boot {report.boot}: a report with seq {report.seq} or later arrived before")
+            raise StatusReplayed(f"Boot {report.boot}: a report with seq {report.seq} or later has already arrived.")
         now = self.now
         after = msgspec.structs.replace(
             device,
@@ -258,9 +257,11 @@ class _Group:
     def _token(self, device: Device, request: TokenRequest) -> Device:
         """(3), (4)"""
         if not abs(request.sent - self.now) <= FRESH_S:
-            raise RequestStale("`sent` is more than five minutes off: take the time from the header `Date`, ask again")
+            raise RequestStale(
+                "`sent` is more than five minutes off. Take the time from the header `Date`, and ask again."
+            )
         if request.sent <= device.token_sent:
-            raise TokenRequestReplayed("a token request with this or a later `sent` was answered before")
+            raise TokenRequestReplayed("A token request with this or a later `sent` was already answered.")
         return msgspec.structs.replace(device, last_seen=self.now, token_sent=request.sent)
 
 
@@ -269,12 +270,12 @@ def _shown(device: Device) -> tuple[object, ...]:
 
 
 def _wants(device: Device) -> bool:
-    """Whether the device waits to change."""
+    """Return whether the device waits to change."""
     return device.wanted is not None and device.wanted != device.running and device.state not in CHANGING
 
 
 def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bool:
-    """Return permission for a device that is changing already, and for one that has no other bundle to change to."""
+    """Return the permission of a device that is already changing, or that has no other bundle to change to."""
     if device.state in CHANGING or not _wants(device):
         return True
     others = sum(site == device.site for name, site in busy.items() if name != device.id)

@@ -1,4 +1,4 @@
-"""The parts that the control plane's routes share, the tasks that belong to them, and the routes that watch them."""
+"""The shared components of the control plane's routes, their background tasks, and the routes for monitoring."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from .tokens import TokenKey
 from .wakes import Wakes
 
 _TIDY_S = 3600.0
-_STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # how long the wall clock must have run without a step before rows are deleted
-_log = logging.getLogger(__name__)
+_STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # time without a step of the wall clock before rows are deleted
+log = logging.getLogger(__name__)
 
 
 class ControlPlane:
-    """One process of the control plane.
+    """The components of a process of the control plane.
 
     Attributes:
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
-        fleet: `fleet.yaml` as it was read.
+        fleet: The content of `fleet.yaml`.
         key: The key that signs the devices' tokens.
-        wakes: Parked polls, and each cohort's pace.
-        messages: Devices' signed messages.
-        lookups: Reads devices by id, many in one transaction.
-        enrolments: Enrols devices, many in one transaction: a flood of them holds up other writers for one.
-        readiness: Reads nothing, for all that wait in one transaction.
+        wakes: The parked polls, and each cohort's pace.
+        messages: The handler of devices' signed messages.
+        lookups: The reader of devices by id, many in one transaction.
+        enrolments: The enrolment of devices, many in one transaction, so that a flood delays other writers only once.
+        readiness: An empty transaction, shared by all waiting readiness checks.
         clock: Unix time, s.
     """
 
@@ -77,7 +77,7 @@ class ControlPlane:
         self.readiness: Grouped[None, None] = Grouped(store.read, _answers)
 
     async def run(self) -> None:
-        """Handle messages, watch the generations, and tidy up, until cancelled."""
+        """Handle messages, watch the generations, and delete old rows, until cancelled."""
         async with anyio.create_task_group() as tasks:
             for grouped in (self.messages, self.lookups, self.enrolments, self.readiness):
                 tasks.start_soon(grouped.run)
@@ -89,11 +89,11 @@ class ControlPlane:
             try:
                 await self.tidy(time.monotonic())
             except StoreUnavailable as error:
-                _log.warning("old rows stay for another hour: %s", error.message)
+                log.warning("Old rows stay for another hour: %s.", error.message)
             await anyio.sleep(_TIDY_S)
 
     async def tidy(self, monotonic: float) -> None:
-        """Delete old rows, unless the wall clock has stepped lately: it may be wrong. Raises StoreUnavailable.
+        """Delete old rows, unless the wall clock has stepped recently and may be wrong. Raises StoreUnavailable.
 
         Args:
             monotonic: The monotonic clock, s.
@@ -107,15 +107,15 @@ class ControlPlane:
 
 
 class SteadyClock:
-    """Tells whether the wall clock has run beside the monotonic clock for hours, without a step."""
+    """A check that the wall clock has not stepped against the monotonic clock for hours."""
 
     def __init__(self) -> None:
         self._offset = math.nan
         self._since = math.inf
 
     def holds(self, unix: float, monotonic: float) -> bool:
-        """Compare both clocks, s. Call this about once an hour."""
-        if not abs(unix - monotonic - self._offset) <= _STEP_S:  # also at the first call
+        """Return whether the clocks (seconds) have agreed for long enough. Call this about once an hour."""
+        if not abs(unix - monotonic - self._offset) <= _STEP_S:  # true at the first call, too
             self._since = monotonic
         self._offset = unix - monotonic
         return monotonic - self._since >= _STEADY_S
@@ -128,11 +128,11 @@ async def _answers(connection: AsyncConnection, asked: Sequence[None]) -> Sequen
 
 async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Device | CausewayError]:
     found = await read_devices(connection, set(names))
-    return [found.get(name) or DeviceUnknown(f"the device {name!r} is not enrolled here") for name in names]
+    return [found.get(name) or DeviceUnknown(f"The device {name!r} is not enrolled here.") for name in names]
 
 
 def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gauge]:
-    """Yield the metrics. Alert on problems and on devices ahead; only the process that leads has values above 0."""
+    """Yield the metrics. Alert on problems and on devices ahead; only the leading process has values above 0."""
     polls, messages = plane.wakes.polls, plane.messages
     yield Gauge("causeway_fleet_parked_polls", "Polls that wait for something new.", polls.parked)
     text = "Polls that were answered at once, as there was no room to park them."
@@ -153,7 +153,7 @@ def _gauges(plane: ControlPlane, controller: Controller | None) -> Iterator[Gaug
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:
-    """Return the three routes. `controller`: of the operators' side, for its metrics."""
+    """Return the monitoring routes. `controller`: the controller, for its metrics; None without operators."""
     registry = CollectorRegistry()
     registry.register(GaugeCollector(partial(_gauges, plane, controller)))
 
@@ -162,7 +162,7 @@ def health_routes(plane: ControlPlane, controller: Controller | None = None) -> 
 
     async def readyz(_http: web.Request) -> web.StreamResponse:
         if plane.wakes.closing:
-            raise Draining("the control plane is shutting down")
+            raise Draining("The control plane is shutting down.")
         await plane.readiness.submit(None)
         return json_response({"status": "ready"})
 

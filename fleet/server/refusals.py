@@ -1,4 +1,4 @@
-"""The reasons for which the control plane refuses a message, each with a code that the device acts on."""
+"""The reasons for which the control plane refuses a message, each with a code to which the device reacts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from causeway_server.router.errors import AuthenticationFailed, CausewayError, P
 
 
 class JoinTokenUnknown(AuthenticationFailed, code="join_token_unknown"):
-    """No such join token was made here."""
+    """The join token is unknown."""
 
 
 class JoinTokenUsed(PermissionDenied, code="join_token_used"):
-    """The join token has enrolled as many devices as it may. Not used by you, it was stolen: revoke that device."""
+    """The join token has no uses left. If you did not use it, it was stolen: revoke the device that did."""
 
 
 class JoinTokenExpired(PermissionDenied, code="join_token_expired"):
@@ -28,7 +28,7 @@ class DeviceNameTaken(PermissionDenied, status=409, code="device_name_taken"):
 
 
 class NoCohort(PermissionDenied, code="no_cohort"):
-    """No cohort of the fleet matches the device's labels, or the join token names one that no longer exists."""
+    """No cohort of the fleet matches the device's labels, or the join token's cohort no longer exists."""
 
 
 # --- signed messages -------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class DeviceUnknown(AuthenticationFailed, code="device_unknown"):
 
 
 class DeviceRevoked(PermissionDenied, code="device_revoked"):
-    """The device was revoked: it has to enrol again, with a new key."""
+    """The device was revoked, and must enrol again with a new key."""
 
 
 class SignatureInvalid(AuthenticationFailed, code="signature_invalid"):
@@ -47,11 +47,13 @@ class SignatureInvalid(AuthenticationFailed, code="signature_invalid"):
 
 
 class ForeignDevice(PermissionDenied, code="foreign_device"):
-    """The message is signed by another device than it names, by the token that came with it."""
+    """The message's token belongs to another device than the message names."""
 
 
 class RequestStale(AuthenticationFailed, code="request_stale"):
-    """`sent` is more than five minutes off: take the time from the response's header `Date`, and ask again."""
+    """The request's `sent` is more than five minutes off: take the time from the response's header `Date`, and ask
+    again.
+    """
 
 
 class TokenRequestReplayed(CausewayError, status=409, type="invalid_request_error", code="token_request_replayed"):

@@ -1,4 +1,4 @@
-"""The control plane's routes as values, which the OpenAPI document is made from too, and their errors as JSON."""
+"""The control plane's routes as values, from which the OpenAPI document is made, too, and their errors as JSON."""
 
 from __future__ import annotations
 
@@ -29,27 +29,21 @@ from causeway_server.router.web_origins import WebOrigins
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 Caller = Literal["anyone", "device", "viewer", "operator", "approver"]
 Body = TypeVar("Body")
-# Any `Host`: behind a proxy it is any name, and all but the signed files needs a token or a session's cookie, which a
-# page under a name of its own does not have.
+# Any `Host` is allowed: behind a proxy it can be any name, and everything except the signed files needs a token or a
+# session's cookie, which a page under a foreign name does not have.
 _ORIGINS = WebOrigins()
 _PATTERN = re.compile(r"\{([a-z0-9_]+):[^}]*\}")
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class ApiRoute(msgspec.Struct, frozen=True):
-    """One route.
-
-    Attributes:
-        path: As aiohttp reads it, such as ``/v1/devices/{id}``.
-        summary: For the OpenAPI document.
-        caller: The role or client that may call it; documented here, checked by the handler.
-        request: The struct of the JSON body; None: none.
-        response: The struct of the JSON answer; None: none, or no JSON.
-        status: The HTTP status of success.
-        errors: The error classes that the handler raises, for the OpenAPI document.
-        query: Names of query parameters, with their meaning.
-        headers: Names of request headers, with their meaning.
-        content_type: The type of an answer that is not JSON.
+    """A route. Attributes: path: The path pattern of aiohttp, such as ``/v1/devices/{id}``. summary: The summary in the
+    OpenAPI document. caller: The role or client that may call it, for the document; the handler checks it. request:
+    The struct of the JSON body; None for no body. response: The struct of the JSON answer; None for an empty or
+    other answer.
+    status: The HTTP status of success. errors: The error classes that the handler raises, for the OpenAPI document.
+    query: Names of query parameters, with their meaning. headers: Names of request headers, with their meaning.
+    content_type: The type of an answer that is not JSON.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -67,21 +61,21 @@ class ApiRoute(msgspec.Struct, frozen=True):
 
 
 class ClientLeft(ConnectionError):
-    """A connection ended amid a request's body: aiohttp answers nothing, and nothing of ours failed."""
+    """The connection ended within a request's body, so there is no answer, and no fault of ours."""
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body, of at most MAX_MESSAGE_BYTES: `build_app` bounds what is read. It is empty or JSON.
+    """Return the whole body, which is empty or JSON. `build_app` bounds it to MAX_MESSAGE_BYTES.
 
     Raises:
-        BodyTooLarge: It has more; the rest is not read.
-        ClientLeft: The client closed its connection, or it was closed, before the body was whole.
-        UnsupportedMediaType: It is not said to be JSON, or is compressed.
+        BodyTooLarge: The body is larger; the rest is not read.
+        ClientLeft: The connection was closed before the body was complete.
+        UnsupportedMediaType: The headers do not declare JSON, or the body is compressed.
     """
     try:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"the body has more than {MAX_MESSAGE_BYTES} bytes") from error
+        raise BodyTooLarge(f"The body has more than {MAX_MESSAGE_BYTES} bytes.") from error
     except ConnectionError as error:
         raise ClientLeft from error
     if body:
@@ -93,7 +87,7 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
     """Parse a JSON body.
 
     Raises:
-        InvalidJSON: Not JSON.
+        InvalidJSON: The body is not JSON.
         InvalidRequest: A field is missing or has a wrong value; the message names it.
     """
     try:
@@ -101,14 +95,12 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidJSON(f"the body is not valid JSON, or nested too deeply: {error}") from error
+        raise InvalidJSON(f"The body is not valid JSON, or nested too deeply: {error}.") from error
 
 
 def errors_as_json(handler: Handler) -> Handler:
-    """Return a handler that refuses pages of other origins, answers errors with their JSON object, and logs and hides
-    those that are no CausewayError.
-
-    A wrapper, not a middleware: aiohttp's middlewares cost a tenth of a status post.
+    """Return a handler that refuses pages of other origins, answers errors as JSON, and logs and hides unexpected
+    errors. It is a wrapper, because aiohttp's middlewares cost a tenth of a status report.
     """
 
     async def run(request: web.Request) -> web.StreamResponse:
@@ -120,9 +112,9 @@ def errors_as_json(handler: Handler) -> Handler:
         except (web.HTTPException, ClientLeft):
             raise
         except Exception:
-            _log.exception("%s %s failed", request.method, request.path)
-            response = error_response(CausewayError("the control plane failed; its log says why"))
-        if not request.content.is_eof():  # a body that was refused is not read
+            log.exception("%s %s failed.", request.method, request.path)
+            response = error_response(CausewayError("The control plane failed. Its log has the reason."))
+        if not request.content.is_eof():  # the rest of a refused body is not read
             response.force_close()
         return response
 
@@ -131,22 +123,17 @@ def errors_as_json(handler: Handler) -> Handler:
 
 @errors_as_json
 async def nothing_here(request: web.Request) -> web.StreamResponse:
-    """Answer a request that matches no route: the path or the method is unknown."""
+    """Raise the error for an unknown path or method."""
     resources = [one for one in request.app.router.resources() if one.canonical == request.path]
     methods = {route.method for resource in resources for route in resource}
     if methods:
         allow = ", ".join(sorted(methods))
-        raise MethodNotAllowed(f"{request.path} takes {allow}", allow=allow)
-    raise NotFound(f"there is nothing at {request.path[:200]}")
+        raise MethodNotAllowed(f"{request.path} allows {allow}.", allow=allow)
+    raise NotFound(f"Path {request.path[:200]} not found.")
 
 
 def fleet_document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]:
-    """Return the document.
-
-    Args:
-        routes: Every route that is served.
-        version: The version of this program.
-    """
+    """Return the OpenAPI document. Args: routes: Every route that is served. version: The version of this program."""
     return openapi_document("Causeway fleet", version, [_operation(route) for route in routes], {"bearerFormat": "JWT"})
 
 

@@ -1,7 +1,7 @@
 """Credentials of devices: tokens, and keys with which they authenticate reports and telemetry.
 
-Tokens are JWTs that the control plane and the cloud gateways accept, signed with this server's key. A device gets a
-report key with each token, as verifying an Ed25519 signature takes 68 µs, a MAC 3 µs.
+Tokens are JWTs, signed with this server's key, which the control plane and the cloud gateways accept. A device gets a
+report key with each token, because verifying an Ed25519 signature takes 68 µs, a MAC 3 µs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from causeway_server.router.serving.folders import write_new
 from .refusals import SignatureInvalid, TokenExpired
 
 SKEW_S = 30.0
-"""How long a token and its report key are accepted after their end."""
+"""The time for which a token and its report key are accepted after their end, in seconds."""
 TOKEN_S = 600.0
 TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
 _SCOPE = "chat jobs"
@@ -34,13 +34,11 @@ _REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 
 class ReportKeys:
-    """Issues report keys and checks messages.
-
-    A key is derived from this server's secret, the device and the time at which it ends, which is its id: no process
-    stores it, and a message of another device, or of a later time, has another key.
+    """The issuer of report keys and checker of messages. A key is derived from this server's secret, the device and its
+    end time, which is its id, so it is not stored. Another device, or a later time, has another key.
 
     Args:
-        private: The key that signs the tokens. The secret is derived from it: processes that share it agree.
+        private: The key that signs the tokens, from which the secret is derived, so that all processes agree.
     """
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
@@ -56,20 +54,20 @@ class ReportKeys:
 
         Args:
             device: The device that the message names.
-            mac: The header's value.
+            mac: The value of the header.
             path: The path that it was posted to.
             body: The exact bytes.
             now: Unix seconds.
 
         Raises:
-            SignatureInvalid: The device has no such key, or the message is altered.
+            SignatureInvalid: The device does not have this key, or the message was altered.
             TokenExpired: The key has ended.
         """
         key = self._key(device, mac.partition(".")[0])
         if not hmac.compare_digest(mac.encode(errors="replace"), mac_header(key, path, body).encode(errors="replace")):
-            raise SignatureInvalid(f"the message is not authenticated by a key of {device!r}")
+            raise SignatureInvalid(f"The message is not authenticated by a key of {device!r}.")
         if now >= int(key.id) + SKEW_S:
-            raise TokenExpired("the report key has ended with its token: ask for a new token, or sign")
+            raise TokenExpired("The report key has expired with its token. Request a new token, or sign the message.")
 
     def _key(self, device: str, name: str) -> ReportKey:
         content = f"{name}\n{device}".encode(errors="replace")
@@ -77,7 +75,7 @@ class ReportKeys:
 
 
 class TokenKey:
-    """Signs and verifies tokens.
+    """The key that signs and verifies tokens.
 
     Attributes:
         jwks: The public key as a JSON Web Key Set, for the gateways.
@@ -117,16 +115,16 @@ class TokenKey:
         """Return the device that an `Authorization` header names.
 
         Args:
-            authorization: The header's value, "" for none.
+            authorization: The header's value; "" for none.
             now: Unix seconds.
 
         Raises:
-            AuthenticationFailed: No bearer token, or not one of this key.
-            TokenExpired: It has expired.
+            AuthenticationFailed: There is no bearer token, or it is not signed by this key.
+            TokenExpired: The token has expired.
         """
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise AuthenticationFailed("send `Authorization: Bearer <token>`; POST /v1/token issues tokens")
+            raise AuthenticationFailed("Send `Authorization: Bearer <token>`. POST /v1/token issues tokens.")
         try:
             claims = jwt.decode(
                 token.strip(),
@@ -138,30 +136,30 @@ class TokenKey:
                 options={"verify_exp": False, "verify_nbf": False, "verify_iat": False, "require": _REQUIRED},
             )
         except jwt.PyJWTError as error:
-            raise AuthenticationFailed(f"the token is not one of this control plane: {error}") from error
+            raise AuthenticationFailed(f"The token was not issued by this control plane: {error}.") from error
         if not now < float(claims["exp"]) + SKEW_S:
-            raise TokenExpired("the token has expired: ask for a new one")
+            raise TokenExpired("The token has expired. Request a new one.")
         return str(claims["sub"])
 
 
 def load_token_key(path: Path, issuer: str) -> TokenKey:
-    """Read the private key, a JWK; make one with mode 0600 if there is none.
+    """Read the private key, a JWK, or create one with mode 0600.
 
     Raises:
-        ConfigError: The file cannot be read or written, is readable by others, or holds no such key.
+        ConfigError: The file cannot be read or written, is readable by others, or is not a valid key.
     """
     try:
         if not path.exists():
-            with suppress(FileExistsError):  # another process was faster
+            with suppress(FileExistsError):  # another process created the file first
                 jwk = OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True)
                 write_new(path, msgspec.json.encode(jwk), 0o600)
         if path.stat().st_mode & 0o077:
-            raise ConfigError("readable by others: chmod 600", where=str(path))
+            raise ConfigError("The file is readable by others. Run chmod 600 on it.", where=str(path))
         key = OKPAlgorithm.from_jwk(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (ValueError, jwt.InvalidKeyError) as error:
-        raise ConfigError(f"not an Ed25519 key as a JWK: {error}", where=str(path)) from error
+        raise ConfigError(f"The file is not an Ed25519 key as a JWK: {error}.", where=str(path)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError("not a private Ed25519 key", where=str(path))
+        raise ConfigError("The file is not a private Ed25519 key.", where=str(path))
     return TokenKey(key, issuer)

@@ -1,7 +1,5 @@
-"""Parked polls and what wakes them: changes of a cohort, revocations.
-
-Polls are parked without aiohttp, whose request, parser and task take ten kilobytes for each of them. A connection
-changes hands:
+"""Parked polls, which changes of a cohort and revocations wake. Polls are parked without aiohttp, whose request, parser
+and task take ten kilobytes per poll. A connection changes hands:
 
     aiohttp's handler   reads a poll, checks the device's token, and finds nothing new: `Polls.park`
     Poll, parked        three references and a deadline, until its cohort changes, its time is over or its
@@ -36,22 +34,22 @@ from .connections import Connections, HttpConnection
 from .refusals import DeviceRevoked
 
 IDLE_S = 75.0
-"""How long a connection may stay open between two requests."""
+"""The time for which a connection may stay open between two requests, in seconds."""
 _JSON = {"Content-Type": "application/json"}
 CHECK_EVERY_S = 0.5
 _NOTHING = Generation()
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class PollAnswer(msgspec.Struct, frozen=True):
-    """One response for many polls: to a connection that stays, and to one that is closed after it."""
+    """A response for many polls, for connections that stay open and for those that are closed after it."""
 
     staying: bytes
     closing: bytes
 
 
 class Poll(asyncio.Protocol):
-    """A connection that is parked or idle."""
+    """A connection with a parked poll, or idle after one."""
 
     __slots__ = ("_early", "_keep_alive", "_polls", "cohort", "device", "ends", "transport")
 
@@ -61,10 +59,10 @@ class Poll(asyncio.Protocol):
         self._polls = polls
         self.transport = transport
         self._keep_alive = keep_alive
-        self._early = b""  # of the next request, which came before this one's answer
+        self._early = b""  # bytes of the next request, which arrived before this poll's answer
         self.device = device
         self.cohort = cohort
-        self.ends = ends  # of the wait for news, or for a request; of the loop's time
+        self.ends = ends  # end of the wait for news, or for a request, in the loop's time
 
     def answer(self, answer: PollAnswer, closing: bool) -> None:
         if closing or not self._keep_alive:
@@ -110,9 +108,9 @@ class Polls:
     """The polls of this process by cohort, and the connections between two polls.
 
     Attributes:
-        new_handler: Makes aiohttp's handler of a connection.
-        connections: Bounds how many polls wait, and counts the connections between two polls.
-        refused: How many polls were answered at once, because there was no room to park them.
+        new_handler: Creates aiohttp's handler of a connection.
+        connections: The bound of parked polls, and the count of connections between two polls.
+        refused: The number of polls that were answered at once for lack of room.
     """
 
     new_handler: Callable[[], HttpConnection]
@@ -126,16 +124,15 @@ class Polls:
 
     @property
     def parked(self) -> int:
-        """How many polls wait."""
+        """The number of waiting polls."""
         return self.connections.parked.held
 
     def is_idle(self, poll: Poll) -> bool:
         return poll in self._idle
 
     def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
-        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left.
-
-        Returns only where the device has its share of the parked polls already, or its device has left meanwhile.
+        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left. Returns only if
+        the device already has its share of parked polls, or has disconnected meanwhile.
         """
         handler, transport = http.protocol, http.transport
         if transport is None:
@@ -147,12 +144,12 @@ class Polls:
             return
         self._parked.setdefault(cohort, set()).add(poll)
         transport.set_protocol(poll)
-        handler.transport = None  # else aiohttp would close it
+        handler.transport = None  # otherwise aiohttp would close it
         handler.connection_lost(None)
         raise asyncio.CancelledError
 
     def wake(self, cohort: str, generation: Generation, now: float) -> None:
-        """Answer every poll of a cohort; `now` is unix time."""
+        """Answer every poll of a cohort. `now`: unix time."""
         headers = _etag(generation) | _JSON
         self._end(
             self._parked.pop(cohort, ()), _answer(200, headers, msgspec.json.encode(Wake(cohort=cohort, now=now)))
@@ -166,7 +163,7 @@ class Polls:
         self._end(refused, _answer(error.status, error_headers(error) | _JSON, encode_error(error)))
 
     def end_old(self, generations: Mapping[str, Generation], now: float) -> None:
-        """Answer the polls whose time is over, and close connections without a next request; `now`: the loop's."""
+        """Answer expired polls, and close idle connections. `now`: the loop's time."""
         for cohort, polls in self._parked.items():
             if ended := [poll for poll in polls if poll.ends <= now]:
                 polls.difference_update(ended)
@@ -175,12 +172,12 @@ class Polls:
             poll.transport.close()
 
     def close(self, generations: Mapping[str, Generation]) -> None:
-        """Answer every poll and close every connection: the server stops."""
+        """Answer every poll and close every connection, because the server stops."""
         self._closing = True
         self.end_old(generations, float("inf"))
 
     def forget(self, poll: Poll) -> None:
-        """Drop a poll whose connection is lost, or another handler's."""
+        """Drop a poll whose connection is lost, or taken by another handler."""
         self._idle.discard(poll)
         self.connections.parked.release(poll)
         self.connections.forget(poll)
@@ -208,16 +205,16 @@ def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
 
 
 class Wakes:
-    """Each cohort's generation and the polls parked until its next.
+    """The generation of each cohort, and the polls that wait for the next one.
 
     Attributes:
         polls: The parked polls.
-        closing: The server stops.
+        closing: Whether the server stops.
 
     Args:
         store: The database.
-        clock: Unix time, s.
-        connections: Those of this process.
+        clock: The clock, unix time in seconds.
+        connections: The connections of this process.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], connections: Connections) -> None:
@@ -230,24 +227,24 @@ class Wakes:
         self.closing = False
 
     def current(self, cohort: str) -> Generation:
-        """Return the generation of a cohort as last read."""
+        """Return the last known generation of a cohort."""
         return self._known.get(cohort, _NOTHING)
 
     @property
     def revocations(self) -> Generation:
-        """The generation of the revocations as last read."""
+        """The last known generation of the revocations."""
         return self.current(REVOCATIONS)
 
     def pace(self, cohort: str) -> CohortPace:
         return self.current(cohort).pace
 
     async def refresh(self) -> None:
-        """Read the generations now and wake the polls of those that changed: call it after a commit of `advance`.
+        """Read the generations now and wake the polls of changed ones. Call it after a commit of `advance`.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database is unreachable.
         """
-        async with self._turn:  # an older reading must not replace a newer one
+        async with self._turn:  # an older result must not replace a newer one
             async with self._store.read() as connection:
                 known = await read_generations(connection)
                 is_new = known.get(REVOCATIONS, _NOTHING).etag != self.revocations.etag
@@ -257,22 +254,22 @@ class Wakes:
             if generation.etag != before.get(name, _NOTHING).etag:
                 self.polls.wake(name, generation, self._clock())
         if revoked:
-            self.polls.refuse(revoked, DeviceRevoked("this device was revoked: enrol anew, with a new join token"))
+            self.polls.refuse(revoked, DeviceRevoked("This device was revoked. Enrol again with a new join token."))
 
     async def watch(self) -> None:
-        """Refresh twice a second, until cancelled. While the database is away, polls stay parked."""
+        """Refresh twice a second, until cancelled. While the database is unreachable, polls stay parked."""
         while True:
             try:
                 await self.refresh()
                 self._away = False
             except StoreUnavailable as error:
                 if not self._away:
-                    _log.warning("%s", error.message)
+                    log.warning("%s", error.message)
                 self._away = True
             self.polls.end_old(self._known, asyncio.get_running_loop().time())
             await anyio.sleep(CHECK_EVERY_S)
 
     def close(self) -> None:
-        """Answer every parked poll: the server stops."""
+        """Answer every parked poll, because the server stops."""
         self.closing = True
         self.polls.close(self._known)

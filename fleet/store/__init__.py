@@ -13,5 +13,5 @@
     audit.py        what operators and the controller did
     history.py      the hash chain of that log and the events of a device, also for commands: without SQLAlchemy
 
-Functions take the connection of the caller's transaction, so that several of them are one change.
+Functions take the connection of the caller's transaction, so that several calls form one change.
 """

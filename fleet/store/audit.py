@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from .history import AuditRow, next_row
 from .tables import audit
 
-_MOST_ROWS = 200  # that name a rollout
-_LOCK = 0x61756474  # an advisory lock: rows are chained one after the other
+_MAX_ROWS = 200  # rows about a rollout
+_LOCK = 0x61756474  # an advisory lock, which serialises appending to the chain
 _COLUMNS = [audit.c[name] for name in ("n", "at", "actor", "action", "what_json", "previous", "hash")]
 
 
 async def append_audit(connection: AsyncConnection, at: float, actor: str, action: str, what: object) -> AuditRow:
-    """Add a row, as `next_row` makes it, in the transaction that makes the change."""
+    """Append the row made by `next_row`, in the transaction of the change."""
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     last = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()
@@ -37,7 +37,7 @@ async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 5
 async def audit_of(connection: AsyncConnection, rollout: str) -> list[AuditRow]:
     """Return the newest rows that name a rollout, oldest first."""
     named = audit.c.what_json.contains(f'"rollout":"{rollout}"', autoescape=True)
-    rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(_MOST_ROWS))
+    rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(_MAX_ROWS))
     return [_row(row) for row in rows][::-1]
 
 

@@ -1,6 +1,5 @@
-"""`Store`: the database of one control plane, its transactions, and the errors of a lost database.
-
-`Grouped` commits many items at once: while one transaction runs, further items wait, and the next takes all of them.
+"""`Store`: the database of a control plane, its transactions, and the errors of a lost database. `Grouped` commits many
+items at once: while a transaction runs, further items wait, and the next one takes all of them.
 """
 
 from __future__ import annotations
@@ -53,18 +52,18 @@ _CONNECT_S, _BUSY_S = 5.0, 5.0
 STATEMENT_S = 10.0
 _POOL = 8
 _RETRY_S = 5.0
-# Advisory locks of PostgreSQL: of several processes that start at once, one migrates; one runs the controller.
+# Advisory locks of PostgreSQL: only one of several starting processes migrates, and only one runs the controller.
 _MIGRATION_LOCK, _LEADERSHIP_LOCK = 0x63617573, 0x63747264
 
 Still = Callable[[], Awaitable[None]]
-"""Raises StoreUnavailable if the lock was lost with its connection."""
+"""A check of a held lock, which raises StoreUnavailable if the lock was lost with its connection."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Transaction = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 Work = Callable[[AsyncConnection, Sequence[Item]], Awaitable[Sequence[Result | CausewayError]]]
-MOST_ITEMS = 500  # in a transaction
-MOST_WAITING = 20_000
-_log = logging.getLogger(__name__)
+MAX_ITEMS = 500  # in a transaction
+MAX_WAITING = 20_000
+log = logging.getLogger(__name__)
 
 
 class StoreUnavailable(CausewayError, status=503, code="database_unavailable", retryable=True):
@@ -72,18 +71,16 @@ class StoreUnavailable(CausewayError, status=503, code="database_unavailable", r
 
 
 class Store:
-    """One database. All access goes through `read` and `write`.
-
-    A transaction that fails because the database is away raises StoreUnavailable; the next one connects anew.
-    A transaction that has begun is not cancelled by a cancel scope: it ends within seconds, and a cancelled statement
-    would cost its connection.
+    """A database, accessed only through `read` and `write`. A transaction that fails because the database is
+    unreachable raises StoreUnavailable; the next one connects again. A running transaction is shielded from
+    cancellation: it ends within seconds, and a cancelled statement would cost its connection.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        """Use `Store.open`."""
+        """Create the store. Use `Store.open` instead."""
         self._engine = engine
         self.is_sqlite = engine.dialect.name == "sqlite"
-        # SQLite has one writer; those of this process wait here in order, others by its busy timeout.
+        # SQLite has one writer: writers of this process wait here in order, others by the busy timeout.
         self._turn = anyio.Lock() if self.is_sqlite else None
 
     @classmethod
@@ -92,7 +89,7 @@ class Store:
 
         Args:
             url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
-            statement_s: PostgreSQL's time for one statement, and the most that a lock or a connection is waited for.
+            statement_s: PostgreSQL's limit for a statement, and the maximum wait for a lock or a connection.
 
         Raises:
             ConfigError: The URL is malformed or names another database.
@@ -121,7 +118,7 @@ class Store:
         """Open a transaction that only reads.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database is unreachable.
         """
         with anyio.CancelScope(shield=True), _translated():
             async with self._engine.connect() as connection, connection.begin():
@@ -132,7 +129,7 @@ class Store:
         """Open a transaction that is committed, and durable, when the block ends without an exception.
 
         Raises:
-            StoreUnavailable: The database is away. A commit may nevertheless have happened.
+            StoreUnavailable: The database is unreachable. The commit may still have happened.
         """
         async with self._turn or nullcontext():
             with anyio.CancelScope(shield=True), _translated():
@@ -143,16 +140,15 @@ class Store:
 
     @asynccontextmanager
     async def leadership(self) -> AsyncIterator[Still | None]:
-        """Try to become the process that runs the controller, for the block; its lock ends with the process.
-
-        The lock of SQLite is one on a file beside the database. It only saves work and double publications: two
+        """Try to become the leader, the process that runs the controller, for the block. The lock ends with the
+        process. With SQLite it is a lock on a file beside the database. It only saves work and double publications: two
         controllers could not both change a rollout, see `change_rollout`.
 
         Yields:
-            None if another process is. Else a function that raises StoreUnavailable once the lock is lost.
+            None if another process leads; otherwise a function that raises StoreUnavailable once the lock is lost.
 
         Raises:
-            StoreUnavailable: The database is away.
+            StoreUnavailable: The database is unreachable.
         """
         if self.is_sqlite:
             async with _file_lock(f"{self._engine.url.database}.controller") as leads:
@@ -167,7 +163,7 @@ class Store:
 
                 try:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    taking = text("SELECT pg_try_advisory_lock(:lock)")  # it is held until the connection closes
+                    taking = text("SELECT pg_try_advisory_lock(:lock)")  # held until the connection closes
                     yield still if await connection.scalar(taking, {"lock": _LEADERSHIP_LOCK}) else None
                 finally:
                     with anyio.CancelScope(shield=True):
@@ -175,21 +171,21 @@ class Store:
 
 
 async def _nothing_lost() -> None:
-    """A file's lock cannot be lost."""
+    """Do nothing, because a file lock cannot be lost."""
 
 
 def insert_of(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """Return an insert of the database's own, which may say what happens on a conflict."""
+    """Return the database's own insert, which supports conflict clauses."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
-    """Return the condition that a column has one of these values. Its SQL does not change with their number."""
+    """Return the condition that a column has one of these values. Its SQL does not depend on their number."""
     return among(connection.dialect, column, None, as_list(connection.dialect, values))
 
 
 def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = None) -> ColumnElement[bool]:
-    """Return the condition that a column has one of the values of a parameter, which `as_list` makes."""
+    """Return the condition that a column has one of the values of a parameter, created by `as_list`."""
     if dialect.name == "sqlite":
         each = func.json_each(bindparam(name, value, type_=Text)).table_valued("value")
         return column.in_(select(each.c.value))
@@ -197,7 +193,7 @@ def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = 
 
 
 def as_list(dialect: Dialect, values: Iterable[str]) -> Any:
-    """Return strings as one parameter of a statement."""
+    """Return strings as a single parameter of a statement."""
     chosen = list(values)
     return msgspec.json.encode(chosen).decode() if dialect.name == "sqlite" else chosen
 
@@ -206,11 +202,11 @@ def _with_driver(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise ConfigError(f"not a database URL: {url!r}", where="--database") from error
+        raise ConfigError(f"{url!r} is not a database URL.", where="--database") from error
     driver = _DRIVERS.get(parsed.get_backend_name())
     if driver is None:
         raise ConfigError(
-            f"{parsed.get_backend_name()} is not supported: give sqlite:///PATH or postgresql://HOST/NAME",
+            f"{parsed.get_backend_name()} is not supported. Give sqlite:///PATH or postgresql://HOST/NAME.",
             where="--database",
         )
     return parsed.set(drivername=driver)
@@ -228,13 +224,15 @@ def _engine(url: URL, statement_s: float) -> AsyncEngine:
 
 
 def _try_sqlite(path: str) -> None:
-    """Open the file once. If aiosqlite cannot, its thread outlives the event loop and prints a traceback."""
+    """Open the file once, because after a failure aiosqlite's thread would outlive the event loop and print a
+    traceback.
+    """
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 
 
 def _prepare_sqlite(connection: Any, busy_s: float) -> None:
-    connection.isolation_level = None  # the driver must not begin transactions by itself: see `_begin_sqlite`
+    connection.isolation_level = None  # the driver must not begin transactions itself, see `_begin_sqlite`
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={busy_s * 1000:.0f}"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -242,7 +240,7 @@ def _prepare_sqlite(connection: Any, busy_s: float) -> None:
 
 
 def _begin_sqlite(connection: Any) -> None:
-    """Take the writer's lock at the beginning: a reader that becomes a writer later can fail at once as busy."""
+    """Take the write lock at the beginning, because a reader that becomes a writer later can fail at once as busy."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -252,7 +250,7 @@ _LOST = (DBAPIError, sqlite3.Error, PoolTimeoutError, PostgresError, AsyncpgInte
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn errors of a lost database into StoreUnavailable. Errors of the statement itself stay: they are faults."""
+    """Translate errors of a lost database to StoreUnavailable. Errors of the statement itself are faults and stay."""
     try:
         yield
     except (IntegrityError, ProgrammingError, CausewayError):
@@ -268,7 +266,7 @@ def _migrate(connection: Connection) -> None:
     """Apply the revisions of `migrations` that the database lacks, in one transaction.
 
     Args:
-        connection: Without a transaction.
+        connection: A connection without a transaction.
     """
     with connection.begin():
         if connection.dialect.name == "postgresql":
@@ -302,17 +300,16 @@ async def _file_lock(path: str) -> AsyncIterator[bool]:
 
 
 class TooManyMessages(CausewayError, status=503, code="overloaded", retryable=True):
-    """The control plane gets more messages than its database takes."""
+    """The control plane gets more messages than its database can handle."""
 
 
 class Grouped(Generic[Item, Result]):
-    """Handles many items in one transaction; each caller returns when the transaction of its item is committed.
-
-    `run` has to run meanwhile. `transactions` and `items` count what was committed.
+    """A group commit: many items are handled in one transaction, and each caller returns when its item is committed.
+    `run` must be running. `transactions` and `items` count the committed ones.
 
     Args:
-        transaction: `Store.write` or `Store.read`.
-        work: Handles items in the given order and returns a result for each, or the error that refuses it.
+        transaction: The method `Store.write` or `Store.read`.
+        work: Handles items in order, and returns for each a result or the error that refuses it.
     """
 
     def __init__(self, transaction: Transaction, work: Work[Item, Result]) -> None:
@@ -324,28 +321,28 @@ class Grouped(Generic[Item, Result]):
         self.items = 0
 
     async def submit(self, item: Item) -> Result:
-        """Handle one item.
+        """Handle an item.
 
         Raises:
             CausewayError: The item is refused.
-            StoreUnavailable: The database is away.
-            TooManyMessages: Too many items wait already.
+            StoreUnavailable: The database is unreachable.
+            TooManyMessages: Too many items are waiting.
         """
-        if len(self._waiting) >= MOST_WAITING:
-            raise TooManyMessages("the control plane is overloaded", retry_after_s=30.0)
+        if len(self._waiting) >= MAX_WAITING:
+            raise TooManyMessages("The control plane is overloaded.", retry_after_s=30.0)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         self._wake.set()
         return await future
 
     async def run(self) -> None:
-        """Handle what is submitted, until cancelled."""
+        """Handle submitted items until cancelled."""
         try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._waiting:
-                    count = min(len(self._waiting), MOST_ITEMS)
+                    count = min(len(self._waiting), MAX_ITEMS)
                     await self._run_group([self._waiting.popleft() for _ in range(count)])
         finally:
             for _, future in self._waiting:
@@ -358,12 +355,12 @@ class Grouped(Generic[Item, Result]):
         except CausewayError as error:
             results = [error] * len(group)
         except Exception as error:
-            if len(group) > 1:  # one item is at fault: the others are handled without it
+            if len(group) > 1:  # one item is at fault, so each is handled alone
                 for pair in group:
                     await self._run_group([pair])
                 return
-            _log.exception("a database transaction failed")
-            results = [CausewayError(f"the control plane failed: {type(error).__name__}")]
+            log.exception("A database transaction failed.")
+            results = [CausewayError(f"The control plane failed: {type(error).__name__}.")]
         except BaseException:  # cancelled: the server stops
             for _, future in group:
                 future.cancel()
@@ -372,7 +369,7 @@ class Grouped(Generic[Item, Result]):
             self.transactions += 1
             self.items += len(group)
         for (_, future), result in zip(group, results, strict=True):
-            if future.done():  # its caller was cancelled: the server stops
+            if future.done():  # its caller was cancelled, because the server stops
                 continue
             if isinstance(result, CausewayError):
                 future.set_exception(result)

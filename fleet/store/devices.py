@@ -1,4 +1,4 @@
-"""Devices as rows: what they reported, what operators decided, and their history."""
+"""Devices as rows: their reports, operators' decisions, and their history."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .tables import device_events, devices
 
 T = TypeVar("T")
 CHANGING = (DeviceState.STAGE, DeviceState.ACTIVATE, DeviceState.TRIAL, DeviceState.ROLLBACK)
-"""States between the first effect of a change and its commit."""
+"""The states between the first effect of a change and its commit."""
 GRANT_S = 120.0
-"""How long a device with permission to change counts as changing before it reports that it does, in seconds."""
+"""The time for which a device with permission counts as changing before it reports a change, in seconds."""
 EVENTS_KEPT = 100
 _COUNT_EVENTS_S = 30 * 86400.0
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One device. Times are unix seconds by the control plane's clock, 0: never.
+    """A device. Times are unix seconds by the control plane's clock; 0: never.
 
     Attributes:
-        public_key: Ed25519, base64url.
+        public_key: The Ed25519 key, base64url.
         join_token: The hash of the token that it enrolled with.
-        site: "": a site of its own.
-        revoked: When it was revoked; None: it is not.
-        held: It keeps the bundle that it runs.
-        pin: The bundle that it runs whatever the rollout says.
-        state_since: When the state was first reported.
-        running: None: the factory's files.
-        running_since: When this bundle was first reported as running.
-        weekday: Its ISO weekday at its last report; `minute`: its minute of the day.
-        granted: When it last got permission to change.
+        site: The site; "": a site of its own.
+        revoked: The time of its revocation; None if it is not revoked.
+        held: Whether it keeps the bundle that it runs.
+        pin: The bundle that it runs regardless of rollouts.
+        state_since: The time of the state's first report.
+        running: The running bundle; None: the factory's files.
+        running_since: The time of this bundle's first report as running.
+        weekday: The device's ISO weekday at its last report; `minute`: its minute of the day.
+        granted: The time of its last permission to change.
     """
 
     id: str
@@ -75,22 +75,22 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def left_out(self) -> bool:
-        """Whether the rollout's plan does not apply to it, or its reports are not trusted."""
+        """Whether rollouts do not apply to it, or its reports are not trusted."""
         return self.held or self.pin is not None or self.cloned or self.revoked is not None
 
     @property
     def owner(self) -> str:
-        """`tenant/device`, as the gateways name it."""
+        """The name `tenant/device` at the gateways."""
         return f"{self.tenant}/{self.id}"
 
     @property
     def labels(self) -> dict[str, str]:
-        """None of a row that is damaged or of a newer version."""
+        """The labels; {} for a row that is damaged or of a newer version."""
         return _decoded(self.labels_json, dict[str, str]) or {}
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """None of a row that is damaged or of a newer version: the device itself refuses those bundles."""
+        """The quarantined bundles, which the device itself refuses; () for a damaged row or one of a newer version."""
         return _decoded(self.quarantined_json, tuple[str, ...]) or ()
 
 
@@ -116,7 +116,7 @@ _PARAMETERS = {_UPDATE: (*_REPORTED, "key"), _INSERT: _EVENT}
 async def _run(connection: AsyncConnection, statement: Update | Insert, rows: Iterable[tuple[Any, ...]]) -> None:
     """Run a compiled statement for many rows of `_PARAMETERS`.
 
-    Binding each row by name would add a fifth to the cost of a report.
+    Binding each row by name would make a report a fifth more expensive.
     """
     await connection.exec_driver_sql(_compiled(statement, connection.dialect), list(rows))
 
@@ -129,7 +129,7 @@ def _compiled(statement: Update | Insert, dialect: Dialect) -> str:
 
 
 async def lock_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[str, Device]:
-    """Return the devices that exist, by id, locked until the transaction ends (in one order, against deadlocks)."""
+    """Return the existing devices by id, locked until the transaction ends, in a fixed order to avoid deadlocks."""
     dialect = connection.dialect
     rows = await connection.execute(_locked(dialect), {"ids": as_list(dialect, ids)})
     return {row[0]: Device(*row) for row in rows}
@@ -137,14 +137,16 @@ async def lock_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[
 
 @cache
 def _locked(dialect: Dialect) -> Select[Any]:
-    """Return the statement of `lock_devices`: to build it anew would add a tenth to the cost of a report."""
+    """Return the cached statement of `lock_devices`; building it each time would make a report a tenth more
+    expensive.
+    """
     return select(*_COLUMNS).where(among(dialect, devices.c.id, "ids")).order_by(devices.c.id).with_for_update()
 
 
 async def write_reports(
     connection: AsyncConnection, changed: Sequence[Device], events: Sequence[tuple[str, DeviceEvent]]
 ) -> None:
-    """Write what devices reported, and their events; operators' columns stay as they are."""
+    """Write devices' reports and events; columns set by operators are not changed."""
     if changed:
         await _run(connection, _UPDATE, map(_reported, changed))
     if events:
@@ -152,7 +154,7 @@ async def write_reports(
 
 
 async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: float) -> list[tuple[str, str]]:
-    """Return (device, site) of each device of these sites that changes its bundle, or was just allowed to."""
+    """Return (device, site) of each device of these sites that is changing its bundle, or was just allowed to."""
     active = or_(devices.c.state.in_([*CHANGING]), devices.c.granted > now - GRANT_S)
     chosen = select(devices.c.id, devices.c.site).where(one_of(connection, devices.c.site, sites), active)
     return [(row.id, row.site) for row in await connection.execute(chosen)]
@@ -166,7 +168,7 @@ async def read_device(connection: AsyncConnection, device: str = "", *, public_k
 
 
 async def read_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[str, Device]:
-    """Return the devices that exist, by id."""
+    """Return the existing devices by id."""
     chosen = select(*_COLUMNS).where(one_of(connection, devices.c.id, ids))
     return {row[0]: Device(*row) for row in await connection.execute(chosen)}
 
@@ -191,12 +193,12 @@ async def page_of_devices(
 
     Args:
         connection: The connection of a transaction.
-        cohort: "": any cohort; "" means any in the other filters too.
+        cohort: The cohort; "" means any, in the other filters, too.
         state: A `DeviceState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
         site: The site's whole name.
-        query: A part of the id; case does not matter.
-        after: The last id of the page before.
-        limit: The largest number of devices to return.
+        query: A part of the id, case-insensitive.
+        after: The last id of the previous page.
+        limit: The maximum number of devices.
     """
     chosen = select(*_COLUMNS).where(devices.c.id > after).order_by(devices.c.id).limit(limit)
     if cohort:
@@ -219,7 +221,9 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """Devices of a cohort that run one bundle, without revoked ones. `recently_seen`: those that reported lately."""
+    """The number of devices of a cohort that run a bundle, without revoked ones. `recently_seen`: those that reported
+    recently.
+    """
 
     cohort: str
     running: str | None
@@ -228,7 +232,7 @@ class CohortCount(msgspec.Struct, frozen=True):
 
 
 async def count_devices(connection: AsyncConnection, since: float) -> list[CohortCount]:
-    """Count the devices of each cohort by what they run."""
+    """Count the devices of each cohort by running bundle."""
     recently_seen = func.sum(case((devices.c.last_seen >= since, 1), else_=0))
     chosen = (
         select(devices.c.cohort, devices.c.running, func.count(), recently_seen)
@@ -247,7 +251,7 @@ async def device_history(connection: AsyncConnection, device: str, limit: int = 
 
 
 async def set_operator_columns(connection: AsyncConnection, device: str, **columns: Any) -> bool:
-    """Set `held`, `pin`, `cohort` or `cloned` of a device; return whether it exists."""
+    """Set `held`, `pin`, `cohort` or `cloned` of a device. Returns whether the device exists."""
     done = await connection.execute(update(devices).where(devices.c.id == device).values(**columns))
     return done.rowcount > 0
 

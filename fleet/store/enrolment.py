@@ -22,9 +22,9 @@ class JoinToken(msgspec.Struct, frozen=True):
 
     Attributes:
         hash: sha256 of the token, hex.
-        cohort: "": the cohort that matches the device's labels.
-        labels: The device's labels; they win over those that the device reports.
-        uses_left: How many devices may still enrol with it.
+        cohort: The cohort; "": the one that matches the device's labels.
+        labels: Labels that override those that the device reports.
+        uses_left: The number of devices that may still enrol with it.
         expires: Unix seconds.
     """
 
@@ -51,7 +51,7 @@ async def new_join_token(
     expires_s: float,
     now: float,
 ) -> str:
-    """Make a join token with these grants, see `JoinToken`, and return it; it cannot be read again.
+    """Create a join token with these grants, see `JoinToken`, and return it; it cannot be read later.
 
     It is valid for `expires_s` seconds from `now` (Unix, s). Tokens that expired a month ago are deleted.
     """
@@ -81,7 +81,7 @@ async def find_join_token(connection: AsyncConnection, token: str) -> JoinToken 
 
 
 async def enrol(connection: AsyncConnection, device: Device) -> None:
-    """Add a device and take one use from its join token.
+    """Add a device and reduce the uses of its join token by one.
 
     Raises:
         IntegrityError: The name or the key is taken.
@@ -92,7 +92,7 @@ async def enrol(connection: AsyncConnection, device: Device) -> None:
 
 
 async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
-    """Begin an operator's session and return its secret, which cannot be read again.
+    """Begin an operator's session and return its secret, which cannot be read later.
 
     It lasts `lifetime_s` seconds from `now` (Unix, s). Sessions that have ended are deleted.
     """
@@ -104,7 +104,7 @@ async def new_session(connection: AsyncConnection, operator: str, role: str, now
 
 
 async def find_session(connection: AsyncConnection, secret: str, now: float) -> RowMapping | None:
-    """Return `name` and `role` of the session's operator; None: there is no such session, or it has ended."""
+    """Return `name` and `role` of the session's operator; None if the session is unknown or has ended."""
     chosen = select(sessions.c.operator.label("name"), sessions.c.role)
     found = await connection.execute(chosen.where(sessions.c.hash == token_hash(secret), sessions.c.expires > now))
     return found.mappings().first()

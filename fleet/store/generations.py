@@ -1,6 +1,6 @@
-"""What parked polls and gateways wait for: a counter for each cohort, which each change increments, and revocations.
-
-A revoked device's tokens are refused. Gateways read the list; a device stays on it while a token could be valid.
+"""The news that parked polls and gateways wait for: a counter for each cohort, incremented by each change, and
+revocations. A revoked device's tokens are refused. Gateways read the list, in which a device stays while a token could
+be valid.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .database import insert_of
 from .tables import devices, generations, revocations
 
 REVOCATIONS = "#revocations"
-"""The counter of revocations; no cohort has this name."""
+"""The name of the revocations' counter, which no cohort can have."""
 KEPT_S = 367 * 86400.0
-"""How long a revocation is listed: more than any gateway's `max_lifetime_s`."""
+"""The time for which a revocation is listed, in seconds: more than any gateway's `max_lifetime_s`."""
 
 
 class CohortPace(msgspec.Struct, frozen=True):
-    """When the devices of a cohort may begin to change.
+    """The pace of a cohort, which decides when its devices may begin to change.
 
     Attributes:
-        windows: The maintenance windows; None: always.
-        per_site: The largest number of devices of a site that change at once; 0: no limit.
-        reverting: The rollout is being reverted, which ignores windows and `per_site`.
-        plan: sha256 of the published plan that devices were last woken for.
+        windows: The maintenance windows; None: devices may always change.
+        per_site: The maximum number of devices of a site that change at once; 0: no limit.
+        reverting: Whether the rollout is being reverted, which ignores windows and `per_site`.
+        plan: The sha256 of the published plan for which devices were last woken.
     """
 
     windows: tuple[MaintenanceWindow, ...] = ()
@@ -38,14 +38,13 @@ class CohortPace(msgspec.Struct, frozen=True):
     plan: str = ""
 
     def may_change(self, weekday: int, minute: int, busy: int) -> bool:
-        """Whether a device may begin to change.
-
-        A revert waits for no window and no limit: the devices of a site that run a bad bundle are all worse off.
+        """Return whether a device may begin to change. A revert ignores windows and limits, because all devices with a
+        bad bundle suffer.
 
         Args:
             weekday: ISO weekday at the device.
             minute: Minute of the day at the device.
-            busy: Other devices of its site that change now; 0 for a device without a site.
+            busy: The number of other devices of its site that are changing; 0 for a device without a site.
         """
         if self.reverting:
             return True
@@ -55,7 +54,9 @@ class CohortPace(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """`nonce` is drawn anew at each change: after a restored backup the counter repeats, the nonce does not."""
+    """The generation of a cohort. `nonce` is random for each change, because the counter repeats after a restored
+    backup.
+    """
 
     counter: int = 0
     nonce: str = ""
@@ -67,9 +68,8 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its devices.
-
-    For a cohort the change is a published plan, or its pace; `pace` None: the pace stays.
+    """Increment the counter of a cohort, or REVOCATIONS, in the transaction of a change, which wakes its devices. For a
+    cohort the change is a published plan, or its pace. `pace`: None: the pace is not changed.
     """
     nonce = secrets.token_hex(8)
     values = {"nonce": nonce} if pace is None else {"nonce": nonce, "pace_json": msgspec.json.encode(pace).decode()}
@@ -86,13 +86,13 @@ async def set_pace(connection: AsyncConnection, cohort: str, pace: CohortPace) -
 
 
 async def read_generations(connection: AsyncConnection) -> Mapping[str, Generation]:
-    """Return the generation of each name that has one."""
+    """Return the generations by name."""
     rows = await connection.execute(select(generations))
     return {row.name: Generation(row.counter, row.nonce, _pace(row.pace_json)) for row in rows}
 
 
 def _pace(text: str) -> CohortPace:
-    """Return a cohort's pace; the default one for a row that is damaged or of a newer version."""
+    """Return a cohort's pace; the default pace for a row that is damaged or of a newer version."""
     try:
         return msgspec.json.decode(text, type=CohortPace)
     except (msgspec.DecodeError, ValueError):
@@ -100,13 +100,13 @@ def _pace(text: str) -> CohortPace:
 
 
 class Revocations(msgspec.Struct, frozen=True):
-    """The list as the gateways read it.
+    """The list of revocations in the gateways' format.
 
     Attributes:
-        epoch: Grows when a list begins anew; always 1 here.
-        version: Grows with each revocation.
+        epoch: A number that grows when a list restarts; always 1 here.
+        version: A number that grows with each revocation.
         tokens: Token id → unix time of its expiry.
-        devices: tenant/device → unix time; tokens that were issued until then are refused.
+        devices: Tenant/device → unix time; tokens issued until then are refused.
     """
 
     epoch: int
@@ -116,7 +116,7 @@ class Revocations(msgspec.Struct, frozen=True):
 
 
 async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
-    """Revoke a device for good: its tokens, its key and its reports are refused from now on.
+    """Revoke a device permanently: its tokens, its key and its reports are refused from now on.
 
     Returns:
         Whether the device exists.
@@ -129,7 +129,7 @@ async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
 
 
 async def revoke_owner(connection: AsyncConnection, owner: str, now: float) -> None:
-    """Revoke `owner` (tenant/device), also one that is not enrolled here, for gateways to refuse its tokens."""
+    """Revoke `owner` (tenant/device), even if it is not enrolled here, so that gateways refuse its tokens."""
     tenant, _, device = owner.partition("/")
     of_owner = (devices.c.id == device) & (devices.c.tenant == tenant)
     await connection.execute(update(devices).where(of_owner).values(revoked=now))

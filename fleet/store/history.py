@@ -1,7 +1,6 @@
-"""What is told of the past, without SQLAlchemy, as commands read it too: the audit log and the events of a device.
-
-The log is a hash chain: each row's hash covers the row before, so no row can be changed or removed unnoticed. Only the
-end can be cut off, which a hash that was noted elsewhere reveals.
+"""The history for people: the audit log and the events of a device. Commands import this module, so it does not need
+SQLAlchemy. The log is a hash chain: each row's hash covers the previous row, so changed or removed rows are detected.
+Only the end can be cut off, which a hash noted elsewhere reveals.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Iterable
 import msgspec
 
 FIRST = "0" * 64
-"""`previous` of the first row."""
+"""The value `previous` of the first row."""
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """One change. `at` is unix seconds. `what` is JSON, whose exact text is what the hash covers."""
+    """A change. `at`: unix seconds. `what`: JSON, whose exact text is covered by the hash."""
 
     n: int
     at: float
@@ -31,7 +30,7 @@ def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: ob
     """Return the row that follows `last`.
 
     Args:
-        last: The row before; None: the log is empty.
+        last: The previous row; None: the log is empty.
         at: Unix seconds.
         actor: An operator, or `controller`.
         action: The name of the change, such as `rollout.pause`.
@@ -47,7 +46,7 @@ def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
 
     Args:
         rows: In order, without gaps.
-        after: The row before the first one; None: they begin the log.
+        after: The row before the first one; None at the beginning of the log.
     """
     n, previous = (1, FIRST) if after is None else (after.n + 1, after.hash)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Rollouts as rows, their looks, and the rollouts that devices report to follow."""
+"""Rollouts as rows, their looks, and the rollouts that devices report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..rollout.verdict import Verdict
 from .tables import devices, looks, rollouts
 
 ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
-"""States that end only by an operator's decision."""
-_MOST_LISTED = 200  # rollouts, or looks of one
+"""The states that end only by an operator's decision."""
+_MAX_LISTED = 200  # rollouts, or looks of one
 METADATA_ROLLBACK = MetadataRollback.code
 
 
@@ -33,16 +33,15 @@ class RolloutUnreadable(CausewayError, code="record_unreadable"):
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):
-    """A rollout as it is stored.
+    """A stored rollout.
 
     Attributes:
-        version: Grows with each change.
+        version: A number that grows with each change.
         author: The operator who began it, or `controller`.
         created: Unix seconds, like `updated`.
-        allow_leaving: An approver accepts that requests leave the device that stayed on it in the records.
-        without_replay: An approver accepts that there are no records to replay.
-        acknowledged: Rollout ids and codes that devices reported, this store does not have, and an operator has
-            accepted.
+        allow_leaving: Whether an approver accepts that requests that stayed on the device in the records leave it.
+        without_replay: Whether an approver accepts that there are no records to replay.
+        acknowledged: Reported rollout ids and codes that this store does not have and an operator has accepted.
     """
 
     rollout: Rollout
@@ -56,7 +55,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
 
 
 class LookRecord(msgspec.Struct, frozen=True):
-    """One look: when (unix seconds), at which stage, and the verdict as JSON text."""
+    """A look: its time (unix seconds), its stage, and the verdict as JSON text."""
 
     at: float
     stage: int
@@ -64,7 +63,9 @@ class LookRecord(msgspec.Struct, frozen=True):
 
 
 class ReportedPlan(msgspec.Struct, frozen=True):
-    """Devices that follow the plan of one rollout, counted. `refuses`: they refuse the published metadata as old."""
+    """The number of devices that follow a rollout's plan. `refuses`: whether they refuse the published metadata as too
+    old.
+    """
 
     cohort: str
     rollout: str
@@ -90,20 +91,20 @@ async def insert_rollout(connection: AsyncConnection, record: RolloutRecord) -> 
 
 
 async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
-    """Store a changed rollout; `record.version` is the one that was read.
+    """Store a changed rollout. `record.version`: the version that was read.
 
     Raises:
-        RolloutChanged: It has another version by now.
+        RolloutChanged: The stored version has changed meanwhile.
     """
     same = and_(rollouts.c.id == record.rollout.id, rollouts.c.version == record.version)
     changed = msgspec.structs.replace(record, version=record.version + 1)
     done = await connection.execute(update(rollouts).where(same).values(_values(changed)))
     if not done.rowcount:
-        raise RolloutChanged(f"the rollout {record.rollout.id} was changed in the meantime: read it again")
+        raise RolloutChanged(f"The rollout {record.rollout.id} was changed in the meantime. Read it again.")
 
 
 async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutRecord | None:
-    """Return a rollout; None: there is none. Raises RolloutUnreadable."""
+    """Return a rollout; None if there is none. Raises RolloutUnreadable."""
     row = (await connection.execute(select(*_COLUMNS).where(rollouts.c.id == rollout))).first()
     return None if row is None else _record(*row)
 
@@ -111,12 +112,12 @@ async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutReco
 async def list_rollouts(
     connection: AsyncConnection, cohort: str = "", *, readable: bool = False
 ) -> list[RolloutRecord]:
-    """Return the newest rollouts of a cohort, newest first; `cohort` "": of all.
+    """Return the newest rollouts of a cohort, newest first. `cohort`: "" for all cohorts.
 
     Raises:
-        RolloutUnreadable: One of them cannot be read. With `readable` it is left out.
+        RolloutUnreadable: A rollout cannot be read. With `readable` it is left out instead.
     """
-    chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MOST_LISTED)
+    chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MAX_LISTED)
     if cohort:
         chosen = chosen.where(rollouts.c.cohort == cohort)
     found = []
@@ -127,9 +128,8 @@ async def list_rollouts(
 
 
 async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRecord], tuple[str, ...]]:
-    """Return the rollouts that go on by themselves and the newest of each cohort that has begun; newest first.
-
-    Also return why some cannot be read. Their cohorts are left out: they pause, and the others go on.
+    """Return the active rollouts and the newest begun one of each cohort, newest first, and the faults of unreadable
+    ones. Cohorts with unreadable rollouts are left out and pause, while the others continue.
     """
     newest = select(func.max(rollouts.c.created)).where(rollouts.c.begun).group_by(rollouts.c.cohort)
     chosen = select(*_COLUMNS).where(or_(rollouts.c.state.not_in(ENDED), rollouts.c.created.in_(newest)))
@@ -137,7 +137,7 @@ async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRec
 
 
 async def known_rollouts(connection: AsyncConnection, ids: Collection[str]) -> frozenset[str]:
-    """Return those of the ids that the store has."""
+    """Return the ids that the store has."""
     chosen = select(rollouts.c.id).where(rollouts.c.id.in_(list(ids)))
     return frozenset(row.id for row in await connection.execute(chosen))
 
@@ -150,12 +150,12 @@ async def add_look(connection: AsyncConnection, rollout: str, at: float, stage: 
 async def read_looks(connection: AsyncConnection, rollout: str) -> list[LookRecord]:
     """Return the newest looks, oldest first."""
     chosen = select(looks.c.at, looks.c.stage, looks.c.verdict_json).where(looks.c.rollout == rollout)
-    rows = await connection.execute(chosen.order_by(looks.c.n.desc()).limit(_MOST_LISTED))
+    rows = await connection.execute(chosen.order_by(looks.c.n.desc()).limit(_MAX_LISTED))
     return [LookRecord(*row) for row in rows][::-1]
 
 
 async def reported_plans(connection: AsyncConnection, since: float) -> list[ReportedPlan]:
-    """Return the plans that devices follow, for devices that reported since `since`."""
+    """Return the plans of devices that have reported since `since`."""
     refuses = devices.c.code == METADATA_ROLLBACK
     chosen = (
         select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())
@@ -195,7 +195,7 @@ def _values(record: RolloutRecord) -> dict[str, Any]:
 
 
 def _readable(rows: Sequence[Any]) -> tuple[list[RolloutRecord], tuple[str, ...]]:
-    """Return the records of rows whose cohort has none that cannot be read, and why those cannot be read."""
+    """Return the records of cohorts without unreadable rows, and the faults of unreadable rows."""
     records, unreadable = [], {}
     for row in rows:
         try:

@@ -17,7 +17,7 @@ metadata = MetaData(
 LATENCY_COLUMNS = tuple(f"latency_{index}" for index in range(len(LATENCY_BOUNDS_S) + 1))
 COUNTERS = ("requests", "errors", "degraded", *LATENCY_COLUMNS)
 _ID, _NAME, _HASH = String(128), String(64), String(64)
-_Serial = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key numbers itself in SQLite
+_Serial = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER primary keys
 
 
 def _counters() -> list[Column[int]]:
@@ -35,11 +35,11 @@ devices = Table(
     Column("public_key", String(43), nullable=False, unique=True),
     Column("join_token", _HASH, nullable=False),  # the hash of the token that it enrolled with
     Column("enrolled", Float, nullable=False),
-    # By operators.
+    # Set by operators.
     Column("revoked", Float),
     Column("held", Boolean, nullable=False),
     Column("pin", _HASH),
-    # By the device's messages.
+    # Set by the device's messages.
     Column("last_seen", Float, nullable=False),  # 0: never
     Column("token_sent", Float, nullable=False),  # `sent` of its newest token request: an older one is a replay
     Column("boots_json", Text, nullable=False),  # fleet.server.messages.BootHistory
@@ -117,7 +117,7 @@ generations = Table(
     metadata,
     Column("name", _NAME, primary_key=True),  # a cohort, or REVOCATIONS
     Column("counter", BigInteger, nullable=False),
-    Column("nonce", String(16), nullable=False),  # after a restored backup a counter comes again, a nonce does not
+    Column("nonce", String(16), nullable=False),  # after a restored backup a counter repeats, a nonce does not
     Column("pace_json", Text, nullable=False),  # fleet.store.generations.CohortPace
 )
 
@@ -129,11 +129,11 @@ rollouts = Table(
     Column("state", String(16), nullable=False),  # as in the body
     Column("begun", Boolean, nullable=False),  # it has reached its first stage: its plan is the cohort's
     Column("body_json", Text, nullable=False),  # fleet.rollout.rollout.Rollout
-    Column("version", Integer, nullable=False),  # grows with each change; two writers cannot both change one version
+    Column("version", Integer, nullable=False),  # grows with each change; two writers cannot both change a version
     Column("author", String(256), nullable=False),
     Column("allow_leaving", Boolean, nullable=False),  # requests may leave the device that stayed on it before
     Column("without_replay", Boolean, nullable=False, server_default=false()),  # there may be no records to replay
-    # What devices knew more than this store, after a restored backup.
+    # Rollouts that only devices knew after a restored backup.
     Column("acknowledged_json", Text, nullable=False),
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),

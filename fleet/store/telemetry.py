@@ -1,6 +1,5 @@
-"""Cumulative counters of requests by device and bundle; a look uses their increase since the look before.
-
-One row for each device and bundle: the table does not grow with time, and a look costs the same after a minute and
+"""Cumulative counters of requests by device and bundle. A look uses their increase since the previous look. There is
+one row for each device and bundle, so the table does not grow with time, and a look costs the same after a minute and
 after a day.
 """
 
@@ -21,11 +20,13 @@ _FORGET_S = 90 * 86400.0
 
 
 Counts = Mapping[tuple[str, str], Sequence[int]]
-"""(device, bundle or "") → requests, errors, degraded, and the buckets of `router.bundle.protocol.LATENCY_BOUNDS_S`."""
+"""The counters (device, bundle or "") → requests, errors, degraded, and the buckets of
+`router.bundle.protocol.LATENCY_BOUNDS_S`.
+"""
 
 
 async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, TelemetrySample]], now: float) -> None:
-    """Add (device, sample) pairs to the counters. The caller has made sure that they are counted once."""
+    """Add (device, sample) pairs to the counters. The caller must count each sample only once."""
     sums: dict[tuple[str, str], list[int]] = {}
     for device, sample in samples:
         counts = [sample.requests, sample.errors, sample.degraded, *sample.latency]
@@ -44,7 +45,9 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
 
 
 async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> Counts:
-    """Return what the devices of a cohort, revoked ones apart, did since the rollout's mark, or ever if it has none."""
+    """Return the counts of a cohort's devices, without revoked ones, since the rollout's mark; all counts without a
+    mark.
+    """
     marks = telemetry_marks
     same = and_(marks.c.rollout == rollout, marks.c.device == telemetry.c.device, marks.c.bundle == telemetry.c.bundle)
     columns = [telemetry.c.device, telemetry.c.bundle]
@@ -64,7 +67,7 @@ async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> 
 
 
 async def mark(connection: AsyncConnection, rollout: str, cohort: str) -> None:
-    """Set the rollout's mark: the next look counts from here. Call it in the transaction of the look before."""
+    """Set the rollout's mark, from which the next look counts. Call it in the transaction of the present look."""
     await forget_mark(connection, rollout)
     columns = ("device", "bundle", *COUNTERS)
     now = (
@@ -81,5 +84,5 @@ async def forget_mark(connection: AsyncConnection, rollout: str) -> None:
 
 
 async def forget_old_counters(connection: AsyncConnection, now: float) -> None:
-    """Drop counters that have not grown for 90 days: those of bundles that no device runs any more."""
+    """Drop counters that have not grown for 90 days, whose bundles are no longer running."""
     await connection.execute(delete(telemetry).where(telemetry.c.last_seen < now - _FORGET_S))

@@ -1,7 +1,7 @@
-"""Keys, and the roles that they hold.
+"""Keys and their roles.
 
 Key files are Ed25519: PKCS#8 PEM with mode 0600, encrypted if there is a passphrase, and the public key beside them.
-`trust.yaml` says which keys hold which role of a fleet, and how many of them must sign.
+`trust.yaml` lists the keys of each role of a fleet, and the number of required signatures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeyInvalid(ConfigError, code="key_invalid"):
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """A public key in a folder. `private`: the private key lies beside it."""
+    """A public key in a folder. `private`: whether the private key is beside it."""
 
     name: str
     keyid: str
@@ -47,21 +47,21 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 def new_key(folder: Path, name: str, passphrase: bytes | None) -> KeyFile:
-    """Make a key pair: ``NAME.pem`` (private, 0600) and ``NAME.pub``.
+    """Create a key pair: ``NAME.pem`` (private, 0600) and ``NAME.pub``.
 
     Args:
-        folder: Made if it does not exist, with mode 0700.
-        name: Of the key; the names of its files.
-        passphrase: Encrypts the private key; None: unencrypted.
+        folder: The folder, which is created with mode 0700 if it does not exist.
+        name: The name of the key and of its files.
+        passphrase: The passphrase of the private key; None: unencrypted.
 
     Raises:
-        FileExistsError: A key of this name is there; nothing was changed.
-        OSError: It cannot be written, and is not there.
+        FileExistsError: A key with this name exists; nothing was changed.
+        OSError: The key cannot be written; no file is left.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in (folder / (name + PUBLIC), folder / (name + PRIVATE)):
         if path.exists():
-            raise FileExistsError(f"{path} is there already; nothing was written")
+            raise FileExistsError(f"{path} already exists; nothing was written.")
     key = Ed25519PrivateKey.generate()
     encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
@@ -91,21 +91,21 @@ def read_public_key(path: Path) -> SSlibKey:
     """Read a ``.pub`` file.
 
     Raises:
-        KeyInvalid: Missing, or not an Ed25519 public key in PEM.
+        KeyInvalid: The file is missing, or not an Ed25519 public key in PEM.
     """
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except OSError as error:
-        raise KeyInvalid(f"cannot read the public key: {error.strerror}", where=str(path)) from error
+        raise KeyInvalid(f"Cannot read the public key: {error.strerror}.", where=str(path)) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyInvalid("not a public key in PEM", where=str(path)) from error
+        raise KeyInvalid("The file is not a public key in PEM.", where=str(path)) from error
     if not isinstance(key, Ed25519PublicKey):
-        raise KeyInvalid("not an Ed25519 key", where=str(path))
+        raise KeyInvalid("The file is not an Ed25519 key.", where=str(path))
     return SSlibKey.from_crypto(key)
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether a private key file needs a passphrase.
+    """Return whether a private key file needs a passphrase.
 
     Raises:
         KeyInvalid: The file cannot be read.
@@ -117,7 +117,7 @@ def load_signer(path: Path, passphrase: bytes | None) -> CryptoSigner:
     """Read a private key.
 
     Raises:
-        KeyInvalid: Missing, malformed, readable by others than its owner, or the passphrase is wrong.
+        KeyInvalid: The file is missing, malformed or readable by others, or the passphrase is wrong.
     """
     try:
         key = serialization.load_pem_private_key(_read_private(path), passphrase or None)
@@ -128,13 +128,13 @@ def load_signer(path: Path, passphrase: bytes | None) -> CryptoSigner:
         message = "the passphrase is wrong, or the file is not a private key in PEM"
         raise KeyInvalid(message, where=str(path)) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise KeyInvalid("not an Ed25519 key", where=str(path))
+        raise KeyInvalid("The file is not an Ed25519 key.", where=str(path))
     return CryptoSigner(key)
 
 
 def _read_private(path: Path) -> bytes:
     if path.suffix == PUBLIC:
-        raise KeyInvalid(f"the public key; {path.with_suffix(PRIVATE).name} is the one that signs", where=str(path))
+        raise KeyInvalid(f"The file is the public key. Sign with {path.with_suffix(PRIVATE).name}.", where=str(path))
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -145,11 +145,11 @@ def _read_private(path: Path) -> bytes:
                 raise KeyInvalid(message, where=str(path))
             return file.read(1 << 16)
     except OSError as error:
-        raise KeyInvalid(f"cannot read the private key: {error.strerror}", where=str(path)) from error
+        raise KeyInvalid(f"Cannot read the private key: {error.strerror}.", where=str(path)) from error
 
 
 class OfflineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A role whose keys are kept apart, each by another person."""
+    """A role whose keys are kept offline by different persons."""
 
     keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
     threshold: Annotated[int, Meta(ge=1), doc("Number of signatures required.")] = 2
@@ -157,7 +157,7 @@ class OfflineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OnlineRoleDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A role that a server holds."""
+    """A role whose key is held by a server."""
 
     keys: Annotated[PublicKeys, doc("Paths of `.pub` files, relative to `trust.yaml`.")]
     expires: Annotated[Expiry, doc("Validity of a signature.")] = "7d"
@@ -178,7 +178,7 @@ class TrustedRole(msgspec.Struct, frozen=True):
     expires_s: float
 
     def expiry(self, now: datetime) -> datetime:
-        """Return when metadata that is signed now expires, in whole seconds of UTC."""
+        """Return the expiry of metadata that is signed now, in whole seconds of UTC."""
         return (now.astimezone(UTC) + timedelta(seconds=self.expires_s)).replace(microsecond=0)
 
 
@@ -190,7 +190,7 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
-    """Read the folder's `trust.yaml` and the public keys that it names. Raises nothing."""
+    """Read the folder's `trust.yaml` and its public keys. Raises nothing."""
     path = folder / TRUST_FILE
     try:
         text = path.read_bytes().decode("utf-8", "replace")

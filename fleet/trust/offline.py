@@ -1,7 +1,6 @@
-"""The offline roles: root says who holds each role, artifacts signs bundles. Signatures are collected one by one.
-
-New metadata waits in `pending` until enough keys have signed exactly those bytes. Each signer's folder is built anew
-and compared first, so each person signs only what is in the person's own checkout.
+"""The offline roles: root defines the keys of each role, artifacts signs bundles. Signatures are collected one by one.
+New metadata waits in `pending` until enough keys have signed exactly the same bytes. Each signer's folder is built
+again and compared first, so that each person signs only the content of the own checkout.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from .keys import Trust, TrustedRole
 from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
 
 KEPT_BUNDLES = 20
-"""Bundles of each cohort that stay signed, newest first, so that a rollout may go back to them."""
+"""The number of newest bundles of each cohort that stay signed, so that a rollout can return to them."""
 TOP_ROLES = {"root": "root", "targets": "artifacts", "snapshot": "snapshot", "timestamp": "timestamp"}
-"""TUF's names of the roles of root, and ours."""
+"""Our names of TUF's top roles."""
 
 
 class RoleReport(msgspec.Struct, frozen=True):
-    """The state of one role after signing. `waiting`: names of keys that may still sign; empty once published."""
+    """The state of a role after signing. `waiting`: names of keys that may still sign; empty once published."""
 
     role: str
     version: int
@@ -40,17 +39,17 @@ class RoleReport(msgspec.Struct, frozen=True):
 def sign_offline(
     checked: CheckedFleet, trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime
 ) -> tuple[RoleReport, ...]:
-    """Add the signatures of `signers` to what has changed, and publish what has enough of them.
+    """Add the signatures of `signers` to changed metadata, and publish metadata with enough signatures.
 
     Args:
         checked: A fleet without errors.
         trust: The roles of `trust.yaml`.
-        folder: Where the static files and the pending metadata lie.
-        signers: Private keys; one that holds neither role is ignored here.
+        folder: The folder of static files and pending metadata.
+        signers: Private keys; keys without an offline role are ignored.
         now: The time, with a time zone.
 
     Returns:
-        One report for root, and, once there is a root, one for artifacts.
+        A report for root, and, once there is a root, one for artifacts.
 
     Raises:
         RepositoryInvalid: A published or pending file is malformed.
@@ -136,13 +135,13 @@ def _sign_artifacts(
     wanted = _artifacts(trust, folder, built, current, role.expiry(now))
     if current is not None and _same(current.signed, wanted) and not _ageing(current.signed, role, now):
         result = root.get_verification_result("targets", current.signed_bytes, current.signatures)
-        if result.verified:  # the keys of a later root must have signed it too
+        if result.verified:  # the keys of a later root must have signed it, too
             folder.drop_pending("targets")
             return RoleReport("artifacts", current.signed.version, (), role.threshold, published=True)
     if pending is None or not _resumable(pending.signed, wanted, role, now):
         pending = Metadata(wanted)
     _add_signatures(pending, signers, set(root.roles["targets"].keyids))
-    # Bundles and blobs first: what is signed can be fetched, and the next signer finds the manifests.
+    # Bundles and blobs first, so that signed files can be fetched, and the next signer finds the manifests.
     for bundle in built.values():
         folder.write_target(f"bundles/{bundle.id}.json", encode_canonical(bundle.manifest))
     result = root.get_verification_result("targets", pending.signed_bytes, pending.signatures)
@@ -164,12 +163,12 @@ def _build(
     pending: Metadata[Targets] | None,
     now: datetime,
 ) -> dict[str, BuiltBundle]:
-    """Build the bundles; one that waits for signatures and is the same but for its time keeps its time."""
+    """Build the bundles. A pending bundle that differs only in its time keeps its time."""
     built = build_bundles(checked, _newest_manifests(folder, current), int(now.timestamp()))
     try:
         waiting = _newest_manifests(folder, pending)
     except RepositoryInvalid:
-        waiting = {}  # without its manifests the pending metadata is of no use, and is replaced
+        waiting = {}  # without its manifests the pending metadata is useless, and is replaced
     for name, bundle in built.items():
         if name in waiting:
             candidate = msgspec.structs.replace(bundle.manifest, created=waiting[name].created)
@@ -208,12 +207,12 @@ def _artifacts(
 
 
 def _ageing(signed: Root | Targets, role: TrustedRole, now: datetime) -> bool:
-    """Whether less than a third of the role's time is left: then it is signed anew although nothing has changed."""
+    """Return whether less than a third of the role's time is left, so that it is signed again without changes."""
     return signed.expires < now + timedelta(seconds=role.expires_s / 3)
 
 
 def _same(one: Root | Targets, other: Root | Targets) -> bool:
-    """Whether both say the same, their version and expiry aside."""
+    """Return whether both are equal except for version and expiry."""
     left, right = one.to_dict(), other.to_dict()
     for part in (left, right):
         part.pop("version")
@@ -222,7 +221,7 @@ def _same(one: Root | Targets, other: Root | Targets) -> bool:
 
 
 def _resumable(pending: Root | Targets, wanted: Root | Targets, role: TrustedRole, now: datetime) -> bool:
-    """Whether signatures may be added to this one: it says what this folder says, and expires when it should."""
+    """Return whether signatures may be added: the metadata equals this folder's content, with the right expiry."""
     same = pending.version == wanted.version and _same(pending, wanted)
     return same and pending.expires <= wanted.expires and not _ageing(pending, role, now)
 

@@ -1,5 +1,6 @@
-"""The online roles, which a server holds: `rollout` moves devices between signed bundles, snapshot and timestamp say
-what is newest. Their metadata is short-lived, so devices notice within days when it is no longer renewed."""
+"""The online roles, held by a server: `rollout` moves devices between signed bundles, snapshot and timestamp name the
+newest metadata. Their metadata is short-lived, so devices notice within days if it is no longer renewed.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class OnlineKeyMissing(ConfigError, code="online_key_missing"):
-    """No key of an online role was given."""
+    """The key of an online role is missing."""
 
 
 class SignaturesMissing(ConfigError, code="signatures_missing"):
-    """Root or artifacts lack signatures: devices would refuse the update."""
+    """Root or artifacts lack signatures, so devices would refuse the update."""
 
 
 def publish_online(
@@ -34,17 +35,17 @@ def publish_online(
     signers: Sequence[CryptoSigner],
     now: datetime,
     plans: Mapping[str, RolloutPlan] | None = None,
-    least_version: int = 0,
+    min_version: int = 0,
 ) -> int:
-    """Make what is signed visible to the devices: sign rollout, snapshot and timestamp anew.
+    """Make signed bundles visible to devices by signing rollout, snapshot and timestamp again.
 
     Args:
         trust: The roles of `trust.yaml`.
         folder: A folder with root and artifacts.
         signers: At least one key of each online role.
         now: The time, with a time zone.
-        plans: The plan of each cohort that has one; None: the published plans stay.
-        least_version: Versions are at least this one: after a restored backup devices know newer ones.
+        plans: The plans by cohort; None: the published plans stay.
+        min_version: The minimum of new versions, since devices may know newer ones after a restored backup.
 
     Returns:
         The version of the timestamp.
@@ -56,35 +57,34 @@ def publish_online(
     """
     root, artifacts = folder.root(), folder.targets("targets")
     if root is None or artifacts is None:
-        raise SignaturesMissing("root and artifacts need their signatures first")
+        raise SignaturesMissing("Root and artifacts need their signatures first.")
     if not root.signed.get_verification_result("targets", artifacts.signed_bytes, artifacts.signatures).verified:
-        raise SignaturesMissing("root names other keys now: artifacts needs their signatures first")
+        raise SignaturesMissing("Root names other keys now, and artifacts needs their signatures first.")
     signer = _signer(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
         _signer(trust, role, signers)  # all or nothing
     rollout = _rollout(folder, artifacts.signed, plans, trust.roles[ROLLOUT].expiry(now))
-    rollout.version = max(rollout.version, least_version)
+    rollout.version = max(rollout.version, min_version)
     _publish(folder, ROLLOUT, Metadata(rollout), signer)
-    return publish_freshness(trust, folder, signers, now, least_version)
+    return publish_freshness(trust, folder, signers, now, min_version)
 
 
 def publish_freshness(
-    trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, least_version: int = 0
+    trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, min_version: int = 0
 ) -> int:
-    """Sign snapshot and timestamp of the newest artifacts and rollout; return the version of the timestamp.
-
-    The arguments are those of `publish_online`.
+    """Sign snapshot and timestamp for the newest artifacts and rollout. Returns the version of the timestamp. The
+    arguments are those of `publish_online`.
 
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.
     """
     snapshot_version, timestamp_version = folder.next_versions()
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
-    version = max(snapshot_version, least_version)
+    version = max(snapshot_version, min_version)
     snapshot = Snapshot(version=version, expires=trust.roles["snapshot"].expiry(now), meta=meta)
     _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
     timestamp = Timestamp(
-        version=max(timestamp_version, least_version),
+        version=max(timestamp_version, min_version),
         expires=trust.roles["timestamp"].expiry(now),
         snapshot_meta=_meta(folder, "snapshot"),
     )
@@ -93,7 +93,7 @@ def publish_freshness(
 
 
 def published_plans(folder: PublishedFolder) -> dict[str, RolloutPlan]:
-    """Return the plan of each cohort in the newest rollout metadata, whether snapshot and timestamp name it or not.
+    """Return the plans by cohort in the newest rollout metadata, even if snapshot and timestamp do not name it yet.
 
     Raises:
         RepositoryInvalid: A file is missing or altered.
@@ -115,16 +115,16 @@ def signed_bundles(folder: PublishedFolder) -> frozenset[str]:
 
 
 def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
-    """Whether to sign the online roles anew.
+    """Return whether to sign the online roles again.
 
-    1. One of them is missing, or has used half of its time.
-    2. Snapshot or timestamp does not name the newest metadata: bundles were signed, or a publication was interrupted.
-    3. Snapshot or timestamp is damaged: both are made of the other metadata.
+    1. A role's metadata is missing, or half of its time is over.
+    2. Snapshot or timestamp does not name the newest metadata, after new signatures or an interrupted publication.
+    3. Snapshot or timestamp is damaged; both can be made from the other metadata.
     """
     try:
         snapshot, timestamp = folder.snapshot(), folder.timestamp()
     except RepositoryInvalid as error:
-        log.error("%s: it is signed anew", error)
+        log.error("%s: it is signed again.", error)
         return True  # (3)
     rollout, artifacts = folder.targets(ROLLOUT), folder.targets("targets")
     if snapshot is None or timestamp is None or rollout is None or artifacts is None:
@@ -141,7 +141,7 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
 
 
 def holds_online_role(trust: Trust, signers: Sequence[CryptoSigner]) -> bool:
-    """Whether the signers hold every online role."""
+    """Return whether the signers hold every online role."""
     given = {signer.public_key.keyid for signer in signers}
     return all(given & {key.keyid for key in trust.roles[role].keys} for role in (ROLLOUT, "snapshot", "timestamp"))
 
@@ -157,7 +157,7 @@ def _rollout(
             unsigned = sorted(one for one in plan.bundles if f"bundles/{one}.json" not in artifacts.targets)
             if unsigned:
                 raise BundleNotSigned(
-                    f"the rollout of {cohort} names bundle {unsigned[0]}, which artifacts has not signed"
+                    f"The rollout of {cohort} names bundle {unsigned[0]}, which artifacts has not signed."
                 )
             path, content = f"rollouts/{cohort}.json", encode_canonical(plan)
             targets[path] = TargetFile.from_data(path, content, ["sha256"])
@@ -171,7 +171,7 @@ def _signer(trust: Trust, role: str, signers: Sequence[CryptoSigner]) -> CryptoS
         if signer.public_key.keyid in holders:
             return signer
     names = ", ".join(sorted(trust.names[keyid] for keyid in holders))
-    raise OnlineKeyMissing(f"the role {role} needs one of these keys: {names}")
+    raise OnlineKeyMissing(f"The role {role} needs one of these keys: {names}.")
 
 
 def _publish(folder: PublishedFolder, role: str, metadata: Metadata[T], signer: CryptoSigner) -> None:

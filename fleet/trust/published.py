@@ -1,4 +1,4 @@
-"""The folder of static files that devices fetch, and the metadata that still waits for signatures.
+"""The folder of static files for devices, and the metadata that waits for signatures.
 
     published/tuf/metadata/   N.root.json, N.targets.json (artifacts), N.rollout.json, N.snapshot.json, timestamp.json
     published/tuf/targets/    bundles/HASH.ID.json, rollouts/HASH.COHORT.json
@@ -31,15 +31,15 @@ class RepositoryInvalid(ConfigError, code="repository_invalid"):
     """A file of the published folder is malformed."""
 
 
-_RESTORE = "put it back from git, a backup, or a web server that has a copy: a signed file never changes"
-_SIGN_ANEW = "remove it, and sign anew with `causeway-fleet sign`"
+_RESTORE = "Restore it from git, a backup, or a web server with a copy: signed files never change."
+_SIGN_AGAIN = "remove it, and sign anew with `causeway-fleet sign`"
 
 
 class PublishedFolder:
-    """Reads and writes the static files of one fleet. One program writes at a time."""
+    """The static files of a fleet. Only one program may write at a time."""
 
     def __init__(self, fleet: Path) -> None:
-        """`fleet`: the folder with `fleet.yaml`."""
+        """Create the folder's access. `fleet`: the folder with `fleet.yaml`."""
         self.path = fleet / PUBLISHED
         self.pending = fleet / PENDING
         self._metadata = self.path / "tuf" / "metadata"
@@ -62,7 +62,7 @@ class PublishedFolder:
         return self._read(Metadata[Timestamp], self._metadata / "timestamp.json")
 
     def blob(self, sha256: str) -> Path:
-        """Return where a blob lies, whether it is there or not."""
+        """Return the path of a blob, which need not exist."""
         return self.path / "blobs" / sha256
 
     def newest(self, role: str) -> tuple[int, bytes] | None:
@@ -71,7 +71,7 @@ class PublishedFolder:
         return None if path is None else (_version(path), path.read_bytes())
 
     def read_pending(self, role: str, kind: type[Metadata[T]]) -> Metadata[T] | None:
-        return self._read(kind, self.pending / f"{role}.json", _SIGN_ANEW)
+        return self._read(kind, self.pending / f"{role}.json", _SIGN_AGAIN)
 
     def write_pending(self, role: str, metadata: Metadata[T]) -> None:
         write_atomically(self.pending / f"{role}.json", metadata.to_bytes(JSONSerializer()))
@@ -80,7 +80,7 @@ class PublishedFolder:
         (self.pending / f"{role}.json").unlink(missing_ok=True)
 
     def write_metadata(self, role: str, metadata: Metadata[T]) -> None:
-        """Publish metadata under its version; the timestamp, which devices ask for first, has none."""
+        """Publish metadata under its version; the timestamp, which devices fetch first, has no version in its name."""
         content = metadata.to_bytes(JSONSerializer())
         if role != "timestamp":
             write_atomically(self._metadata / f"{metadata.signed.version}.{role}.json", content)
@@ -93,10 +93,9 @@ class PublishedFolder:
         return 0 if metadata is None else metadata.signed.version
 
     def next_versions(self) -> tuple[int, int]:
-        """Return the versions that snapshot and timestamp get when they are signed anew.
-
-        No timestamp was signed without a new snapshot, whose version is in its file's name. So where the timestamp is
-        lost or damaged, the next snapshot's version is above every version of it that a device has seen.
+        """Return the next versions of snapshot and timestamp. Each timestamp was signed with a new snapshot, whose
+        version is in its file's name. If the timestamp is lost or damaged, the next snapshot's version is therefore
+        higher than every version that a device has seen.
         """
         newest = self._newest("snapshot")
         snapshot = 1 if newest is None else _version(newest) + 1
@@ -111,10 +110,10 @@ class PublishedFolder:
         write_atomically(self._targets / folder / f"{blob_of(content).sha256}.{name}", content)
 
     def read_target(self, target: TargetFile) -> bytes:
-        """Read a target's file, wherever its hash still fits.
+        """Read a target's file and check its hash.
 
         Raises:
-            RepositoryInvalid: Missing or altered.
+            RepositoryInvalid: The file is missing or altered.
         """
         folder, _, name = target.path.rpartition("/")
         path = self._targets / folder / f"{target.hashes['sha256']}.{name}"
@@ -122,7 +121,7 @@ class PublishedFolder:
             content = path.read_bytes()
             target.verify_length_and_hashes(content)
         except (OSError, RepositoryError) as error:
-            raise RepositoryInvalid(f"missing or altered: {error}; {_RESTORE}", where=str(path)) from error
+            raise RepositoryInvalid(f"Missing or altered: {error}. {_RESTORE}", where=str(path)) from error
         return content
 
     def manifests(self, metadata: Metadata[Targets] | None) -> Iterator[tuple[TargetFile, BundleManifest]]:
@@ -131,7 +130,7 @@ class PublishedFolder:
             yield target, msgspec.json.decode(self.read_target(target), type=BundleManifest)
 
     def write_blob(self, sha256: str, source: Path) -> None:
-        """Copy a file to its place by its hash, unless it is there in full. Raises OSError."""
+        """Copy a file to the path of its hash, unless it is already there completely. Raises OSError."""
         target = self.path / "blobs" / sha256
         if not target.is_file() or target.stat().st_size != source.stat().st_size:
             copy_atomically(source, target)
@@ -149,8 +148,8 @@ class PublishedFolder:
         try:
             return kind.from_bytes(path.read_bytes())
         except RepositoryError as error:
-            what = f"damaged or cut off, no signed metadata ({error})"
-            raise RepositoryInvalid(f"{what}: {advice}", where=str(path)) from error
+            what = f"The file is damaged or cut off, and not signed metadata ({error})"
+            raise RepositoryInvalid(f"{what}. {advice}", where=str(path)) from error
 
 
 def _version(path: Path) -> int:

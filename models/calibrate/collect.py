@@ -46,7 +46,7 @@ class Answerer(Protocol):
         """Answer one prompt, greedily.
 
         Raises:
-            BackendError: the model is gone; asking again later may help.
+            BackendError: The model is gone; asking again later may help.
         """
 
 
@@ -54,7 +54,7 @@ async def _is_as_good(prompt: CalibrationPrompt, answers: PairAnswers, judge: An
     """Return whether the small model's answer is as good; an unclear judgement counts against it.
 
     Raises:
-        BackendError: the judge is gone.
+        BackendError: The judge is gone.
     """
     # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
     swapped = int(prompt.id, 16) % 2 == 1
@@ -159,12 +159,12 @@ async def collect(
     """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
 
     Args:
-        judge: is asked which answer is better, of prompts without a reference, also those that `log` has.
-        parallel: the number of prompts that are asked at a time.
-        progress: called with the number of prompts that have answers, after each.
+        judge: Is asked which answer is better, of prompts without a reference, also those that `log` has.
+        parallel: The number of prompts that are asked at a time.
+        progress: Called with the number of prompts that have answers, after each.
 
     Raises:
-        BackendError: a model is gone. What was answered is kept, and a second call goes on.
+        BackendError: A model is gone. What was answered is kept, and a second call goes on.
     """
 
     def judges(prompt: CalibrationPrompt, row: PairAnswers) -> bool:
@@ -202,8 +202,8 @@ class EndpointAnswerer:
     """`model` at an endpoint such as ``https://host/v1``. Use as an async context manager.
 
     Args:
-        key: the API key, "" for none.
-        pause: sleeps between two tries.
+        key: The API key, "" for none.
+        pause: Sleeps between two tries.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ def _fit_best(
     (Breiman et al. 1984): a few hundred rows rarely tell more.
 
     Args:
-        ridges: penalties of the inputs, ascending.
+        ridges: Penalties of the inputs, ascending.
     """
     candidates = [_unseen(inputs, truth, ridge, folds) for ridge in ridges]
     losses = np.stack([-np.log(np.where(truth, candidate, 1 - candidate)) for candidate in candidates])
@@ -269,7 +269,7 @@ def fit_logistic(
         inputs: [rows, inputs].
         truth: [rows].
         weights: [rows], of each row in the loss; default: all the same.
-        ridges: one L2 penalty per input; default: a small one for all.
+        ridges: One L2 penalty per input; default: a small one for all.
     """
     counts = np.ones(len(inputs)) if weights is None else weights
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9

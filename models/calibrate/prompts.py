@@ -81,7 +81,7 @@ class AnswerLog:
         """Open or create `path`; a last line that a killed run left incomplete is cut off.
 
         Raises:
-            ArtifactError: the file holds answers of another pair, or no answers.
+            ArtifactError: The file holds answers of another pair, or no answers.
         """
         self.path = path
         self.rows: dict[str, PairAnswers] = {}
@@ -162,7 +162,7 @@ def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
     """Read prompts, each one once.
 
     Raises:
-        ArtifactError: lines that are no prompts, with file, line and reason; or there is no prompt at all.
+        ArtifactError: Lines that are no prompts, with file, line and reason; or there is no prompt at all.
     """
     prompts: dict[str, CalibrationPrompt] = {}
     for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
@@ -174,11 +174,11 @@ def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: s
     """Read JSON lines; blank ones are skipped.
 
     Args:
-        parse: makes something of a line; raises ValueError or DecodeError.
-        example: a usable line, for the message.
+        parse: Makes something of a line; raises ValueError or DecodeError.
+        example: A usable line, for the message.
 
     Raises:
-        ArtifactError: lines that `parse` refuses, with file, line and reason; or there is no line at all.
+        ArtifactError: Lines that `parse` refuses, with file, line and reason; or there is no line at all.
     """
     found: list[Line] = []
     faults: list[str] = []
@@ -209,7 +209,7 @@ def read_sources(path: Path) -> list[DataSource]:
     """Read whose data a set of prompts is.
 
     Raises:
-        ArtifactError: as `read_lines`.
+        ArtifactError: As `read_lines`.
     """
     decoder = msgspec.json.Decoder(DataSource)
     return read_lines([path], decoder.decode, '{"name": "...", "licence": "...", "attribution": "..."}')
@@ -300,8 +300,8 @@ def label(
     task its share of `prompts` back.
 
     Args:
-        answers: by the prompt's id.
-        encode: the sentence encoder, for free texts without reference; None: only equal texts agree.
+        answers: By the prompt's id.
+        encode: The sentence encoder, for free texts without reference; None: only equal texts agree.
     """
     rows = []
     for prompt in prompts:

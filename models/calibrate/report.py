@@ -90,7 +90,7 @@ def evaluate_pair(rows: Rows, signals: Mapping[str, Array64], seed: int) -> list
     """Return the figures of all prompts together (first) and of each task.
 
     Args:
-        signals: as `signals_of` returns them.
+        signals: As `signals_of` returns them.
     """
     tasks = np.array([row.task for row in rows.answers])
     names = list(dict.fromkeys(tasks.tolist()))
@@ -104,7 +104,7 @@ def signals_of(rows: Rows, unseen: Unseen, tokens: int) -> dict[str, Array64]:
     """Return every signal that is compared, [rows] each, higher favours the device.
 
     Args:
-        tokens: the number of tokens that the handoff waits for, in the last stage.
+        tokens: The number of tokens that the handoff waits for, in the last stage.
     """
     scores = [row.confidences[min(tokens, len(row.confidences)) - 1].score for row in rows.answers]
     return {
@@ -131,7 +131,7 @@ def choose_threshold(
     Args:
         probabilities: [rows], that the small model's answer is good enough.
         small, large: [rows], the quality of both answers.
-        target: what the owner wants.
+        target: What the owner wants.
         weights: [rows], how much each row counts; default: all the same.
     """
     shares = np.ones(len(small)) if weights is None else weights
@@ -156,7 +156,7 @@ def kept_on_device(rows: Rows, unseen: Unseen, stage: int | None, target: Target
     """Return which rows the target's threshold leaves on the device; each fold's is chosen on the others.
 
     Args:
-        stage: index of the handoff's stage; None: by `edge.quality` alone.
+        stage: Index of the handoff's stage; None: by `edge.quality` alone.
     """
     kept = np.zeros(len(rows), bool)
     for held, fitted in unseen.folds:

@@ -80,7 +80,7 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
     """Ask both models all prompts that `log` has no answers to.
 
     Raises:
-        ArtifactError: a model is gone; what was answered is kept.
+        ArtifactError: A model is gone; what was answered is kept.
     """
 
     def progress(count: int) -> None:
@@ -126,7 +126,7 @@ def calibrate_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: Answer
         The artifact, or None where there is nothing to route on these prompts; the report says so.
 
     Raises:
-        ArtifactError: too few prompts are answered.
+        ArtifactError: Too few prompts are answered.
     """
     encoder_artifact = find_signal("embedding", None, (plan.to,))
     rows = _answered(prompts, log, encoder_artifact)
@@ -140,10 +140,10 @@ def check_pair(
     """Measure the published signals of the pair on the answers in `log`; the report goes to the run's folder.
 
     Args:
-        dirs: folders of artifacts that take precedence over the shipped ones.
+        dirs: Folders of artifacts that take precedence over the shipped ones.
 
     Raises:
-        ArtifactError: nothing is published for these weights, or too few prompts are answered.
+        ArtifactError: Nothing is published for these weights, or too few prompts are answered.
     """
     published = find_pair(plan.small, [plan.pair.large.name], dirs).parameters
     rows = _answered(prompts, log, find_signal("embedding", None, dirs))
@@ -162,7 +162,7 @@ def calibrate_from_shadow(plan: Plan, state_dir: Path, echo: Echo) -> Artifact |
         As `calibrate_pair`.
 
     Raises:
-        ArtifactError: too few shadow answers of this pair are there.
+        ArtifactError: Too few shadow answers of this pair are there.
     """
     encoder_artifact = find_signal("embedding", None, (plan.to,))
     rows, after = read_shadow_rows(state_dir, plan.pair, encoder_artifact.manifest.sha256)

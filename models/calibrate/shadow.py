@@ -78,7 +78,7 @@ def read_shadow_rows(state_dir: Path, pair: Pair, encoder_sha256: str) -> tuple[
     """Return the answers of this pair as rows to fit on, and the number of tokens that their handoff waits for.
 
     Raises:
-        ArtifactError: there is no such file, or it has no usable answer of this pair; says what it has.
+        ArtifactError: There is no such file, or it has no usable answer of this pair; says what it has.
     """
     path = state_dir / FILE
     skipped: Counter[str] = Counter()

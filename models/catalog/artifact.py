@@ -159,7 +159,7 @@ class Artifact(msgspec.Struct, frozen=True):
         """Return the file of this signal, which has to be made for exactly these weights of `model`.
 
         Raises:
-            ArtifactError: it was made for another version.
+            ArtifactError: It was made for another version.
         """
         if self.manifest.judges_sha256 != model.manifest.sha256:
             made_for = self.manifest.judges_sha256
@@ -171,8 +171,8 @@ def load_artifact(folder: Path) -> Artifact:
     """Read the artifact in `folder`.
 
     Raises:
-        ArtifactNotFound: there is no readable manifest.
-        ArtifactError: the manifest is malformed, or names a file outside the folder.
+        ArtifactNotFound: There is no readable manifest.
+        ArtifactError: The manifest is malformed, or names a file outside the folder.
     """
     path = folder / MANIFEST
     try:
@@ -231,7 +231,7 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
     """Find the artifact called `name` in the folders of `search_path`.
 
     Raises:
-        ArtifactNotFound: there is none, or its weights are missing; names the known artifacts and the folders.
+        ArtifactNotFound: There is none, or its weights are missing; names the known artifacts and the folders.
     """
     known = list_artifacts(extra_dirs)
     for artifact in known:
@@ -254,8 +254,8 @@ def verify_artifact(artifact: Artifact) -> None:
     """Hash the weights again and compare.
 
     Raises:
-        ArtifactCorrupt: the size or the sha256 differs from the manifest.
-        ArtifactNotFound: the weights are missing.
+        ArtifactCorrupt: The size or the sha256 differs from the manifest.
+        ArtifactNotFound: The weights are missing.
     """
     expected = artifact.manifest
     try:
@@ -281,12 +281,12 @@ def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Seq
     """Find the artifact that computes `kind`.
 
     Args:
-        kind: the signal.
-        model: accept only a signal that was trained on exactly these weights.
-        extra_dirs: folders of artifacts that take precedence over the shipped ones.
+        kind: The signal.
+        model: Accept only a signal that was trained on exactly these weights.
+        extra_dirs: Folders of artifacts that take precedence over the shipped ones.
 
     Raises:
-        ArtifactNotFound: no artifact computes `kind`, or none for this version of `model`; names the ones that exist.
+        ArtifactNotFound: No artifact computes `kind`, or none for this version of `model`; names the ones that exist.
     """
     candidates = [artifact for artifact in list_artifacts(extra_dirs) if artifact.manifest.signal == kind]
     candidates.sort(key=lambda artifact: artifact.folder.parent == SHIPPED)
@@ -303,7 +303,7 @@ def find_judged_artifact(signal: Artifact, extra_dirs: Sequence[Path] = ()) -> A
     """Find the artifact whose weights `signal` was trained on.
 
     Raises:
-        ArtifactNotFound: these weights are not among the known artifacts.
+        ArtifactNotFound: These weights are not among the known artifacts.
     """
     for artifact in list_artifacts(extra_dirs):
         if artifact.manifest.sha256 == signal.manifest.judges_sha256:

@@ -78,12 +78,12 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
     """Read the header from the first bytes of a file, or from all of them.
 
     Args:
-        data: the bytes at hand.
-        size_bytes: of the whole file.
-        where: names the file in errors.
+        data: The bytes at hand.
+        size_bytes: Of the whole file.
+        where: Names the file in errors.
 
     Raises:
-        ArtifactError: the header contradicts itself or the file's size; the message has the position.
+        ArtifactError: The header contradicts itself or the file's size; the message has the position.
     """
     reader = _HeaderReader(data, size_bytes, where)
     metadata: dict[str, Value] = {}
@@ -269,7 +269,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Read header and metadata.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF; the message says what is wrong where.
+        ArtifactError: The file is not a complete GGUF; the message says what is wrong where.
     """
     with _mapped(path) as data:
         return describe(data, len(data), str(path))
@@ -279,7 +279,7 @@ def read_layers(path: Path) -> tuple[GgufFile, list[int], int]:
     """Read header and metadata, and the bytes of each layer's weights and of the output layer's.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF.
+        ArtifactError: The file is not a complete GGUF.
     """
     with _mapped(path) as data:
         described = describe(data, len(data), str(path))
@@ -300,7 +300,7 @@ def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, obj
     """Read the metadata values whose keys are wanted; arrays become lists of texts or tuples of numbers.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF.
+        ArtifactError: The file is not a complete GGUF.
     """
     with _mapped(path) as data:
         header = read_header(data, len(data), str(path))
@@ -311,7 +311,7 @@ def adapted_architecture(path: Path) -> str:
     """Return the architecture of the models that a LoRA adapter is for.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF, or no LoRA adapter.
+        ArtifactError: The file is not a complete GGUF, or no LoRA adapter.
     """
     metadata = read_metadata(path, lambda key: key in _ADAPTER_KEYS)
     kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
@@ -344,12 +344,12 @@ def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
     """Describe a GGUF by its first bytes, or by all of them.
 
     Args:
-        data: the bytes at hand; without the whole header, tensors are taken to fill the file.
-        size_bytes: of the whole file.
-        where: names the file in errors.
+        data: The bytes at hand; without the whole header, tensors are taken to fill the file.
+        size_bytes: Of the whole file.
+        where: Names the file in errors.
 
     Raises:
-        ArtifactError: the header is malformed, or ends before the sizes of the network are known.
+        ArtifactError: The header is malformed, or ends before the sizes of the network are known.
     """
     header = read_header(data, size_bytes, where)
     architecture = _text(header, "general.architecture")

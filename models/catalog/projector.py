@@ -30,7 +30,7 @@ _NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length
 
 
 def has_mtmd() -> bool:
-    """Whether this build of llama.cpp has mtmd, its library of vision models. Loads nothing."""
+    """Return whether this build of llama.cpp has mtmd, its library of vision models. Loads nothing."""
     bindings = importlib.util.find_spec("llama_cpp")
     if bindings is None or bindings.origin is None:
         return False
@@ -56,9 +56,9 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
     """Return the projector that a model's manifest names; None if it names none.
 
     Raises:
-        ArtifactNotFound: there is no such model, or the encoder or a file is missing.
-        ArtifactCorrupt: it was made for other weights or another encoder, or a file is not what its manifest says.
-        ArtifactError: it is an mmproj file, and this build of llama.cpp cannot use one.
+        ArtifactNotFound: There is no such model, or the encoder or a file is missing.
+        ArtifactCorrupt: It was made for other weights or another encoder, or a file is not what its manifest says.
+        ArtifactError: It is an mmproj file, and this build of llama.cpp cannot use one.
     """
     artifact = find_artifact(model, model_dirs)
     entry = artifact.manifest.projector
@@ -98,7 +98,7 @@ def check_mtmd(file: Path) -> None:
 
 
 def _has_hash(path: Path, sha256: str) -> bool:
-    """Whether a file is what its manifest says. It is hashed once, and again when it was written since."""
+    """Return whether a file is what its manifest says. It is hashed once, and again when it was written since."""
     try:
         found = path.stat()
         return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino) == sha256
@@ -134,7 +134,7 @@ def read_mmproj(path: Path) -> MmprojFile:
     """Read the header.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF, or no mmproj file with a vision encoder.
+        ArtifactError: The file is not a complete GGUF, or no mmproj file with a vision encoder.
     """
     from .gguf import read_gguf, read_metadata  # gguf brings numpy
 

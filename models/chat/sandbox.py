@@ -158,12 +158,12 @@ def generate(template: jinja2.Template, variables: Mapping[str, object], input_l
     """Render a compiled template within the budget.
 
     Args:
-        template: from `compile_template`.
-        variables: what the template may read.
-        input_length: characters of `variables`; the text budget grows with it.
+        template: From `compile_template`.
+        variables: What the template may read.
+        input_length: Characters of `variables`; the text budget grows with it.
 
     Raises:
-        TemplateFailed: the template is broken, exceeds its budget, or calls `raise_exception`.
+        TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.
     """
     _budget.start(_MAX_TEXT + 8 * input_length)
     try:
@@ -180,7 +180,7 @@ def compile_template(template: str) -> jinja2.Template:
     """Compile a template for `generate`; recent ones are cached.
 
     Raises:
-        TemplateFailed: the template is not valid jinja2.
+        TemplateFailed: The template is not valid jinja2.
     """
     sandbox = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation], finalize=_finalize

@@ -130,8 +130,8 @@ def adapted(
     """Return messages and tools in a form that the template can take; the numbers are those of the module's list.
 
     Args:
-        abilities: of the template.
-        form: of the calls of the template's family.
+        abilities: Of the template.
+        form: Of the calls of the template's family.
     """
     if abilities.system == "dropped":
         return messages, tools
@@ -270,17 +270,17 @@ def render(
     """Render `messages` in the sandbox, adapted to what the template can take, up to where the answer begins.
 
     Args:
-        template: jinja2 source, untrusted.
-        messages: the conversation; content parts become lines of text.
-        tools: passed to the template in OpenAI's form; None when there are none.
-        bos: the text of the beginning-of-sequence token, for templates that write it.
-        eos: the text of the end-of-sequence token.
-        guard: first characters of control tokens; each one in a caller's text gets a MARK behind it.
+        template: Jinja2 source, untrusted.
+        messages: The conversation; content parts become lines of text.
+        tools: Passed to the template in OpenAI's form; None when there are none.
+        bos: The text of the beginning-of-sequence token, for templates that write it.
+        eos: The text of the end-of-sequence token.
+        guard: First characters of control tokens; each one in a caller's text gets a MARK behind it.
 
     Raises:
-        TemplateFailed: the template is broken, exceeds its budget, or calls `raise_exception`.
-        InvalidRequest: a role is not an identifier.
-        UnsupportedFeature: a content part is not text.
+        TemplateFailed: The template is broken, exceeds its budget, or calls `raise_exception`.
+        InvalidRequest: A role is not an identifier.
+        UnsupportedFeature: A content part is not text.
     """
     in_system = False
     if not is_plain(messages, tools):

@@ -125,10 +125,10 @@ def schema_grammar(schema: str, *, spaced: bool = False) -> str:
 
     Args:
         schema: JSON text; "{}" means any JSON object.
-        spaced: write ", " and ": " between values, as Python does; otherwise the model chooses.
+        spaced: Write ", " and ": " between values, as Python does; otherwise the model chooses.
 
     Raises:
-        InvalidGrammar: with the path and keyword of what cannot be held.
+        InvalidGrammar: With the path and keyword of what cannot be held.
     """
     try:
         held = _held(schema)
@@ -145,11 +145,11 @@ def framed_grammar(schema: str, frame: CallFrame = NO_FRAME, marks: Mapping[str,
 
     Args:
         schema: JSON text; "{}" means any JSON object.
-        frame: in the words of the model's family.
-        marks: tokens that stand for a mark of the frame, by its text.
+        frame: In the words of the model's family.
+        marks: Tokens that stand for a mark of the frame, by its text.
 
     Raises:
-        InvalidGrammar: with the path and keyword of what cannot be held.
+        InvalidGrammar: With the path and keyword of what cannot be held.
     """
     if frame == NO_FRAME:
         return LLMatcher.grammar_from_json_schema(schema_grammar(schema))
@@ -266,11 +266,11 @@ async def hold(request: Request, *, calls_only: bool) -> HeldRequest:
     """Check the schemas that would constrain the answer to `request`; long ones in a thread.
 
     Args:
-        request: the client's request.
-        calls_only: the model answers with calls alone, so offered tools constrain it.
+        request: The client's request.
+        calls_only: The model answers with calls alone, so offered tools constrain it.
 
     Raises:
-        InvalidGrammar: the response format, or a tool that must be called, cannot be held; with path and keyword.
+        InvalidGrammar: The response format, or a tool that must be called, cannot be held; with path and keyword.
     """
     form = "" if request.response_format is None else request.response_format.schema
     if len(form) + sum(len(tool.parameters) for tool in request.tools) > _AT_ONCE:

@@ -39,7 +39,7 @@ class EngineCore:
         """Load the model; `planner`: of the drafts, instead of one that measures.
 
         Raises:
-            EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
+            EngineUnavailable: The file is missing, is not a usable model, or is too large for this machine.
         """
         self._weights = weights = Weights(Path(options.model_path), resources.choose_layers(options))
         with contextlib.ExitStack() as on_error:

@@ -78,8 +78,8 @@ class EmbeddingQueue:
         """Yield who may be next, the flow that used the least time first.
 
         Yields:
-            Whether the texts are long, and texts in the order in which they may fill a batch: of a long flow its first
-            text alone; of a short one also the short texts of other flows, one of each flow in turn.
+            Whether the texts are long, and texts in the order in which they may fill a batch: of a long flow its first.
+            Text alone; of a short one also the short texts of other flows, one of each flow in turn.
         """
         flows = sorted(self._texts, key=self._used_s.__getitem__)
         short = [self._texts[flow] for flow in flows if not flow.long]
@@ -116,8 +116,8 @@ class Embedder:
         """Decode one batch; append the embeddings that it completes to `out`.
 
         Args:
-            out: receives emissions.
-            decoding: answers in progress, each of which waits for this step.
+            out: Receives emissions.
+            decoding: Answers in progress, each of which waits for this step.
         """
         for long, texts in self.waiting.turns():
             batch = self._long if long else self._short

@@ -38,7 +38,7 @@ from .sampler import GrammarState, ThinkingBudget, TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import DraftPlanner
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _NEVER = float("inf")
 
 
@@ -77,7 +77,7 @@ class Engine:
         """Load the model and start the engine's thread.
 
         Raises:
-            EngineUnavailable: the model cannot be loaded; the message says what to do.
+            EngineUnavailable: The model cannot be loaded; the message says what to do.
         """
         self._core = EngineCore(self._options, self._planner)
         self._compiler.submit(self._core.grammars.prepare)
@@ -111,7 +111,7 @@ class Engine:
         """Return the number of tokens of a prompt, or a lower bound for one that is far too long.
 
         Raises:
-            InvalidRequest: this model cannot take the prompt.
+            InvalidRequest: This model cannot take the prompt.
         """
         return self._core.prompts.count(prompt)
 
@@ -236,7 +236,7 @@ class Engine:
             self._serve()
             self._end_all("engine_unavailable", "the engine was closed")
         except Exception as error:
-            _log.exception("the engine stopped")
+            log.exception("the engine stopped")
             self._end_all("engine_crashed", f"the engine stopped: {error}")
             if self._on_failure is not None:
                 self._on_failure(error)

@@ -38,7 +38,7 @@ class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
     """A prompt as its sequence decodes it.
 
     Attributes:
-        tokens: int32 [tokens], read-only; ids below 0 are soft tokens.
+        tokens: Int32 [tokens], read-only; ids below 0 are soft tokens.
         vectors: float32 [embedding dimensions] each, by the ids of the soft tokens; empty without them.
         placed: Runs that are not simply one vector after the other, by the id of their first one.
         system_tokens: How many of the first tokens may be stored as a file.
@@ -59,9 +59,9 @@ class SoftTokenIds:
     """Gives out ids below 0. Thread-safe.
 
     Args:
-        dimensions: of the model's embeddings.
-        largest_run: vectors that one batch takes.
-        positions_have_parts: the model has M-RoPE.
+        dimensions: Of the model's embeddings.
+        largest_run: Vectors that one batch takes.
+        positions_have_parts: The model has M-RoPE.
     """
 
     def __init__(self, dimensions: int, largest_run: int, *, positions_have_parts: bool) -> None:
@@ -78,8 +78,8 @@ class SoftTokenIds:
         """Return the prompt's tokens by marker, each int32 [tokens], and of a `SequencePrompt` `vectors` and `placed`.
 
         Raises:
-            InvalidRequest: these are no vectors for this model.
-            UnsupportedFeature: an image's vectors do not fit a batch.
+            InvalidRequest: These are no vectors for this model.
+            UnsupportedFeature: An image's vectors do not fit a batch.
         """
         ids: dict[str, Tokens] = {}
         rows: dict[int, NDArray[np.float32]] = {}
@@ -149,8 +149,8 @@ class Places:
     """Of one prompt.
 
     Args:
-        prompt: its tokens, int32 [tokens].
-        placed: its runs, by the id of their first soft token.
+        prompt: Its tokens, int32 [tokens].
+        placed: Its runs, by the id of their first soft token.
     """
 
     def __init__(self, prompt: Tokens, placed: Mapping[int, SoftRun]) -> None:
@@ -215,7 +215,7 @@ class PromptEncoder:
     """Renders and tokenises prompts. Thread-safe.
 
     Raises:
-        InvalidRequest: this model cannot take the prompt (or a subclass that says more).
+        InvalidRequest: This model cannot take the prompt (or a subclass that says more).
     """
 
     def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:

@@ -300,7 +300,7 @@ class FrameReader(Generic[M]):
         """Add bytes; return the messages that are complete.
 
         Raises:
-            FrameError: the bytes are not a frame, or the frame is not a message.
+            FrameError: The bytes are not a frame, or the frame is not a message.
         """
         buffer = self._buffer
         buffer += data

@@ -64,11 +64,11 @@ class GrammarCompiler:
         """Return the state at the grammar's beginning.
 
         Args:
-            grammar: in one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
-            keep: keep what was compiled for the next sequence with this grammar.
+            grammar: In one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
+            keep: Keep what was compiled for the next sequence with this grammar.
 
         Raises:
-            InvalidGrammar: llguidance cannot read it.
+            InvalidGrammar: Llguidance cannot read it.
         """
         matcher = self._kept(grammar).deep_copy() if keep else self._matcher(grammar)
         return GrammarState(matcher, self._vocabulary)
@@ -286,13 +286,13 @@ class TokenSampler:
         """Compile the settings of one sequence.
 
         Args:
-            prompt: its tokens, for the repetition penalty.
-            grammar: constrains the answer, at its beginning; or one that is being compiled while the prompt is
+            prompt: Its tokens, for the repetition penalty.
+            grammar: Constrains the answer, at its beginning; or one that is being compiled while the prompt is
                 prefilled.
-            may_refuse: the refusal token may come first, before what the grammar requires.
-            answer_prefix: beginning of the grammar's text that stands in the prompt already; if the grammar does not
+            may_refuse: The refusal token may come first, before what the grammar requires.
+            answer_prefix: Beginning of the grammar's text that stands in the prompt already; if the grammar does not
                 allow it, the answer is unconstrained.
-            thinking: ends a thought that becomes too long; only without a grammar.
+            thinking: Ends a thought that becomes too long; only without a grammar.
 
         Raises:
             InvalidRequest: `logit_bias` names a token that does not exist.
@@ -322,9 +322,9 @@ class TokenSampler:
         """Sample the token that follows batch index `index`.
 
         Args:
-            row: its logits, changed in place.
-            context: the llama_context that decoded the batch.
-            index: the batch row.
+            row: Its logits, changed in place.
+            context: The llama_context that decoded the batch.
+            index: The batch row.
 
         Returns:
             The token, or NO_TOKEN when the grammar allows none.

@@ -79,12 +79,12 @@ def find_speech_detector() -> WorkerSpec | None:
 
 
 def is_installed(kind: Modality) -> bool:
-    """Whether the packages that encode this kind of part are there; imports none of them."""
+    """Return whether the packages that encode this kind of part are there; imports none of them."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES[kind])
 
 
 def is_installed_in(python: str, kind: Modality) -> bool:
-    """Whether another Python has what the children of this kind of part need. Raises OSError if it does not start."""
+    """Return whether another Python has what the children of this kind of part need. Raises OSError if it does not start."""
     program = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
     packages = ("msgspec", *_PACKAGES.get(kind, ()))
     command, environ = [python, "-P", "-c", program, *packages], minimal_environment(os.environ)
@@ -97,5 +97,5 @@ def find_program(environ: Mapping[str, str]) -> str | None:
 
 
 def is_onnxruntime_installed() -> bool:
-    """Whether the package that runs added voices is there; imports nothing of it."""
+    """Return whether the package that runs added voices is there; imports nothing of it."""
     return importlib.util.find_spec("onnxruntime") is not None

@@ -17,8 +17,8 @@ async def revise_each(
     """Read late parts, each kind in a task of its own, and revise the answer whenever some of them have been read.
 
     Args:
-        read: waits until the parts of one kind have been read. Raises CausewayError if they will not be.
-        revise: makes the answer anew with the parts of these kinds; False: no revision is wanted any more. Raises
+        read: Waits until the parts of one kind have been read. Raises CausewayError if they will not be.
+        revise: Makes the answer anew with the parts of these kinds; False: no revision is wanted any more. Raises
             CausewayError.
 
     Returns:

@@ -124,8 +124,8 @@ def read_settings(file: Path) -> VoiceSettings:
     """Read a voice's JSON file.
 
     Raises:
-        ArtifactNotFound: there is none.
-        ArtifactError: it is no such file, or voices of its kind cannot be used here; the message has the path.
+        ArtifactNotFound: There is none.
+        ArtifactError: It is no such file, or voices of its kind cannot be used here; the message has the path.
     """
     try:
         if file.stat().st_size > _MAX_SETTINGS_BYTES:
@@ -176,7 +176,7 @@ def find_voice(name: str, model_dirs: Sequence[Path] = ()) -> Voice | None:
     """Return the voice called `name`; None if there is none.
 
     Raises:
-        ArtifactError: its manifest or its settings are missing, malformed or altered.
+        ArtifactError: Its manifest or its settings are missing, malformed or altered.
     """
     if not NAME.fullmatch(name):
         return None
@@ -198,7 +198,7 @@ def voice_of(artifact: Artifact) -> Voice:
     """Return the voice of an artifact. Its weights are checked when they are loaded.
 
     Raises:
-        ArtifactError: its settings are missing, malformed or altered.
+        ArtifactError: Its settings are missing, malformed or altered.
     """
     manifest = artifact.manifest
     path = artifact.folder / SETTINGS
@@ -253,7 +253,7 @@ def phoneme_ids(spoken: Sequence[tuple[str, str]], settings: VoiceSettings) -> t
     """Return the ids of a sentence: a start, each symbol and a pad after it, an end; () if nothing of it is known.
 
     Args:
-        spoken: each clause in IPA as espeak-ng writes it, and its punctuation.
+        spoken: Each clause in IPA as espeak-ng writes it, and its punctuation.
     """
     known = settings.phoneme_id_map
     pad = known[PAD]

@@ -86,16 +86,16 @@ def add_model(
     """Check a GGUF or ONNX file and put it into `root/name` as an artifact.
 
     Args:
-        name: how policies name the model; defaults to the file's name.
-        device: the device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
-        force: add a GGUF that does not fit, with a note.
-        answers: what a GGUF answers with; `calls` constrains its answers to the call grammar.
-        placing: copy the file, link it, or move it.
-        origin: where the file came from; None: it is the owner's own.
-        mmproj: of a vision model; it is placed as the model is.
+        name: How policies name the model; defaults to the file's name.
+        device: The device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
+        force: Add a GGUF that does not fit, with a note.
+        answers: What a GGUF answers with; `calls` constrains its answers to the call grammar.
+        placing: Copy the file, link it, or move it.
+        origin: Where the file came from; None: it is the owner's own.
+        mmproj: Of a vision model; it is placed as the model is.
 
     Raises:
-        ArtifactError: the file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
+        ArtifactError: The file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
             mmproj file is not for it; or the name is taken or not valid in a policy.
     """
     chosen = check_name(name or model_name(file.stem), root)
@@ -140,7 +140,7 @@ def check_name(name: str, root: Path) -> str:
     """Return `name` if a new model may have it.
 
     Raises:
-        ArtifactError: it is not valid in a policy, or taken.
+        ArtifactError: It is not valid in a policy, or taken.
     """
     if not NAME.fullmatch(name):
         raise ArtifactError(
@@ -162,11 +162,11 @@ def check_memory(what: str, need_bytes: int, device: Device, advice: str, *, for
     """Compare the memory that a model needs with the device's. Return a remark if it is too much and `force` is set.
 
     Args:
-        what: names the model in messages.
-        advice: what to do about it, other than `--force`.
+        what: Names the model in messages.
+        advice: What to do about it, other than `--force`.
 
     Raises:
-        ArtifactError: it does not fit, and `force` is not set; the message has the figures.
+        ArtifactError: It does not fit, and `force` is not set; the message has the figures.
     """
     if need_bytes <= device.usable_bytes:
         return ()
@@ -239,18 +239,18 @@ def add_adapter(
     """Add the adapter in `file` to `model`.
 
     Args:
-        model: the artifact of its base model.
-        file: the adapter's GGUF.
-        name: how requests name it, behind the model's name; defaults to the file's name.
-        scale: how strongly it is applied.
-        placing: copy the file, link it, or move it.
-        replace: the model may have an adapter of this name, which gives way.
+        model: The artifact of its base model.
+        file: The adapter's GGUF.
+        name: How requests name it, behind the model's name; defaults to the file's name.
+        scale: How strongly it is applied.
+        placing: Copy the file, link it, or move it.
+        replace: The model may have an adapter of this name, which gives way.
 
     Returns:
         What requests ask for: `MODEL+NAME`.
 
     Raises:
-        ArtifactError: the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use the file
+        ArtifactError: The model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use the file
             with this model.
     """
     chosen = name or model_name(file.stem)
@@ -277,7 +277,7 @@ def add_mmproj(model: Artifact, file: Path, placing: Placing = "copy") -> Artifa
     """Add the mmproj file of a vision model, in the place of an earlier one or of a projector.
 
     Raises:
-        ArtifactError: the model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.
+        ArtifactError: The model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.
     """
     check_extensible(model, "an mmproj file")
     check_beside("mmproj", file, model.path)
@@ -288,7 +288,7 @@ def check_extensible(model: Artifact, what: str) -> None:
     """Check that something may be added to a model's folder and manifest.
 
     Raises:
-        ArtifactError: it is no language model, or ships with Causeway.
+        ArtifactError: It is no language model, or ships with Causeway.
     """
     if model.manifest.format != "gguf" or model.manifest.signal:
         raise ArtifactError(f"{model.name} is no language model in a GGUF: only such a model can have {what}")
@@ -321,16 +321,16 @@ def add_voice(
     """Check a Piper voice and put it into `root/name` as an artifact.
 
     Args:
-        settings_file: the voice's JSON; None: it lies beside `file`, with `.json` after its name.
-        name: how requests name the voice; defaults to the file's name.
-        licence: its name, such as `CC-BY-4.0`.
-        licence_file: its text, which is kept beside the voice.
-        device: the device whose memory it must fit.
-        force: add a voice that does not fit, with a note.
-        check_s: time to load it and speak one sentence.
+        settings_file: The voice's JSON; None: it lies beside `file`, with `.json` after its name.
+        name: How requests name the voice; defaults to the file's name.
+        licence: Its name, such as `CC-BY-4.0`.
+        licence_file: Its text, which is kept beside the voice.
+        device: The device whose memory it must fit.
+        force: Add a voice that does not fit, with a note.
+        check_s: Time to load it and speak one sentence.
 
     Raises:
-        ArtifactError: the files are no Piper voice, cannot be run, or do not fit `device`; or the name is taken.
+        ArtifactError: The files are no Piper voice, cannot be run, or do not fit `device`; or the name is taken.
     """
     chosen = check_name(name or model_name(file.stem), root)
     if chosen == DEFAULT:

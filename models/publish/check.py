@@ -68,12 +68,12 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
     """Check a GGUF file in a child process and describe it.
 
     Args:
-        file: the GGUF file.
-        context: tokens that it must be able to hold; at most 512 are tried.
-        limits: of the child; None: `limits_for` its size.
+        file: The GGUF file.
+        context: Tokens that it must be able to hold; at most 512 are tried.
+        limits: Of the child; None: `limits_for` its size.
 
     Raises:
-        ArtifactError: the file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
+        ArtifactError: The file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
             or the check exceeds its limits.
     """
     verdict = _judge(file, [str(context)], limits or limits_for(file.stat().st_size))
@@ -85,7 +85,7 @@ def check_beside(kind: Literal["adapter", "mmproj"], file: Path, model: Path) ->
     """Check a LoRA adapter of `model`, or its mmproj file, in a child process. All are GGUF files.
 
     Raises:
-        ArtifactError: the file is malformed, is not of this kind or not of this model, llama.cpp crashes on it or was
+        ArtifactError: The file is malformed, is not of this kind or not of this model, llama.cpp crashes on it or was
             built without mtmd, which reads mmproj files, or the check exceeds its limits.
     """
     if kind == "mmproj":
@@ -101,12 +101,12 @@ def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> No
     """Try a projector in ONNX with its encoder on a black image, in this process, which needs Pillow and onnxruntime.
 
     Args:
-        projector: reads the features of `encoder`, both ONNX files.
-        width: of the language model's embeddings.
-        tokens: that an image becomes.
+        projector: Reads the features of `encoder`, both ONNX files.
+        width: Of the language model's embeddings.
+        tokens: That an image becomes.
 
     Raises:
-        ArtifactError: the files cannot be read, do not fit each other, or give another number of values.
+        ArtifactError: The files cannot be read, do not fit each other, or give another number of values.
     """
     from ..parts.encoders.projector import ImageProjector
     from ..parts.process.messages import ImagePixels, WorkerSpec

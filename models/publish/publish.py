@@ -63,11 +63,11 @@ def publish_gguf(
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
     Args:
-        placing: how the weights get there, see `place`.
-        licence: defaults to the licence that the file names, else "unknown".
+        placing: How the weights get there, see `place`.
+        licence: Defaults to the licence that the file names, else "unknown".
 
     Raises:
-        ArtifactError: the file is not a readable GGUF, or cannot be placed.
+        ArtifactError: The file is not a readable GGUF, or cannot be placed.
     """
     gguf = read_gguf(weights)
     folder = root / name
@@ -108,8 +108,8 @@ def publish_signal(
     """Copy the weights of a router signal to `root/name`, write manifest and card, and verify the copy.
 
     Args:
-        judged: the artifact whose outputs the signal was trained on; the signal is used with exactly that version.
-        appendix: lines of Markdown at the end of the card.
+        judged: The artifact whose outputs the signal was trained on; the signal is used with exactly that version.
+        appendix: Lines of Markdown at the end of the card.
     """
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,11 +157,11 @@ def card(
     """Return the model card, the `README.md` beside the weights: purpose, facts, figures, and training data.
 
     Args:
-        manifest: describes the weights.
-        purpose: what the model is for.
-        measured: lines of Markdown about its figures.
-        appendix: lines of Markdown at the end.
-        facts: further rows of the table of facts; empty ones are left out.
+        manifest: Describes the weights.
+        purpose: What the model is for.
+        measured: Lines of Markdown about its figures.
+        appendix: Lines of Markdown at the end.
+        facts: Further rows of the table of facts; empty ones are left out.
     """
     parameters = f", {manifest.parameters:,} parameters" if manifest.parameters else ""
     rows = {
@@ -190,7 +190,7 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
     symbolic link. `move` falls back to a copy across file systems.
 
     Raises:
-        ArtifactError: it cannot be written; nothing of it is left behind.
+        ArtifactError: It cannot be written; nothing of it is left behind.
     """
     is_new = not target.parent.exists()
     try:
@@ -220,7 +220,7 @@ def place_mmproj(model: Artifact, file: Path, placing: Placing) -> Artifact:
     """Put an mmproj file that was checked beside its model's weights, and name it in the manifest.
 
     Raises:
-        ArtifactError: it cannot be written.
+        ArtifactError: It cannot be written.
     """
     target = model.folder / MMPROJ_FILE
     place(file, target.with_name(target.name + ".partial"), placing).replace(target)
@@ -238,7 +238,7 @@ def check_space(needed_bytes: int, folder: Path) -> None:
     """Compare `needed_bytes` with the free space where `folder` is, or will be.
 
     Raises:
-        ArtifactError: there is too little; the message has both figures.
+        ArtifactError: There is too little; the message has both figures.
     """
     while not folder.exists():
         folder = folder.parent

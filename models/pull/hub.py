@@ -39,7 +39,7 @@ def peek(url: str, headers: Mapping[str, str], sha256: str = "") -> tuple[Remote
     """Read a file's size and first bytes, without downloading it.
 
     Raises:
-        PullError: the server does not answer, refuses, or names no size.
+        PullError: The server does not answer, refuses, or names no size.
     """
     wanted = {**headers, **_IDENTITY, "Range": f"bytes=0-{_PEEK_BYTES - 1}"}
     try:
@@ -64,7 +64,7 @@ def download(url: str, target: Path, remote: RemoteFile, headers: Mapping[str, s
     """Download a file to `target`. What an earlier call has left in ``target.partial`` is kept and completed.
 
     Raises:
-        PullError: the download ended early (the part is kept), the disk is full (likewise), another process downloads
+        PullError: The download ended early (the part is kept), the disk is full (likewise), another process downloads
             the same file, or the checksum is wrong (the part is deleted).
     """
     partial = partial_of(target)
@@ -127,7 +127,7 @@ def list_files(source: HubSource) -> HubListing:
     """Ask the hub for the repository's GGUF files.
 
     Raises:
-        PullError: there is no such repository, it is gated, the hub does not answer, or it has no usable GGUF.
+        PullError: There is no such repository, it is gated, the hub does not answer, or it has no usable GGUF.
     """
     name = source.repository
     try:
@@ -166,7 +166,7 @@ def choose(listing: HubListing, choice: str) -> RemoteFile:
     """Return the file that `choice` names: a file, a quantisation, or empty for the usual one.
 
     Raises:
-        PullError: none or several files match, or the file is one part of several.
+        PullError: None or several files match, or the file is one part of several.
     """
     whole = [file for file in listing.files if not _SPLIT.search(file.name)]
     if choice.endswith(".gguf"):
@@ -194,7 +194,7 @@ def choose_mmproj(listing: HubListing) -> RemoteFile:
     """Return the mmproj file of the usual precision.
 
     Raises:
-        PullError: the repository has none, or several of no known precision.
+        PullError: The repository has none, or several of no known precision.
     """
     if not listing.mmproj:
         raise PullError(f"hf:{listing.repository}: the repository has no mmproj file: it is no vision model's")
@@ -238,7 +238,7 @@ def fetch(listing: HubListing, file: RemoteFile) -> Path:
     """Return the file's path in huggingface_hub's cache, downloading what is missing.
 
     Raises:
-        PullError: the download failed, or the file's checksum is wrong.
+        PullError: The download failed, or the file's checksum is wrong.
     """
     cached = _cached(listing, file)
     if cached is None:

@@ -66,7 +66,7 @@ def parse_source(text: str, sha256: str | None) -> Source:
     """Read a source: ``hf:OWNER/REPO[:FILE or quantisation]``, ``demo:NAME``, or an http(s) URL with its SHA-256.
 
     Raises:
-        PullError: it is none of these.
+        PullError: It is none of these.
     """
     kind, _, rest = text.partition(":")
     if sha256 is not None:
@@ -97,7 +97,7 @@ def check_sha256(partial: Path, expected: str, origin: str) -> None:
     """Compare a downloaded file with its checksum, and delete it if it differs.
 
     Raises:
-        PullError: it differs.
+        PullError: It differs.
     """
     actual = sha256_of(partial)
     if actual != expected:
@@ -126,7 +126,7 @@ def locked(partial: Path) -> Iterator[None]:
     """Hold a lock on the part, which is created. The lock ends with the process.
 
     Raises:
-        PullError: another process holds it.
+        PullError: Another process holds it.
     """
     with partial.open("ab") as held:
         try:
@@ -149,7 +149,7 @@ def is_present(name: str, root: Path, sha256: str) -> bool:
     """Return whether the model is there already; a damaged or foreign one is not.
 
     Raises:
-        ArtifactError: another model has the name, or the name is not valid.
+        ArtifactError: Another model has the name, or the name is not valid.
     """
     try:
         artifact = load_artifact(root / name)
@@ -173,7 +173,7 @@ def describe_remote(first: bytes, file: RemoteFile) -> GgufFile | None:
     """Describe a file by its first bytes; None if they do not hold enough of the header.
 
     Raises:
-        ArtifactError: they contradict themselves, or are no GGUF.
+        ArtifactError: They contradict themselves, or are no GGUF.
     """
     gguf = describe(first, file.size_bytes, file.name)
     return gguf if gguf.layers and gguf.width else None
@@ -190,11 +190,11 @@ def check_memory(
     """Return the memory that a model needs.
 
     Args:
-        others: the other files of the same model, of which a smaller one may fit.
-        beside_bytes: of its mmproj file, which must fit too.
+        others: The other files of the same model, of which a smaller one may fit.
+        beside_bytes: Of its mmproj file, which must fit too.
 
     Raises:
-        PullError: it does not fit; the message has the figures and the next smaller file that does.
+        PullError: It does not fit; the message has the figures and the next smaller file that does.
     """
     need = estimate_memory(gguf, context=options.context, batch=options.batch)
     usable = options.device.usable_bytes - beside_bytes

@@ -163,10 +163,10 @@ class Codes:
         """Return the product of codes that a vector has at least if its inner product s may be among the greatest.
 
         Args:
-            length: of the query q.
-            missed: of its difference e = q - q̂ from its codes.
-            last: the product of codes of the last one among the greatest; -inf: all are.
-            least: inner product that is asked for.
+            length: Of the query q.
+            missed: Of its difference e = q - q̂ from its codes.
+            last: The product of codes of the last one among the greatest; -inf: all are.
+            least: Inner product that is asked for.
 
         With d = x - x̂, the product of codes is off by s - x̂·q̂ = x·e + d·q̂.
 
@@ -270,8 +270,8 @@ class SemanticIndex:
     """Finds the key of an earlier request whose question means the same.
 
     Args:
-        judge: compares two questions.
-        entries: bound; the entry that was used least recently makes room.
+        judge: Compares two questions.
+        entries: Bound; the entry that was used least recently makes room.
     """
 
     def __init__(self, judge: Judge, entries: int = ENTRIES) -> None:
@@ -287,7 +287,7 @@ class SemanticIndex:
         """Return the likeliest earlier question of this scope; None if all are ruled out.
 
         Args:
-            scope: equal for requests that differ in nothing but the question.
+            scope: Equal for requests that differ in nothing but the question.
         """
         bucket = self._buckets.get((scope, question.signature))
         if bucket is None:

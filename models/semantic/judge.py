@@ -151,7 +151,7 @@ class Judge:
         """Load `judge` if it was trained on exactly this `encoder`.
 
         Raises:
-            ArtifactError: it was trained on another version, or a file is malformed.
+            ArtifactError: It was trained on another version, or a file is malformed.
         """
         return cls(read_judge(judge.path_for(encoder)), SentenceEncoder(encoder.path), judge.manifest.sha256)
 
@@ -180,7 +180,7 @@ class Judge:
         """Return for each of `others` the log-odds that its answer answers `asked` too: float32 [others].
 
         Args:
-            similarities: inner products of the vectors.
+            similarities: Inner products of the vectors.
         """
         rows = self.features(asked, others, similarities)
         hidden = (np.array(rows, np.float32) - self._mean) / self._spread
@@ -203,7 +203,7 @@ class Judge:
         """Return FEATURES numbers about the pair of `asked` with each of `others`: [others, FEATURES].
 
         Args:
-            similarities: inner products of the vectors.
+            similarities: Inner products of the vectors.
         """
         p, intents = asked.intents, np.array([other.intents for other in others])
         best_p = int(p.argmax())
@@ -258,7 +258,7 @@ def read_judge(path: Path) -> JudgeFile:
     """Read a judge's file.
 
     Raises:
-        ArtifactError: the file is malformed.
+        ArtifactError: The file is malformed.
     """
     try:
         file = msgspec.json.decode(path.read_bytes(), type=JudgeFile)

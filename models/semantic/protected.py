@@ -202,9 +202,9 @@ def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signat
     """Return the signature of a text, which a text with the same answer shares.
 
     Args:
-        text: the text as it was written.
-        found: its `words`.
-        harmless: words that may differ, as far as the judge agrees; every other word is a name.
+        text: The text as it was written.
+        found: Its `words`.
+        harmless: Words that may differ, as far as the judge agrees; every other word is a name.
     """
     names = _capitalized(text)
     ordered = tuple(
@@ -225,7 +225,7 @@ def poles(found: list[str]) -> int:
 
 
 def opposed(first: int, second: int) -> bool:
-    """Whether two texts are at opposite ends of a scale, given their `poles`."""
+    """Return whether two texts are at opposite ends of a scale, given their `poles`."""
     a, b = first & ~(second & first), second & ~(second & first)
     return bool((a & _ONES) << 1 & b or (b & _ONES) << 1 & a)
 

@@ -32,7 +32,7 @@ class LinearLogit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the probability, 0 to 1.
 
         Raises:
-            ValueError: the number of inputs differs from the number of weights.
+            ValueError: The number of inputs differs from the number of weights.
         """
         odds = self.bias + sum(weight * value for weight, value in zip(self.weights, inputs, strict=True))
         return 1 / (1 + math.exp(-min(max(odds, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)))
@@ -64,7 +64,7 @@ class ConfidenceCalibrator:
         """Check and keep `parameters`.
 
         Raises:
-            ArtifactError: there is no stage, or the number of weights differs from the number of inputs.
+            ArtifactError: There is no stage, or the number of weights differs from the number of inputs.
         """
         fits = all(
             len(stage.alone.weights) == INPUT_COUNT and len(stage.joined.weights) == INPUT_COUNT + 1
@@ -82,7 +82,7 @@ class ConfidenceCalibrator:
         """Read a calibrator.
 
         Raises:
-            ArtifactError: the file is missing or malformed.
+            ArtifactError: The file is missing or malformed.
         """
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=CalibrationParameters))
@@ -101,11 +101,11 @@ class ConfidenceCalibrator:
         """Return the probability, 0 to 1, that the answer is right.
 
         Args:
-            confidence: the engine's confidence so far.
-            after: the number of tokens that the handoff waits for; selects the stage.
+            confidence: The engine's confidence so far.
+            after: The number of tokens that the handoff waits for; selects the stage.
             quality: `edge.quality` of the prompt, where it is known.
             ended: `confidence` covers all tokens of the answer.
-            transcript_confidence: of a request that was spoken; None: it was typed.
+            transcript_confidence: Of a request that was spoken; None: it was typed.
         """
         within = [stage for stage in self._stages if stage.tokens <= after]
         stage = within[-1] if within else self._stages[0]

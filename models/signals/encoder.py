@@ -40,7 +40,7 @@ class WordPieces:
         """Index `pieces`; a piece's position is its id.
 
         Raises:
-            ArtifactError: the list has no piece for unknown words.
+            ArtifactError: The list has no piece for unknown words.
         """
         self.listed = tuple(pieces)
         self._ids = {piece: number for number, piece in enumerate(pieces)}
@@ -80,7 +80,7 @@ class SentenceEncoder:
         """Load `path`.
 
         Raises:
-            ArtifactError: the file is not a sentence encoder.
+            ArtifactError: The file is not a sentence encoder.
         """
         self.path = path
         self._graph = OnnxGraph(path)

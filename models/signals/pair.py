@@ -106,7 +106,7 @@ class PairEstimator:
         """Check and keep `parameters`; `sha256` is of their file.
 
         Raises:
-            ArtifactError: the number of weights differs from the number of inputs, or there is no stage.
+            ArtifactError: The number of weights differs from the number of inputs, or there is no stage.
         """
         inputs = len(prompt_features("", encoder))
         kinds = parameters.kinds
@@ -127,7 +127,7 @@ class PairEstimator:
         """Load `signal` if it was fitted on exactly these weights of `small`, with this encoder.
 
         Raises:
-            ArtifactError: it was fitted on other weights, or the file is missing or malformed.
+            ArtifactError: It was fitted on other weights, or the file is missing or malformed.
         """
         parameters = read_parameters(signal)
         for part, model, sha256 in (
@@ -142,9 +142,9 @@ class PairEstimator:
         """Return the probability, 0 to 1, that the answer is good enough.
 
         Args:
-            confidence: the engine's confidence so far.
-            after: the number of tokens that the handoff waits for; selects the stage.
-            text: the prompt.
+            confidence: The engine's confidence so far.
+            after: The number of tokens that the handoff waits for; selects the stage.
+            text: The prompt.
             quality: `edge.quality` of the prompt.
             ended: `confidence` covers all tokens of the answer.
         """
@@ -161,13 +161,13 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
     """Find and load the signals of `small` beside one of the models `others`.
 
     Args:
-        small: the device's model.
-        others: names of the models that may take over.
-        extra_dirs: folders of artifacts that take precedence over the shipped ones.
+        small: The device's model.
+        others: Names of the models that may take over.
+        extra_dirs: Folders of artifacts that take precedence over the shipped ones.
 
     Raises:
-        ArtifactNotFound: no pair was calibrated with a model like `small`.
-        ArtifactError: some were, but with other weights or beside another model; says which.
+        ArtifactNotFound: No pair was calibrated with a model like `small`.
+        ArtifactError: Some were, but with other weights or beside another model; says which.
     """
     faults = []
     for signal in list_artifacts(extra_dirs):
@@ -209,7 +209,7 @@ def read_parameters(signal: Artifact) -> PairParameters:
     """Read the file of a pair's signals.
 
     Raises:
-        ArtifactError: the file is missing or malformed.
+        ArtifactError: The file is missing or malformed.
     """
     try:
         return msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import llama_cpp
 import llama_cpp.llama_cpp as native
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}  # ggml.h, enum ggml_log_level
 _ERROR = 4
 _CONTINUED = 5
@@ -68,7 +68,7 @@ def on_log(level: int, text: bytes, _user: object) -> None:
         return
     if level == _ERROR:
         _errors.append(line)
-    _log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+    log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 
 
 def start_backend() -> None:

@@ -53,8 +53,8 @@ class Batch:
         """Write the positions of vectors.
 
         Args:
-            first: position of the first one.
-            offsets: from there, int32 [3, rows]; None: one after the other.
+            first: Position of the first one.
+            offsets: From there, int32 [3, rows]; None: one after the other.
         """
         count = rows.stop - rows.start
         if self.parts is None:
@@ -92,11 +92,11 @@ class Context:
 
         Args:
             kv_tokens: KV cells of all sequences together.
-            sequences: the maximal number of sequences.
-            batch_tokens: the maximal number of rows of a batch.
-            outputs: the maximal number of rows of a batch that need an output.
-            kv_type: how keys and values are kept.
-            embeddings: return hidden states instead of logits.
+            sequences: The maximal number of sequences.
+            batch_tokens: The maximal number of rows of a batch.
+            outputs: The maximal number of rows of a batch that need an output.
+            kv_type: How keys and values are kept.
+            embeddings: Return hidden states instead of logits.
 
         Raises:
             EngineUnavailable: llama.cpp cannot create it, usually for lack of memory.
@@ -172,7 +172,7 @@ class Context:
         """Decode the first rows of `soft_batch`; the codes are those of `decode`.
 
         Args:
-            causal: each sees those before it, as tokens do; else all see each other, and they are of one sequence.
+            causal: Each sees those before it, as tokens do; else all see each other, and they are of one sequence.
         """
         batch = self.soft_batch
         batch.finish(rows)

@@ -22,7 +22,7 @@ from ..protocol import SoftRun
 from . import bindings
 from .weights import MANY_PART_POSITIONS
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MAX_TOKENS = 1024  # of an image, for models that take any size (M-RoPE): a CPU reads more in minutes
 
 
@@ -61,11 +61,11 @@ class VisionEncoder:
         """Return the vectors of an image, [vectors, dimensions], and where they stand.
 
         Args:
-            pixels: uint8 [height, width, 3], red, green and blue.
+            pixels: Uint8 [height, width, 3], red, green and blue.
 
         Raises:
-            InvalidRequest: the model takes no image of this shape.
-            EngineUnavailable: mtmd cannot encode it.
+            InvalidRequest: The model takes no image of this shape.
+            EngineUnavailable: Mtmd cannot encode it.
         """
         vectors: list[NDArray[np.float32]] = []
         runs: list[SoftRun] = []
@@ -101,7 +101,7 @@ class VisionEncoder:
             part = mtmd.mtmd_input_part(text=None, bitmap=bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
-                _log.info("mtmd refused an image of %d × %d pixels: %s", width, height, bindings.last_errors())
+                log.info("mtmd refused an image of %d × %d pixels: %s", width, height, bindings.last_errors())
                 raise InvalidRequest(f"this model takes no image of {width} × {height} pixels")
             yield chunks
         finally:

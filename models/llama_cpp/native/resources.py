@@ -34,7 +34,7 @@ from ..protocol import EngineOptions, KVType
 
 _TIMEOUT_S = 30.0
 _GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
 _USABLE = 0.9  # of the free memory
 _BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver takes
@@ -57,7 +57,7 @@ class GpuReport(msgspec.Struct, frozen=True):
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
+    """Return whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
     return any(path.exists() for path in _GPU_FILES)
 
 
@@ -126,11 +126,11 @@ def choose_layers(options: EngineOptions) -> int:
     try:
         sizes = layer_bytes(options)
     except ArtifactError as error:
-        _log.warning("no layer is offloaded: %s", error)  # loading the file says more
+        log.warning("no layer is offloaded: %s", error)  # loading the file says more
         return 0
     layers = fitting_layers(sizes, sum(gpu.free_bytes for gpu in gpus))
     names = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
-    _log.info("%d of %d layers are offloaded to %s", layers, len(sizes), names)
+    log.info("%d of %d layers are offloaded to %s", layers, len(sizes), names)
     return layers
 
 
@@ -138,7 +138,7 @@ def layer_bytes(options: EngineOptions) -> list[int]:
     """Return what each layer takes on a GPU, its part of the KV cache included; the last one is the output layer.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF.
+        ArtifactError: The file is not a complete GGUF.
     """
     # Imported on a machine with a GPU only: it takes time and memory.
     from ...catalog.gguf import read_layers
@@ -153,8 +153,8 @@ def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
     """Return how many layers fit, counted from the last one, as llama.cpp offloads them.
 
     Args:
-        sizes: of the layers, in bytes, in order.
-        free_bytes: of all GPUs together.
+        sizes: Of the layers, in bytes, in order.
+        free_bytes: Of all GPUs together.
     """
     room = int(free_bytes * _USABLE) - _BUFFER_BYTES
     taken = itertools.accumulate(reversed(sizes))
@@ -194,7 +194,7 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
     """Check that the weights fit in `free` bytes.
 
     Raises:
-        EngineUnavailable: they do not.
+        EngineUnavailable: They do not.
     """
     if size_bytes > free:
         raise EngineUnavailable(
@@ -209,14 +209,14 @@ def plan_memory(
     """Choose the sizes: (1) configured values bind, (2) else the model's own context, (3) reduced to fit memory.
 
     Args:
-        options: the configured sizes.
-        trained_context: the model's own context in tokens.
+        options: The configured sizes.
+        trained_context: The model's own context in tokens.
         kv_bytes_per_token: KV cache of one token.
-        weights_bytes: for the error message.
-        free: bytes of free memory.
+        weights_bytes: For the error message.
+        free: Bytes of free memory.
 
     Raises:
-        EngineUnavailable: the configured sizes, or the shortest useful context, do not fit in `free` bytes.
+        EngineUnavailable: The configured sizes, or the shortest useful context, do not fit in `free` bytes.
     """
     affordable = int(free * _KV_SHARE) // max(1, kv_bytes_per_token)
     context = _wanted_context(options, trained_context)  # (1), (2)
@@ -284,9 +284,9 @@ def choose_threads(requested: int, allowed: float | None = None, busy: float | N
     """Choose the number of decoding threads, at least 1.
 
     Args:
-        requested: the configured number, cut to the allowed cores; 0: the idle cores less one, which is the daemon's.
-        allowed: cores that this process may use; None: measured.
-        busy: cores in use; None: measured.
+        requested: The configured number, cut to the allowed cores; 0: the idle cores less one, which is the daemon's.
+        allowed: Cores that this process may use; None: measured.
+        busy: Cores in use; None: measured.
     """
     allowed = allowed_cores() if allowed is None else allowed
     if requested > 0:
@@ -308,8 +308,8 @@ class ThreadTuner:
         """Begin with `first` threads.
 
         Args:
-            first: the count to begin with.
-            most: returns the cores, asked before each trial since a process may lose cores while it runs; None: the
+            first: The count to begin with.
+            most: Returns the cores, asked before each trial since a process may lose cores while it runs; None: the
                 count stays.
         """
         self.threads = self.best = first
@@ -326,9 +326,9 @@ class ThreadTuner:
         """Record a step that ran with `threads`.
 
         Args:
-            rows: of answers; steps are compared only with those of the same number.
-            cost: what is compared, for example seconds for each row.
-            step_s: the step's duration in seconds.
+            rows: Of answers; steps are compared only with those of the same number.
+            cost: What is compared, for example seconds for each row.
+            step_s: The step's duration in seconds.
         """
         if self._most is None:
             return
@@ -399,8 +399,8 @@ class TunersBySize:
         Until a trial was decided, it has the most threads that any smaller work is done with.
 
         Args:
-            rows: of the step.
-            prompt: some are of prompts, most of which have no output: more work than any step of answers.
+            rows: Of the step.
+            prompt: Some are of prompts, most of which have no output: more work than any step of answers.
         """
         size = (prompt, rows.bit_length())
         tuner = self._tuners.get(size)

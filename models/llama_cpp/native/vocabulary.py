@@ -40,8 +40,8 @@ class Vocabulary:
         """Read the vocabulary of `model`.
 
         Args:
-            model: the native model.
-            refuse: text of the model's refusal token; "" for none.
+            model: The native model.
+            refuse: Text of the model's refusal token; "" for none.
 
         Raises:
             EngineUnavailable: `refuse` is not a single token of this model.
@@ -82,9 +82,9 @@ class Vocabulary:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
 
         Args:
-            text: the prompt.
-            special: recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
-            soft: ids that stand for these parts of the text.
+            text: The prompt.
+            special: Recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
+            soft: Ids that stand for these parts of the text.
         """
         tokens: list[Tokens] = []
         for part in re.split(f"({'|'.join(map(re.escape, soft))})", text) if soft else [text]:
@@ -101,11 +101,11 @@ class Vocabulary:
         """Frame a prompt so that the model's answer stands between it and `suffix`.
 
         Args:
-            before: the prompt's tokens.
-            suffix: text behind the answer.
+            before: The prompt's tokens.
+            suffix: Text behind the answer.
 
         Raises:
-            UnsupportedFeature: the model has no tokens for that.
+            UnsupportedFeature: The model has no tokens for that.
         """
         if self._middle_tokens is None:
             raise UnsupportedFeature(
@@ -121,7 +121,7 @@ class Vocabulary:
         """Check a caller's token ids.
 
         Raises:
-            InvalidRequest: the model has no such token.
+            InvalidRequest: The model has no such token.
         """
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:

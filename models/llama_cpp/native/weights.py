@@ -23,7 +23,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
 _TEXT_BYTES = 4096
 MANY_PART_POSITIONS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Weights:
@@ -33,7 +33,7 @@ class Weights:
         """Load a GGUF file.
 
         Raises:
-            EngineUnavailable: the file is missing, is not a usable model, or does not fit in memory.
+            EngineUnavailable: The file is missing, is not a usable model, or does not fit in memory.
         """
         self.path = path
         self.size_bytes = _check_header(path)
@@ -75,7 +75,7 @@ class Weights:
         """Return the size of one token's keys and values.
 
         Raises:
-            EngineUnavailable: this model's cannot be kept in this type.
+            EngineUnavailable: This model's cannot be kept in this type.
         """
         if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
@@ -136,15 +136,15 @@ class Adapters:
             try:
                 self._loaded[file.name] = load_adapter(weights, file)
             except EngineUnavailable as error:
-                _log.error("the adapter %s cannot be used: %s", file.name, error.message)
+                log.error("the adapter %s cannot be used: %s", file.name, error.message)
                 self._problems[file.name] = error.message
 
     def find(self, name: str) -> Adapter | None:
         """Return the adapter of a job; None for "", the model as it is.
 
         Raises:
-            ModelNotFound: the model has no such adapter.
-            EngineUnavailable: it could not be loaded.
+            ModelNotFound: The model has no such adapter.
+            EngineUnavailable: It could not be loaded.
         """
         if not name:
             return None
@@ -160,7 +160,7 @@ def load_adapter(weights: Weights, file: AdapterFile) -> Adapter:
     """Load an adapter of the model.
 
     Raises:
-        EngineUnavailable: the file is missing, is no LoRA adapter, or belongs to another model.
+        EngineUnavailable: The file is missing, is no LoRA adapter, or belongs to another model.
     """
     bindings.clear_errors()
     pointer = bindings.init_adapter(weights.pointer, file.path.encode())

@@ -21,7 +21,7 @@ from .. import protocol
 from ..engine import Engine
 from ..protocol import Emission
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _SEND_BYTES = 1 << 20  # socket buffer: room for a daemon that is busy for a moment
 _SWITCH_S = 0.0002  # after a decode the engine's thread must not wait the default 5 ms for the reader's
@@ -47,7 +47,7 @@ class EngineChild:
             try:
                 messages = reader.feed(data[:size])
             except protocol.FrameError as error:
-                _log.error("the daemon sent an invalid message: %s", error)
+                log.error("the daemon sent an invalid message: %s", error)
                 return EXIT_PROTOCOL_ERROR
             for message in messages:
                 if not self._handle(message):
@@ -62,7 +62,7 @@ class EngineChild:
             return self._load(message)
         engine = self._engine
         if engine is None:
-            _log.error("the daemon sent a request before it sent the model to load")
+            log.error("the daemon sent a request before it sent the model to load")
             return False
         if isinstance(message, protocol.Submit):
             for job in message.jobs:

@@ -91,7 +91,7 @@ class EngineProcess(asyncio.Protocol):
         """Start the child and send it the model to load; await `ready` for the result.
 
         Raises:
-            EngineUnavailable: the process cannot be started.
+            EngineUnavailable: The process cannot be started.
         """
         try:
             self._process, ours = start_child(

@@ -154,7 +154,7 @@ class PrefixCache:
         return (best, common) if common >= BLOCK else (None, 0)
 
     def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
-        """Whether what layers with a window have of it is enough for this prompt, whose last token is decoded."""
+        """Return whether what layers with a window have of it is enough for this prompt, whose last token is decoded."""
         if not self._window or len(saved.tokens) <= self._window:
             return True
         return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1

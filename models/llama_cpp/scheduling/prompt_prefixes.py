@@ -28,7 +28,7 @@ from ..native.vocabulary import Tokens
 from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, allocate_pages, common_prefix, copy_state
 from .sequence import Sequence
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MAGIC = b"causeway prompt 1\n"
 _LENGTH = struct.Struct("<I")
 _HEADER_BYTES = 4096
@@ -90,7 +90,7 @@ class PromptStore:
                 raise ValueError("its content differs from its digest")
             os.utime(stored.path)
         except (OSError, ValueError) as error:
-            _log.warning("a stored system prompt is not used: %s: %s", stored.path, error)
+            log.warning("a stored system prompt is not used: %s: %s", stored.path, error)
             self.forget(stored)
             return None
         self._files.move_to_end(stored.path.name)
@@ -125,7 +125,7 @@ class PromptStore:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             paths = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
         except OSError as error:
-            _log.warning("system prompts are not stored: %s", error)
+            log.warning("system prompts are not stored: %s", error)
             self._limit = 0
             return
         for path in paths:
@@ -137,10 +137,10 @@ class PromptStore:
                     header = _read_header(file)
                     tokens = np.frombuffer(file.read(4 * header.tokens), np.int32)
             except (OSError, ValueError) as error:
-                _log.warning("not a stored system prompt: %s: %s", path, error)
+                log.warning("not a stored system prompt: %s: %s", path, error)
                 continue
             if header.identity != self._identity:
-                _log.warning("%s is of other weights or of another llama.cpp, and is removed", path)
+                log.warning("%s is of other weights or of another llama.cpp, and is removed", path)
                 path.unlink(missing_ok=True)
             else:
                 self._files[path.name] = StoredPrompt(path, tokens, tokens.nbytes + header.state_bytes)
@@ -169,9 +169,9 @@ def _try(work: Callable[[], None]) -> None:
     try:
         work()
     except OSError as error:
-        _log.warning("a system prompt is not stored: %s", error)
+        log.warning("a system prompt is not stored: %s", error)
     except Exception as error:
-        _log.error("a system prompt is not stored, by a fault of ours: %s", type(error).__name__)
+        log.error("a system prompt is not stored, by a fault of ours: %s", type(error).__name__)
 
 
 def _read_header(file: BinaryIO) -> _Header:
@@ -212,7 +212,7 @@ class PromptPrefixes:
 
     Args:
         cache: None: this model cannot share prefixes.
-        store: system prompts as files; None: none.
+        store: System prompts as files; None: none.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class PromptPrefixes:
         Its last token is always decoded, for its logits.
 
         Args:
-            running: sequences of the same adapter.
+            running: Sequences of the same adapter.
         """
         if self._cache is None:
             return PrefixSource()

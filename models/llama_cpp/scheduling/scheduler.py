@@ -46,11 +46,11 @@ class Throughput:
         """Record a step.
 
         Args:
-            step_s: its duration in seconds.
-            sampled: tokens sampled, by all sequences together.
-            decoding: sequences that were decoding.
-            prefilled: prompt tokens in the batch.
-            turns: groups of sequences that take turns: each gets this share of the steps.
+            step_s: Its duration in seconds.
+            sampled: Tokens sampled, by all sequences together.
+            decoding: Sequences that were decoding.
+            prefilled: Prompt tokens in the batch.
+            turns: Groups of sequences that take turns: each gets this share of the steps.
         """
         self._busy_s += step_s
         self._tokens += sampled

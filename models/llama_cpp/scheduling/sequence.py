@@ -96,10 +96,10 @@ class Sequence:
         """Begin a job.
 
         Args:
-            max_tokens: limit of the answer.
+            max_tokens: Limit of the answer.
             sampler: None for plain greedy decoding.
-            deadline: monotonic seconds.
-            adapter: that the job names; None: the model as it is.
+            deadline: Monotonic seconds.
+            adapter: That the job names; None: the model as it is.
         """
         self._vectors = prompt.vectors
         self.places = Places(prompt.tokens, prompt.placed)
@@ -191,8 +191,8 @@ class Sequence:
         """Add a sampled token.
 
         Args:
-            token: the sampled token, or NO_TOKEN.
-            row: the model's own logits at its position.
+            token: The sampled token, or NO_TOKEN.
+            row: The model's own logits at its position.
 
         Returns:
             What to emit; None when the token's text is held back.

@@ -46,7 +46,7 @@ def decode_audio(data: bytes, max_s: float) -> AudioSamples:
     """Return the audio as one channel at `SAMPLE_RATE`.
 
     Raises:
-        Refusal: it cannot be decoded, is empty or longer than `max_s` seconds.
+        Refusal: It cannot be decoded, is empty or longer than `max_s` seconds.
     """
     if not data:
         raise Refusal(f"it is empty. {_SEND}")

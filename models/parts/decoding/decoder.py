@@ -56,7 +56,7 @@ def decode_text(data: bytes, max_bytes: int) -> Found:
     """Return the text, with line ends as ``\\n``.
 
     Raises:
-        Refusal: it is longer than `max_bytes`, empty, or no text.
+        Refusal: It is longer than `max_bytes`, empty, or no text.
     """
     if len(data) > max_bytes:
         raise Refusal(f"it has more than {max_bytes / 1024:g} KiB. Send a smaller one")

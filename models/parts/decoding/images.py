@@ -33,7 +33,7 @@ def decode_image(data: bytes, limits: PartLimits) -> ImagePixels:
     """Return the image's pixels, turned as its EXIF says, and scaled down to `limits.side`.
 
     Raises:
-        Refusal: it is no such image, broken, animated, or declares more than `limits.pixels`.
+        Refusal: It is no such image, broken, animated, or declares more than `limits.pixels`.
     """
     with _opened(data, limits) as image:
         if getattr(image, "n_frames", 1) > 1:
@@ -52,7 +52,7 @@ def measure_image(data: bytes, limits: PartLimits) -> ImageSize:
     """Return the size that the file declares; no pixel is decoded.
 
     Raises:
-        Refusal: it is no such image, or declares more than `limits.pixels`.
+        Refusal: It is no such image, or declares more than `limits.pixels`.
     """
     with _opened(data, limits) as image:
         return ImageSize(image.width, image.height)

@@ -88,7 +88,7 @@ class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
 
 
 def _is_same(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> bool:
-    """Whether at most a frame differs: the last one, which is left out when words are searched."""
+    """Return whether at most a frame differs: the last one, which is left out when words are searched."""
     return left.shape == right.shape and int((left != right).any(axis=0).sum()) <= 1
 
 
@@ -135,7 +135,7 @@ class SpeechEncoder:
         return Found(Fact(text, _confidence(segments), info.language if segments else ""), tuple(segments))
 
     def _is_command(self, job: Transcribe) -> bool:
-        """Whether it may be one: the client says nothing else about it."""
+        """Return whether it may be one: the client says nothing else about it."""
         if self._words is None or job.terms.language != self._words.language:
             return False
         return job.audio.seconds <= _COMMAND_S and not (job.terms.prompt or job.terms.temperature or job.terms.words)

@@ -69,7 +69,7 @@ class WordModel:
         """Return the index of the likeliest transcript.
 
         Args:
-            transcripts: texts, each with the natural log of the probability that the speech model gives it.
+            transcripts: Texts, each with the natural log of the probability that the speech model gives it.
         """
         return max(range(len(transcripts)), key=lambda at: (self._score(*transcripts[at]), -at))
 

@@ -64,9 +64,9 @@ class Branch(Protocol):
         """Return what was found.
 
         Args:
-            deadline: the loop's time.
-            terms: of an audio clip.
-            tell: gets each segment as soon as it is understood; may not raise.
+            deadline: The loop's time.
+            terms: Of an audio clip.
+            tell: Gets each segment as soon as it is understood; may not raise.
 
         Raises:
             Refusal, WorkerTimeout, WorkerFailed.
@@ -147,9 +147,9 @@ class PartMemory:
     """A memory of all parts of a process.
 
     Args:
-        limit: parts; the one that was kept first is forgotten.
-        remembered_s: how long a part is remembered.
-        clock: monotonic seconds.
+        limit: Parts; the one that was kept first is forgotten.
+        remembered_s: How long a part is remembered.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, limit: int, remembered_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -184,7 +184,7 @@ class LateReadings:
 
         Raises:
             WorkerTimeout: `until` passed, in the loop's time.
-            Refusal, WorkerFailed: as `run`.
+            Refusal, WorkerFailed: As `run`.
         """
         task = self._tasks.get(key)
         if task is None:
@@ -228,7 +228,7 @@ class SpeechDetection:
     """Serves all sessions; the child starts with the first audio.
 
     Args:
-        spec: the detector.
+        spec: The detector.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -239,10 +239,10 @@ class SpeechDetection:
         """Return the probability of speech in each window, and the state for those that follow.
 
         Args:
-            pcm, state: as `DetectSpeech`.
+            pcm, state: As `DetectSpeech`.
 
         Raises:
-            EncoderFailed: it is not known in time.
+            EncoderFailed: It is not known in time.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         try:

@@ -49,7 +49,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     records: tuple[PartRecord, ...] = ()
 
     def says(self, kind: Modality) -> bool | None:
-        """Whether there are words in a part of this kind; None if a part that may have some was not read."""
+        """Return whether there are words in a part of this kind; None if a part that may have some was not read."""
         if any(fact is not None and fact.text for fact in self._of(kind)):
             return True
         return None if None in self._of(kind) else False
@@ -160,11 +160,11 @@ class EncoderGraph:
     """The encoders that a request may use.
 
     Args:
-        branches: by kind of part.
-        memory: of what was found of earlier parts.
-        max_parts: of one request.
-        clock: monotonic seconds.
-        projectors: for soft tokens; None: there are none.
+        branches: By kind of part.
+        memory: Of what was found of earlier parts.
+        max_parts: Of one request.
+        clock: Monotonic seconds.
+        projectors: For soft tokens; None: there are none.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class EncoderGraph:
         self._late = LateReadings()
 
     def concerns(self, request: Request) -> bool:
-        """Whether the request has a part that an encoder reads."""
+        """Return whether the request has a part that an encoder reads."""
         return request.kind == "chat" and has_parts(request, self.kinds)
 
     async def facts(
@@ -199,12 +199,12 @@ class EncoderGraph:
         """Run the branches of these kinds and return what they found in time.
 
         Args:
-            deadline: monotonic seconds; each branch also has its own.
+            deadline: Monotonic seconds; each branch also has its own.
             kinds: None: all that are read.
-            late: as in `read`.
+            late: As in `read`.
 
         Raises:
-            InvalidRequest: a part is invalid; the message names it.
+            InvalidRequest: A part is invalid; the message names it.
         """
         kinds = self.kinds if kinds is None else kinds
         return facts_of(kinds, await self.read(request, kinds, deadline, late=late))
@@ -230,10 +230,10 @@ class EncoderGraph:
         """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
 
         Args:
-            late: how long parts are read on for `late_facts`; None: a late branch ends.
+            late: How long parts are read on for `late_facts`; None: a late branch ends.
 
         Raises:
-            InvalidRequest: a part is invalid; the message names it.
+            InvalidRequest: A part is invalid; the message names it.
         """
         parts = find_parts(request, (*kinds, *projected), self._max_parts)
         async with asyncio.TaskGroup() as tasks:
@@ -331,13 +331,13 @@ class EncoderGraph:
         """Return the transcript of an audio clip, its length in seconds, and whether both were known already.
 
         Args:
-            deadline: monotonic seconds; the branch also has its own.
-            tell: gets each segment as soon as it is understood; may not raise.
-            keep: remember it.
+            deadline: Monotonic seconds; the branch also has its own.
+            tell: Gets each segment as soon as it is understood; may not raise.
+            keep: Remember it.
 
         Raises:
-            Refusal: the audio is invalid, or the request's field `param`.
-            WorkerFailed: it was not read in time, its child died, or the configured language is unknown.
+            Refusal: The audio is invalid, or the request's field `param`.
+            WorkerFailed: It was not read in time, its child died, or the configured language is unknown.
         """
         branch = self._branches["audio"]
         terms = AudioTerms(request.language, request.prompt, request.temperature, request.words)

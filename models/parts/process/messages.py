@@ -214,7 +214,7 @@ class Refusal(Exception):
     """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon.
 
     Args:
-        param: the field that is wrong, if it is not the part itself.
+        param: The field that is wrong, if it is not the part itself.
     """
 
     def __init__(self, reason: str, param: str = "") -> None:

@@ -40,8 +40,8 @@ class WorkerProcess:
     """One worker in a child process. Jobs run one after the other; the child starts with the first one.
 
     Args:
-        settle_s: time for a cancelled job to end by itself; after it the child is killed.
-        python: interpreter of the child: the one that has the worker's packages.
+        settle_s: Time for a cancelled job to end by itself; after it the child is killed.
+        python: Interpreter of the child: the one that has the worker's packages.
     """
 
     def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, python: str = sys.executable) -> None:
@@ -71,13 +71,13 @@ class WorkerProcess:
         """Return the worker's result.
 
         Args:
-            deadline: in the loop's time; waiting for earlier jobs counts.
-            tell: gets each segment that the child tells before the result; may not raise.
+            deadline: In the loop's time; waiting for earlier jobs counts.
+            tell: Gets each segment that the child tells before the result; may not raise.
 
         Raises:
-            Refusal: the part is invalid.
-            WorkerTimeout: the deadline passed.
-            WorkerFailed: the child died.
+            Refusal: The part is invalid.
+            WorkerTimeout: The deadline passed.
+            WorkerFailed: The child died.
         """
         try:
             async with asyncio.timeout_at(deadline):

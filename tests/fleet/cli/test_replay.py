@@ -133,9 +133,9 @@ def test_a_bad_line_is_reported_with_its_place_and_loses_nothing_else(folder: Pa
     ("arguments", "message"),
     [
         (("old.yaml",), "Missing option '--over'"),
-        (("old.yaml", "--over", "missing.jsonl"), "no such file or folder"),
-        (("old.yaml", "--over", "empty"), "no records (*.jsonl)"),
-        (("old.yaml", "--over", "empty.jsonl"), "no decision records in"),
+        (("old.yaml", "--over", "missing.jsonl"), "No such file or folder"),
+        (("old.yaml", "--over", "empty"), "No records (*.jsonl)"),
+        (("old.yaml", "--over", "empty.jsonl"), "No decision records in"),
         (("missing.yaml", "--over", "device-1.jsonl"), "No such file"),
         (("bad.yaml", "--over", "device-1.jsonl"), "unknown key"),
     ],

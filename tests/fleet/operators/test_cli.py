@@ -77,7 +77,7 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
     edit(process.signed.path / "policies" / "cases" / "kiosk.yaml", "route: device", "route: on-device")
     result = process.run("apply", str(process.signed.path), "--yes")
     assert result.exit_code == 1
-    assert "kiosk: the folder differs from what is signed; run `causeway-fleet sign`" in result.output
+    assert "kiosk: the folder differs from the signed bundle. Run `causeway-fleet sign`." in result.output
 
 
 ASKS = {"abort", "apply", "revoke"}
@@ -117,8 +117,8 @@ async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
         assert (code, output.endswith("till-1 is revoked\n")) == (0, True)
         assert (await device.ask_token()).code == "device_revoked"
     again = await asyncio.to_thread(process.done, "revoke", "till-1")
-    assert "till-1 was revoked already, at 20" in again
-    assert "there is no device till-2" in (await asyncio.to_thread(process.run, "revoke", "till-2", "--yes")).output
+    assert "till-1 was already revoked at 20" in again
+    assert "Device till-2 not found." in (await asyncio.to_thread(process.run, "revoke", "till-2", "--yes")).output
     assert (await asyncio.to_thread(process.done, "audit")).count("device.revoke ") == 1
 
 
@@ -128,7 +128,7 @@ def test_devices_tokens_and_the_log(process: Process) -> None:
     assert process.done("devices") == "no device has joined\n"
     assert process.done("devices", "--state", "trial") == "no such device\n"
     assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "device-9", "ab").output
-    assert "there is no device device-9" in process.run("hold", "device-9").output
+    assert "Device device-9 not found." in process.run("hold", "device-9").output
     assert "NAME=VALUE" in process.run("enroll", "--label", "site").output
     assert re.search(
         r'^    1  \S+ \S+Z  april join_token.new  cohort=kiosk .* labels=\{"site":"7"\} .*uses=2$',
@@ -144,7 +144,7 @@ def test_devices_tokens_and_the_log(process: Process) -> None:
 
 
 def test_a_wrong_token_and_a_control_plane_that_is_away(process: Process) -> None:
-    assert "answered 401: the token or session is not known here" in process.run("status", as_="mallory").output
+    assert "answered 401: The token or session is unknown" in process.run("status", as_="mallory").output
     assert process.run("status", as_="").exit_code == 2
     process.kill()
     result = process.run("status")

@@ -66,12 +66,12 @@ class MortalStore(Store):
 class MortalPublisher(Publisher):
     fate = Fate()
 
-    def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> tuple[str, ...]:
+    def publish(self, plans: Mapping[str, RolloutPlan], now: float, min_version: int = 0) -> tuple[str, ...]:
         before = self.published()
         is_due = before | dict(plans) != before
         if is_due:
             self.fate.begin()
-        done = super().publish(plans, now, least_version)
+        done = super().publish(plans, now, min_version)
         if is_due:
             self.fate.done()
         return done

@@ -229,7 +229,7 @@ async def test_a_person_without_a_role_and_an_issuer_that_is_away(signed: Signed
     async with serving(configured(signed, issuer)) as server:
         start = await server.ask("GET", "/v1/oidc/start", as_="")
         assert start.code == "sign_in_failed"
-        assert "does not answer as it should at http://127.0.0.1:1/.well-known" in start.body["error"]["message"]
+        assert "The issuer's answer at http://127.0.0.1:1/.well-known" in start.body["error"]["message"]
 
 
 async def test_without_an_issuer_there_is_no_single_sign_on(server: Server) -> None:

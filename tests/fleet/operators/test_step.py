@@ -7,7 +7,7 @@ import pytest
 
 from causeway_server.fleet.controller.checks import Check
 from causeway_server.fleet.controller.step import (
-    Situation,
+    RolloutObservations,
     adopted,
     ahead_count,
     caught_up,
@@ -78,7 +78,7 @@ def counts(devices: tuple[Device, ...], bad: frozenset[str] = frozenset()) -> di
 def test_a_good_look_passes_and_goes_on() -> None:
     rollout = late(staged())
     devices = fleet(rollout)
-    done = step(rollout, Situation(devices, counts(devices)), None, NOW)
+    done = step(rollout, RolloutObservations(devices, counts(devices)), None, NOW)
     assert done.verdict is not None
     assert done.verdict.outcome is Outcome.PASS
     assert (done.rollout.state, done.rollout.stage, done.rollout.share) == (S.STAGE, 1, 50_000)
@@ -88,7 +88,7 @@ def test_a_bad_look_aborts() -> None:
     rollout = late(staged())
     devices = fleet(rollout)
     bad = frozenset(one.id for one in members(rollout, devices))
-    done = step(rollout, Situation(devices, counts(devices, bad)), None, NOW)
+    done = step(rollout, RolloutObservations(devices, counts(devices, bad)), None, NOW)
     assert (done.rollout.state, done.rollout.share) == (S.ABORTED, 0)
     assert "errors: 30.00%" in done.rollout.reason
 
@@ -97,14 +97,14 @@ def test_between_looks_nothing_is_read_and_nothing_happens() -> None:
     rollout = staged()
     assert not needs_devices(rollout, START + 149)
     assert needs_devices(rollout, START + 150)
-    assert step(rollout, Situation(), None, START + 149).rollout == rollout
-    assert step(rollout, Situation(), None, START + 149).verdict is None
+    assert step(rollout, RolloutObservations(), None, START + 149).rollout == rollout
+    assert step(rollout, RolloutObservations(), None, START + 149).verdict is None
 
 
 def test_a_look_after_a_long_absence_is_one_look() -> None:
     """A controller that was away for hours looks once, and the next time after at least the first look's time."""
     rollout = staged()
-    later = step(rollout, Situation(fleet(rollout)), None, START + 20_000).rollout
+    later = step(rollout, RolloutObservations(fleet(rollout)), None, START + 20_000).rollout
     assert later.looks == 1
     assert not needs_devices(later, START + 20_149)
     assert needs_devices(later, START + 20_150)
@@ -127,7 +127,7 @@ def test_who_is_canary_and_who_is_control() -> None:
         outside[2].id: {"held": True},
     }
     devices = tuple(msgspec.structs.replace(one, **changes.get(one.id, {})) for one in devices)
-    canary, control = observe(rollout, Situation(devices, counts(devices)), NOW)
+    canary, control = observe(rollout, RolloutObservations(devices, counts(devices)), NOW)
     assert (canary.devices, canary.rolled_back, canary.pending) == (len(inside) - 4, 1, 1)
     assert int(canary.silent.sum()) == 1
     assert int((canary.requests > 0).sum()) == len(inside) - 6  # not the silent one's old bundle, not the late one
@@ -142,7 +142,7 @@ def test_devices_outside_their_window_hold_up_nothing() -> None:
     waiting = [
         device("1", rollout, running=OLD, minute=minute, last_seen=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)
     ]
-    canary, _ = observe(rollout, Situation(tuple(waiting), {}, night), NOW)
+    canary, _ = observe(rollout, RolloutObservations(tuple(waiting), {}, night), NOW)
     assert canary.pending == 1
 
 
@@ -155,13 +155,13 @@ def test_a_stage_holds_at_least_one_device_that_takes_part() -> None:
         Device("held", "acme", "kiosk", last_seen=NOW, running=OLD, held=True),
         Device("on", "acme", "kiosk", last_seen=NOW, running=OLD),
     ]
-    begun = checked(rollout, Check(), Situation(tuple(devices)), NOW)
+    begun = checked(rollout, Check(), RolloutObservations(tuple(devices)), NOW)
     assert begun.share == position("salt", "on") + 1 == least_share("salt", devices, NOW)
 
 
 def test_a_failed_check_goes_back_to_its_author() -> None:
     rollout = apply(Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS), E.SUBMIT, START)
-    failed = checked(rollout, Check(("one", "two", "three", "four")), Situation(), NOW)
+    failed = checked(rollout, Check(("one", "two", "three", "four")), RolloutObservations(), NOW)
     assert (failed.state, failed.reason) == (S.DRAFT, "one; two; three (and 1 more)")
 
 
@@ -169,17 +169,17 @@ def test_a_revert_ends_when_no_device_that_answers_runs_the_bundle() -> None:
     rollout = staged(S.REVERTING)
     back, dark = device("1", rollout, running=OLD), device("2", rollout, running=NEW, last_seen=NOW - 10_000)
     slow = device("3", rollout, running=NEW)
-    assert step(rollout, Situation((back, slow)), None, NOW).rollout.state is S.REVERTING
-    assert step(rollout, Situation((back, dark)), None, NOW).rollout.state is S.REVERTED
+    assert step(rollout, RolloutObservations((back, slow)), None, NOW).rollout.state is S.REVERTING
+    assert step(rollout, RolloutObservations((back, dark)), None, NOW).rollout.state is S.REVERTED
     first = msgspec.structs.replace(rollout, from_bundle=None)
-    assert step(first, Situation((slow,)), None, NOW).rollout.state is S.REVERTED, "nothing to return to"
+    assert step(first, RolloutObservations((slow,)), None, NOW).rollout.state is S.REVERTED, "nothing to return to"
 
 
 def test_an_abort_reverts_only_once_it_is_published() -> None:
     rollout = apply(staged(), E.ABORT, START, reason="bad")
     before = plan_of(staged(), {}, ())
-    assert step(rollout, Situation(), before, NOW).rollout == rollout
-    after = step(rollout, Situation(), plan_of(rollout, {}, ()), NOW).rollout
+    assert step(rollout, RolloutObservations(), before, NOW).rollout == rollout
+    after = step(rollout, RolloutObservations(), plan_of(rollout, {}, ()), NOW).rollout
     assert (after.state, after.reason) == (S.REVERTING, "bad")
 
 
@@ -188,7 +188,7 @@ def test_a_restored_store_takes_over_a_larger_published_share(share: int) -> Non
     """The devices are at stage 2 and the store at stage 1: it does not pull them back, and it waits for a person."""
     restored = staged()
     published = msgspec.structs.replace(plan_of(restored, {}, ()), share=share)
-    after = step(restored, Situation(), published, NOW).rollout
+    after = step(restored, RolloutObservations(), published, NOW).rollout
     assert (after.state, after.stage, after.share, after.looks) == (S.PAUSED, 1, share, 0)
     assert "restored from a backup" in after.reason
     assert apply(after, E.RESUME, NOW).state is S.STAGE
@@ -198,7 +198,7 @@ def test_a_restored_store_takes_over_a_larger_published_share(share: int) -> Non
 def test_a_restored_store_does_not_go_on_with_what_was_aborted() -> None:
     restored = staged()
     published = msgspec.structs.replace(plan_of(restored, {}, ()), share=0)
-    assert step(restored, Situation(), published, NOW).rollout.state is S.ABORTED
+    assert step(restored, RolloutObservations(), published, NOW).rollout.state is S.ABORTED
 
 
 def test_a_plan_that_is_behind_the_store_is_the_normal_case() -> None:
@@ -238,5 +238,5 @@ def test_a_published_rollout_that_the_store_lost_comes_back(share: int, state: R
 
 def test_a_rollout_that_is_aborted_before_its_first_stage_is_never_published() -> None:
     rollout = apply(apply(Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS), E.SUBMIT, START), E.ABORT, START)
-    reverting = step(rollout, Situation(), None, NOW).rollout
-    assert step(reverting, Situation(), None, NOW).rollout.state is S.REVERTED
+    reverting = step(rollout, RolloutObservations(), None, NOW).rollout
+    assert step(reverting, RolloutObservations(), None, NOW).rollout.state is S.REVERTED

@@ -42,7 +42,7 @@ def test_init_overwrites_nothing(fleet: Path) -> None:
     before = (fleet / "fleet.yaml").read_bytes()
     result = run("init", fleet)
     assert result.exit_code == 2
-    assert "is there already; nothing was written" in result.output
+    assert "already exists; nothing was written" in result.output
     assert (fleet / "fleet.yaml").read_bytes() == before
     assert not (fleet / "policies" / "default.yaml").exists()
 

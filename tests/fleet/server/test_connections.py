@@ -84,7 +84,7 @@ async def test_an_operator_gets_through_a_flood_of_connections(fleet_folder: Pat
 
 async def test_clones_neither_wake_each_other_nor_take_the_polls_of_others(fleet_folder: Path, database: str) -> None:
     """All machines with one identity have a share of the parked polls; what is beyond it is answered at once."""
-    async with serving(fleet_folder, database, most_files=64) as plane:
+    async with serving(fleet_folder, database, max_files=64) as plane:
         clone, other = await plane.enrolled(), await plane.enrolled()
         share = 64 * 7 // 8 // 2
         parked = [await Connection.of(plane) for _ in range(share)]
@@ -103,7 +103,7 @@ async def test_clones_neither_wake_each_other_nor_take_the_polls_of_others(fleet
 
 async def test_places_of_parked_polls_are_free_again(fleet_folder: Path, database: str) -> None:
     """After an answer, and after a device that left."""
-    async with serving(fleet_folder, database, most_files=64) as plane:
+    async with serving(fleet_folder, database, max_files=64) as plane:
         device = await plane.enrolled()
         etag = (await device.wake()).headers["etag"]
         share = 64 * 7 // 8 // 2

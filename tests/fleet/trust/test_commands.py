@@ -40,7 +40,7 @@ def test_two_people_and_a_server_publish_a_fleet(folder: Path) -> None:
     assert "root version 1: published, signed by anna, ben" in second.output
     assert "artifacts version 1: published, signed by anna, ben" in second.output
     assert not (folder / "published" / "tuf" / "metadata" / "timestamp.json").exists()
-    assert "timestamp version 1: devices see the published files" in sign(folder, "server").output
+    assert "Timestamp version 1: devices see the published files" in sign(folder, "server").output
 
 
 def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
     assert run("keys", "new", "mallory", "--keys", folder / "keys").exit_code == 0
     stranger = sign(folder, "anna", "mallory")
     assert stranger.exit_code == 1
-    assert "mallory.pem: nothing was signed: trust.yaml gives this key no role" in stranger.output
+    assert "mallory.pem: nothing was signed, because this key has no role in trust.yaml" in stranger.output
     assert "it names anna, ben, carla, server" in stranger.output
     assert not (folder / "pending").exists()
     sign(folder, "anna", "ben")
@@ -138,5 +138,5 @@ def test_a_key_has_a_plain_name(tmp_path: Path) -> None:
 
 def test_a_public_key_signs_nothing_and_an_empty_folder_has_no_keys(folder: Path, tmp_path: Path) -> None:
     result = run("sign", folder, "--key", folder / "keys" / "anna.pub")
-    assert (result.exit_code, "the public key; anna.pem is the one that signs" in result.output) == (1, True)
-    assert run("keys", "list", "--keys", tmp_path / "none").output == f"no keys (*.pub) in {tmp_path / 'none'}\n"
+    assert (result.exit_code, "The file is the public key. Sign with anna.pem." in result.output) == (1, True)
+    assert run("keys", "list", "--keys", tmp_path / "none").output == f"No keys (*.pub) in {tmp_path / 'none'}.\n"

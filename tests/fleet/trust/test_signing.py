@@ -162,7 +162,7 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     [
         ("threshold: 2, expires: 365d", "threshold: 4, expires: 365d", "needs 4 signatures, but has 3 different keys"),
         ("keys/carla.pub], threshold: 2, expires: 365d", "keys/server.pub]", "cannot hold an offline one"),
-        ("keys/ben.pub", "keys/missing.pub", "cannot read the public key"),
+        ("keys/ben.pub", "keys/missing.pub", "Cannot read the public key"),
         ("expires: 2d", "expires: soon", "a time such as"),
         ("timestamp:", "timestmp:", "did you mean `timestamp`"),
     ],

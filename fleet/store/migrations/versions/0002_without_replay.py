@@ -1,4 +1,4 @@
-"""Rollouts that may go on although there are no records to replay."""
+"""Rollouts that may continue without records to replay."""
 
 import sqlalchemy as sa
 from alembic import op
