@@ -32,7 +32,7 @@ class RepositoryInvalid(ConfigError, code="repository_invalid"):
 
 
 _RESTORE = "Restore it from git, a backup, or a web server with a copy: signed files never change."
-_SIGN_AGAIN = "remove it, and sign anew with `causeway-fleet sign`"
+_SIGN_AGAIN = "Remove it, and sign again with `causeway-fleet sign`."
 
 
 class PublishedFolder:

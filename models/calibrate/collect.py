@@ -247,7 +247,7 @@ class EndpointAnswerer:
 
 
 def _parse(response: httpx2.Response, url: str) -> ModelAnswer:
-    """Raise BackendError if the response is no chat completion."""
+    """Return the answer of a response. Raises BackendError if it is not a chat completion."""
     try:
         body: Any = response.json()
         choice = body["choices"][0]

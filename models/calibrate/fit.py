@@ -5,7 +5,7 @@ several tasks, `edge.quality` begins with the task that a prompt probably belong
 there (`KindMixture`); the rest of the prompt may add to it as far as unseen rows confirm it.
 
 Every figure of a report comes from predictions on rows that neither the fit nor the choice of penalties and thresholds
-saw: the rows are divided into folds, and everything is done anew on the others (`predict_unseen`).
+saw: the rows are divided into folds, and everything is repeated on the others (`predict_unseen`).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Rows(msgspec.Struct, frozen=True):
 
     @property
     def weights(self) -> Array64:
-        """How many prompts each row stands for."""
+        """The number of prompts that each row represents."""
         return np.array([answer.weight for answer in self.answers])
 
     @property
     def strata(self) -> list[tuple[str, float, float]]:
-        """What each fold gets its part of: the task, and both qualities."""
+        """The strata of the folds: the task, and both qualities."""
         tasks = [answer.task for answer in self.answers]
         return list(zip(tasks, self.small.tolist(), self.large.tolist(), strict=True))
 

@@ -44,10 +44,8 @@ _ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "no
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model answered.
-
-    `confidences`: after each of the first tokens, as the engine reports it. `choices`: log-probabilities of the tokens
-    that compete for the first position, where the prompt has choices.
+    """A model's answer. `confidences`: the engine's confidence after each of the first tokens. `choices`:
+    log-probabilities of the tokens that compete for the first position, if the prompt has choices.
     """
 
     text: str
@@ -75,7 +73,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class AnswerLog:
-    """One file of answers, with the pair that made them on its first line. Use as a context manager."""
+    """A file of answers, with the pair of models on its first line. Use it as a context manager."""
 
     def __init__(self, path: Path, pair: Pair) -> None:
         """Open or create `path`; a last line that a killed run left incomplete is cut off.
@@ -128,10 +126,8 @@ def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
 
 
 class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a prompts file.
-
-    `metric` says how an answer is compared with `answer`: by the letter of one of `choices`, by the last number, or by
-    the text. Without `answer` the large model's answer is the reference.
+    """A line of a prompts file. `metric`: the way to compare an answer with `answer`: by the letter of one of
+    `choices`, by the last number, or by the text. Without `answer` the large model's answer is the reference.
     """
 
     prompt: str
@@ -162,7 +158,7 @@ def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
     """Read prompts, each one once.
 
     Raises:
-        ArtifactError: Lines that are no prompts, with file, line and reason; or there is no prompt at all.
+        ArtifactError: Lines are not prompts, with file, line and reason; or there is no prompt.
     """
     prompts: dict[str, CalibrationPrompt] = {}
     for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
@@ -246,7 +242,7 @@ def last_number(text: str) -> float | None:
 
 
 def _parse(line: bytes) -> CalibrationPrompt:
-    """Raise ValueError or DecodeError if the line is no usable prompt."""
+    """Return the prompt of a line. Raises ValueError or DecodeError if it is not a usable prompt."""
     prompt = msgspec.json.decode(line, type=CalibrationPrompt)
     if not prompt.prompt.strip():
         raise ValueError("`prompt` is empty")

@@ -1,4 +1,4 @@
-"""What a calibrated pair is worth on prompts that the fit did not see, and the report that says so.
+"""The evaluation of a calibrated pair on prompts that were not used for the fit, and its report.
 
 Figures: APGR, calibration error, thresholds. The report has them and the policy line as Markdown, curves as SVG.
 """
@@ -39,7 +39,9 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What the owner wants: `keep` that share of the large model's quality, or send `cloud_share` of the requests."""
+    """The owner's goal: `keep` a share of the large model's quality, or send `cloud_share` of the requests to the
+    cloud.
+    """
 
     keep: float | None = None
     cloud_share: float | None = None
@@ -68,7 +70,7 @@ class TaskReport(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """What to do with these prompts."""
+        """Advice about these prompts."""
         if self.recovered[BOTH] is None:
             return "nothing to route: the large model is no better"
         chance = f"the small model is no better than chance ({self.chance:.0%})" if self.at_chance else ""
@@ -80,7 +82,9 @@ class TaskReport(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """What a threshold does: quality of the pair relative to the large model's, and the share that it answers."""
+    """The effect of a threshold: the pair's quality relative to the large model's, and the share of requests that the
+    device answers.
+    """
 
     retained: Interval
     cloud: Interval
@@ -213,7 +217,7 @@ def _interval(value: float, drawn: Sequence[float]) -> Interval:
 
 
 class FittedReport(msgspec.Struct, frozen=True):
-    """What a report says of a fit beside its figures."""
+    """The description of a fit in a report, beside the figures."""
 
     target: Target
     prompt_below: float  # the threshold of `edge.quality` alone

@@ -1,4 +1,4 @@
-"""How good a router signal is on a pair of models: routing curves, and how true its stated probabilities are; as SVG.
+"""The quality of a router signal on a pair of models, as SVG: routing curves, and the calibration of its probabilities.
 
 A signal ranks the requests: the device answers those ranked highest, the cloud answers the rest. Each point of a curve
 gives the share of requests on the device and the exact match that the pair retains, relative to the cloud model's own
@@ -180,7 +180,7 @@ def _bins(probabilities: Array64) -> NDArray[np.int64]:
 
 
 class CalibrationDrift(msgspec.Struct, frozen=True):
-    """Of one signal.
+    """The calibration of a signal.
 
     Attributes:
         answers: The number of answers.

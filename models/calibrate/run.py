@@ -1,4 +1,4 @@
-"""One calibration: what it is of, the answers of both models, and a published artifact with its report."""
+"""A calibration run: its subject, the answers of both models, and a published artifact with its report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted fo
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to calibrate, and how."""
+    """The settings of a calibration run."""
 
     small: Artifact
     large: Artifact | str  # a name: the model is behind `large_url`

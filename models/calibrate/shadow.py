@@ -35,13 +35,13 @@ TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MOST_ANSWERS
 
 
 class ShadowAnswer(msgspec.Struct, frozen=True):
-    """One request that both models of a pair answered.
+    """A request that both models of a pair answered.
 
     Attributes:
         small: The device's model.
         large: The name of the cloud's model.
         route: The route that decided.
-        encoder_sha256: Of the sentence encoder in `inputs`.
+        encoder_sha256: The hash of the sentence encoder of `inputs`.
         inputs: Of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
         agreed: Whether the device's answer agrees with the cloud's.
         confidence: Of the device's first `after` tokens; None: it was not measured.

@@ -64,7 +64,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What turns images into soft tokens of a model: a file beside its weights, for one version of them.
+    """The file that turns images into soft tokens of a model, beside its weights and for one version of them.
 
     An ONNX file reads the features of an image encoder: an artifact of its own (`encoder`), or a file beside the
     weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which has its
@@ -149,7 +149,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """What its answers depend on: the hash of the weights, of each adapter with its scale, and of the projector."""
+        """The inputs of its answers: the hash of the weights, of each adapter with its scale, and of the projector."""
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
         entry = self.manifest.projector
         projector = "" if entry is None else f" projector {entry.sha256} {entry.encoder_sha256}".rstrip()

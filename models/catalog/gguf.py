@@ -38,14 +38,14 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class StringArray(msgspec.Struct, frozen=True):
-    """Where the strings of an array lie in the file."""
+    """The position of an array's strings in the file."""
 
     count: int
     offset: int  # of the first string's length
 
 
 class LongArray(msgspec.Struct, frozen=True):
-    """Where the numbers of a long array lie in the file."""
+    """The position of a long array's numbers in the file."""
 
     count: int
     offset: int
@@ -133,7 +133,7 @@ class _HeaderReader:
         self.at = 0
 
     def fail(self, fault: str) -> NoReturn:
-        """Raises ArtifactError."""
+        """Return the header's values. Raises ArtifactError."""
         raise ArtifactError(f"{self._where}: not a usable GGUF file: at byte {self.at:,}: {fault}")
 
     def preamble(self) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def missing_packages(*, has_encoder: bool) -> list[str]:
 
 
 def check_mtmd(file: Path) -> None:
-    """Raises ArtifactError: this build of llama.cpp cannot use the mmproj file."""
+    """Check that this build of llama.cpp can use the mmproj file. Raises ArtifactError."""
     if not has_mtmd():
         raise ArtifactError(f"{file}: this build of llama.cpp has no mtmd, which reads it: `make setup` builds one")
 

@@ -48,7 +48,7 @@ class TemplateFailed(InvalidRequest):
 
 
 class _Budget(threading.local):
-    """What is left for the current rendering, per thread."""
+    """The remaining budget of the current rendering, per thread."""
 
     steps = 0
     characters = 0
@@ -61,13 +61,13 @@ class _Budget(threading.local):
         """Charge one step, which writes at most `characters` of the template's own text."""
         self.steps -= 1
         if self.steps < 0 or (self.steps & 255 == 0 and time.monotonic() > self.deadline):
-            raise TemplateFailed("the model's chat template runs too long")
+            raise TemplateFailed("The model's chat template runs too long.")
         self.charge_text(characters)
 
     def charge_text(self, characters: int) -> None:
         self.characters -= characters
         if self.characters < 0:
-            raise TemplateFailed("the model's chat template writes too much")
+            raise TemplateFailed("The model's chat template writes too much.")
 
 
 _budget = _Budget()
@@ -132,7 +132,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(left, (int, float)) and isinstance(right, (int, float)):
             bits = sum(number.bit_length() for number in (left, right) if isinstance(number, int))
             if operator == "**" or bits > _MAX_BITS:
-                raise TemplateFailed("the model's chat template computes too large a number")
+                raise TemplateFailed("The model's chat template computes too large a number.")
         elif operator == "*":
             _budget.charge_text(_factor(left) * _factor(right))
         elif operator == "%":
@@ -172,7 +172,7 @@ def generate(template: jinja2.Template, variables: Mapping[str, object], input_l
         raise
     # A missing attribute, a wrong type, endless recursion: every other exception is the template's failure.
     except Exception as error:
-        raise TemplateFailed(f"the model's chat template failed: {str(error) or type(error).__name__}") from error
+        raise TemplateFailed(f"The model's chat template failed: {str(error) or type(error).__name__}") from error
 
 
 @lru_cache(maxsize=_CACHED_TEMPLATES)
@@ -200,7 +200,7 @@ def compile_template(template: str) -> jinja2.Template:
         tree.set_environment(sandbox)
         return jinja2.Template.from_code(sandbox, sandbox.compile(tree), sandbox.globals)
     except (jinja2.TemplateError, RecursionError) as error:
-        raise TemplateFailed(f"the model's chat template does not compile: {error}") from error
+        raise TemplateFailed(f"The model's chat template does not compile: {error}") from error
 
 
 def _charged_pieces(pieces: Iterable[str]) -> Iterable[str]:
@@ -246,7 +246,7 @@ def _charged_length(value: object) -> int:
 
 
 def _raise(message: object = "") -> NoReturn:
-    raise TemplateFailed(f"the model's chat template refused the messages: {str(message)[:500]}", param="messages")
+    raise TemplateFailed(f"The model's chat template refused the messages: {str(message)[:500]}", param="messages")
 
 
 def _tojson(
@@ -276,7 +276,7 @@ def _join(values: Iterable[object], d: str = "", attribute: str | None = None) -
 def _range(*bounds: int) -> range:
     turns = range(*bounds)
     if len(turns) > _MAX_STEPS:
-        raise TemplateFailed("the model's chat template loops too often")
+        raise TemplateFailed("The model's chat template loops too often.")
     return turns
 
 
@@ -293,7 +293,7 @@ def _charge_str_method(owner: str, method: str, args: tuple[object, ...]) -> Non
 
 def _check_format(layout: object) -> None:
     if isinstance(layout, str) and re.search(r"%[^%a-zA-Z]*(\*|\d{4,})", layout):
-        raise TemplateFailed("the model's chat template formats to an unbounded width")
+        raise TemplateFailed("The model's chat template formats to an unbounded width.")
     _budget.charge_text(_factor(layout))
 
 

@@ -330,7 +330,7 @@ def _render(
 
 def _message_value(message: Message, guard: str) -> dict[str, object]:
     if not _ROLE.fullmatch(message.role):
-        raise InvalidRequest(f"role {message.role[:40]!r} is not a name", param="messages")
+        raise InvalidRequest(f"Role {message.role[:40]!r} is not a name.", param="messages")
     value: dict[str, object] = {"role": message.role, "content": _guarded(_text_of(message), guard)}
     if message.name is not None:
         value["name"] = _guarded(message.name, guard)
@@ -353,7 +353,7 @@ def _text_of(message: Message) -> str:
         return message.content or ""
     for part in message.content:
         if not isinstance(part, TextPart):
-            raise UnsupportedFeature("this model reads text only", param="messages")
+            raise UnsupportedFeature("This model reads only text.", param="messages")
     return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
 

@@ -258,7 +258,7 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
 
 
 def _print_fit(title: str, memory_bytes: int) -> None:
-    """One process, whatever the requests: parts are encoded, and sentences spoken, one after the other."""
+    """The process of an encoder, of which there is one: it encodes parts and speaks sentences one after the other."""
     console.print(f"{title}, {mebibytes(memory_bytes)} in its process")
     table = Table("device", "usable memory", "fits")
     for device in fit.DEVICES.values():

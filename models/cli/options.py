@@ -27,7 +27,7 @@ class CommandGroup(click.Group):
     """Prints expected errors as one line instead of a traceback."""
 
     extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway-router[hub]", "httpx2": "causeway-router[hub]"}
-    """What to install where a package is missing, by the package's name."""
+    """The installation advice for missing packages, by name."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -35,7 +35,7 @@ class _Beside(NamedTuple):
 
 
 class _Pull:
-    """One file on its way to an artifact."""
+    """A file that is being pulled for an artifact."""
 
     def __init__(self, root: Path, name: str, options: plan.FitOptions, *, yes: bool) -> None:
         self._root, self._name, self._options, self._yes = root, name, options, yes

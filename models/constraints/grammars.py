@@ -105,7 +105,7 @@ _AT_ONCE: Final = 4096  # characters of schemas that are checked on the event lo
 
 
 class Fault(NamedTuple):
-    """What of a schema cannot be held: the JSON pointer of its schema from ``#`` on, the keyword, and why."""
+    """An unenforceable part of a schema: the JSON pointer of its schema from ``#`` on, the keyword, and the reason."""
 
     path: str
     keyword: str
@@ -207,7 +207,7 @@ def _is_object(root: Node, schema: Json, depth: int = 0) -> bool:
 
 
 def _held(schema: str) -> Node:
-    """Raises Unenforceable."""
+    """Check that the schema can be enforced. Raises Unenforceable."""
     if len(schema) > _MAX_CHARACTERS:
         raise Unenforceable("#", "schema", f"it has {len(schema)} characters; the most is {_MAX_CHARACTERS}")
     try:

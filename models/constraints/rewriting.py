@@ -84,7 +84,7 @@ _DECIMAL: Final = re.compile(
     r"|\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)"
     r"(?:\\d\*\\\.\\d\*|\\d\{0,\d+\}\\\.\\d\{0,(?P<both>\d+)\})0\*\$\))"
 )
-"""What pydantic 2.12 writes for decimals: the one look-ahead that ordinary schemas have."""
+"""The pattern that pydantic 2.12 writes for decimals, the only look-ahead in ordinary schemas."""
 _ESCAPES_REFUSED: Final = frozenset("<>AbBGZzkK123456789")
 
 

@@ -257,7 +257,7 @@ class EngineCore:
         # Trust llama.cpp's capacity; otherwise the preempted sequence is readmitted at once.
         self.kv_cache.total = min(self.kv_cache.total, self.kv_cache.used + rows - 1)
         if code != 1:
-            raise EngineUnavailable(f"llama_decode failed with {code}; {bindings.last_errors()}")
+            raise EngineUnavailable(f"Decoding failed: llama_decode returned {code}: {bindings.last_errors()}")
         if not self.scheduler.preempt():
             self._fail_running(out)
 

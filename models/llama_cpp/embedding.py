@@ -152,7 +152,9 @@ class Embedder:
 
 
 class _Progress(msgspec.Struct, eq=False):
-    """How far a text is. `slot`: its sequence id in the context; `total`: float64 [dimensions], of decoded tokens."""
+    """The progress of a text. `slot`: its sequence id in the context; `total`: sum over decoded tokens, float64
+    [dimensions].
+    """
 
     slot: int
     total: NDArray[np.float64]
@@ -209,7 +211,7 @@ class _TextBatch:
         context.needs_output[: self.rows] = 1
         context.use_adapter(self.shares[0][0].adapter)
         if code := context.decode(self.rows):
-            raise EngineUnavailable(f"llama_decode failed with {code} while embedding; {bindings.last_errors()}")
+            raise EngineUnavailable(f"Embedding failed: llama_decode returned {code}: {bindings.last_errors()}")
         states = context.rows(self.rows)
         complete: list[tuple[Sequence, NDArray[np.float64]]] = []
         row = 0

@@ -169,7 +169,7 @@ class Engine:
         adapter = core.adapters.find(job.adapter)
         prompt = core.prompts.encode(job.prompt)
         if job.embed and prompt.vectors:
-            raise InvalidRequest("embeddings are of text alone, without soft tokens")
+            raise InvalidRequest("Embeddings take only text, without soft tokens.")
         room = context - len(prompt.tokens)
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
@@ -236,7 +236,7 @@ class Engine:
             self._serve()
             self._end_all("engine_unavailable", "the engine was closed")
         except Exception as error:
-            log.exception("the engine stopped")
+            log.exception("The engine stopped.")
             self._end_all("engine_crashed", f"the engine stopped: {error}")
             if self._on_failure is not None:
                 self._on_failure(error)

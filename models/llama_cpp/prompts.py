@@ -78,7 +78,7 @@ class SoftTokenIds:
         """Return the prompt's tokens by marker, each int32 [tokens], and of a `SequencePrompt` `vectors` and `placed`.
 
         Raises:
-            InvalidRequest: These are no vectors for this model.
+            InvalidRequest: The bytes are not vectors for this model.
             UnsupportedFeature: An image's vectors do not fit a batch.
         """
         ids: dict[str, Tokens] = {}
@@ -108,10 +108,10 @@ class SoftTokenIds:
     def _rows(self, soft: SoftTokens) -> NDArray[np.float32]:
         size = 4 * self._dimensions
         if not soft.vectors or len(soft.vectors) % size:
-            raise InvalidRequest(f"{len(soft.vectors)} bytes are no vectors of {self._dimensions} values")
+            raise InvalidRequest(f"{len(soft.vectors)} bytes are not vectors of {self._dimensions} values.")
         rows = np.frombuffer(soft.vectors, "<f4").reshape(-1, self._dimensions)
         if not np.isfinite(rows).all():
-            raise InvalidRequest("a soft token has a value that is not finite")
+            raise InvalidRequest("A soft token has a value that is not finite.")
         return rows
 
     def _check(self, runs: Sequence[SoftRun], vectors: int) -> None:
@@ -119,13 +119,13 @@ class SoftTokenIds:
             raise InvalidRequest(f"{vectors} vectors, and runs of {sum(run.vectors for run in runs)}")
         for run in runs:
             if min(run.tokens, default=0) < 0:
-                raise InvalidRequest(f"soft tokens stand behind a token {min(run.tokens)}, which there is not")
+                raise InvalidRequest(f"Soft tokens follow the unknown token {min(run.tokens)}.")
             if len(run.positions) != (4 * _PARTS * run.vectors if self._parts else 0):
-                raise InvalidRequest("the positions of soft tokens are not those of this model")
+                raise InvalidRequest("The positions of soft tokens are not those of this model.")
             if run.whole and run.vectors > self._largest_run:
                 raise UnsupportedFeature(
-                    f"an image is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
-                    f"{self._largest_run}: set engine.batch_tokens to {run.vectors}"
+                    f"An image is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
+                    f"{self._largest_run}. Set engine.batch_tokens to {run.vectors}."
                 )
 
 
@@ -146,7 +146,7 @@ class _Stretch(NamedTuple):
 
 
 class Places:
-    """Of one prompt.
+    """The runs of a prompt.
 
     Args:
         prompt: Its tokens, int32 [tokens].
@@ -291,11 +291,11 @@ class PromptEncoder:
         if prompt.suffix is not None:
             tokens = self._vocabulary.frame_middle(tokens, prompt.suffix)
         if not len(tokens):
-            raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
+            raise InvalidRequest("The prompt is empty.", param="messages" if prompt.messages else "prompt")
         if soft and not all(ids.min() in tokens for ids in soft.values()):
-            raise InvalidRequest("this model's chat template leaves soft tokens out of the prompt", param="messages")
+            raise InvalidRequest("This model's chat template leaves soft tokens out of the prompt.", param="messages")
         if soft and tokens[-1] < 0:
-            raise InvalidRequest("the prompt ends in soft tokens: text must follow them", param="messages")
+            raise InvalidRequest("The prompt ends in soft tokens: text must follow them.", param="messages")
         return tokens
 
     def _check_length(self, text: str) -> None:

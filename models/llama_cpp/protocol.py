@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out, the same in-process and as msgpack frames over a socketpair.
+"""The messages to and from the engine, the same in-process and as msgpack frames over a socketpair.
 
 Frames between daemon and engine child are messages behind their length (4 bytes, little endian).
 """
@@ -42,7 +42,7 @@ def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to load and run one model."""
+    """The settings to load and run a model."""
 
     model_path: str
     context_tokens: int = 0  # limit of one sequence; 0: the model's own context, bounded by memory
@@ -65,7 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What is known of a model once it is loaded, and the limits chosen for it."""
+    """The properties of a loaded model, and the limits chosen for it."""
 
     context_tokens: int
     threads: int
@@ -101,9 +101,8 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def marker(self) -> str:
-        """What stands for them in the prompt's text, each time that they are meant: it depends on them alone.
-
-        A client may write one in its text; it would mean the vectors of its own request, or be text.
+        """The marker of the vectors in the prompt's text, which depends only on them. If a client writes a marker in
+        its text, it means vectors of its own request, or is plain text.
         """
         digest = hashlib.blake2b(self.vectors, digest_size=16)
         if self.runs:
@@ -112,7 +111,7 @@ class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """What a message has in the place of the image: a vision model writes its own words around it."""
+        """The placeholder of the image in a message, around which a vision model's template adds its own text."""
         return self.marker if self.runs else f"[An image:{self.marker}]"
 
 
@@ -134,7 +133,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to generate. n > 1 is n jobs with the same prompt (the prefix is shared)."""
+    """A sequence to generate. A request with n > 1 is n jobs with the same prompt, which share the prefix."""
 
     id: int  # unique in this engine
     prompt: Prompt

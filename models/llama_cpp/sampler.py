@@ -84,10 +84,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """Where one sequence is in its grammar.
-
-    `forced`: the tokens that must come next, whatever the model prefers.
-    """
+    """The state of a sequence in its grammar. `forced`: the tokens that must come next, regardless of the model."""
 
     __slots__ = ("_ends", "_mask", "_matcher", "_size", "forced")
 
@@ -420,7 +417,7 @@ def _bias(sampling: Sampling, vocabulary: Vocabulary) -> tuple[NDArray[np.int64]
     for token in tokens:
         if not 0 <= token < vocabulary.size:
             raise InvalidRequest(
-                f"no token {token}: this model has ids 0 to {vocabulary.size - 1}", param=f"logit_bias.{token}"
+                f"Token {token} not found: this model has ids 0 to {vocabulary.size - 1}.", param=f"logit_bias.{token}"
             )
     return np.array(tokens, np.int64), np.array([bias for _, bias in sampling.logit_bias], np.float32)
 

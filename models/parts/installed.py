@@ -1,5 +1,4 @@
-"""Which encoders this machine has: a package that is installed, and where it brings none, a model that was pulled; and
-what speaks here.
+"""The encoders and voices of this machine: installed packages, and pulled models for packages without one.
 
 Finding them imports nothing of them: that happens in their children, with the first part.
 """
@@ -30,7 +29,7 @@ NO_SPEECH = (
     f"`causeway-models pull {SPEECH_MODEL}`, then restart the daemon."
 )
 PROGRAM = "espeak-ng"
-"""It speaks; a package of the distribution."""
+"""The text-to-speech program, from the distribution's packages."""
 DECODER = "causeway_server.models.parts.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _WORKERS: Mapping[Modality, str] = {
@@ -84,7 +83,7 @@ def is_installed(kind: Modality) -> bool:
 
 
 def is_installed_in(python: str, kind: Modality) -> bool:
-    """Return whether another Python has what the children of this kind of part need. Raises OSError if it does not start."""
+    """Return whether another Python has the packages for this kind of part. Raises OSError if it does not start."""
     program = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
     packages = ("msgspec", *_PACKAGES.get(kind, ()))
     command, environ = [python, "-P", "-c", program, *packages], minimal_environment(os.environ)

@@ -18,7 +18,7 @@ async def revise_each(
 
     Args:
         read: Waits until the parts of one kind have been read. Raises CausewayError if they will not be.
-        revise: Makes the answer anew with the parts of these kinds; False: no revision is wanted any more. Raises
+        revise: Makes the answer again with the parts of these kinds; False: no revision is wanted any more. Raises
             CausewayError.
 
     Returns:

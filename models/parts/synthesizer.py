@@ -111,7 +111,7 @@ class VoiceSynthesizer:
         return session
 
     def _check(self, session: onnxruntime.InferenceSession) -> None:
-        """Raises Refusal: it has not the inputs and the output of a Piper voice."""
+        """Check that a model has the inputs and the output of a Piper voice. Raises Refusal."""
         wanted = _INPUTS | _SPEAKER if self._has_speakers else _INPUTS
         found = {one.name: (one.type, len(one.shape)) for one in session.get_inputs()}
         if found != wanted:

@@ -32,9 +32,9 @@ from ..catalog.artifact import (
 from .process.messages import WorkerSpec
 
 ARCHITECTURE = "piper"
-"""Of the manifest of a voice."""
+"""The format of a voice's manifest."""
 DEFAULT = "auto"
-"""What a request calls the voice that the configuration names."""
+"""The name by which a request selects the configured voice."""
 WEIGHTS, SETTINGS, LICENCE = "model.onnx", "model.onnx.json", "LICENCE.txt"
 """The names of its files in its folder."""
 PAD, START, END = "_", "^", "$"
@@ -71,7 +71,7 @@ class _Inference(msgspec.Struct, frozen=True):
 
 
 class VoiceSettings(msgspec.Struct, frozen=True):
-    """What `VOICE.onnx.json` says; fields that synthesis does not need are ignored.
+    """The content of `VOICE.onnx.json`; fields that synthesis does not need are ignored.
 
     `phoneme_id_map`: the ids of each symbol, one code point of IPA or one of `vowel_clusters`.
     """
@@ -107,7 +107,7 @@ class Voice(msgspec.Struct, frozen=True):
 
     @property
     def memory_bytes(self) -> int:
-        """What its process may take."""
+        """The limits of its process."""
         return voice_memory_bytes(self.size_bytes)
 
 

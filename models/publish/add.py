@@ -55,7 +55,7 @@ _NO_LICENCE = "the file names no licence: make sure that you may use it"
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a file came from, for its manifest."""
+    """The origin of a file, for its manifest."""
 
     note: str
     command: str
@@ -288,10 +288,10 @@ def check_extensible(model: Artifact, what: str) -> None:
     """Check that something may be added to a model's folder and manifest.
 
     Raises:
-        ArtifactError: It is no language model, or ships with Causeway.
+        ArtifactError: The model is not a language model, or ships with Causeway.
     """
     if model.manifest.format != "gguf" or model.manifest.signal:
-        raise ArtifactError(f"{model.name} is no language model in a GGUF: only such a model can have {what}")
+        raise ArtifactError(f"{model.name} is not a language model in a GGUF: only such a model can have {what}")
     if model.folder.is_relative_to(SHIPPED):
         raise ArtifactError(
             f"{model.name} ships with Causeway and stays as it is: "
@@ -330,7 +330,7 @@ def add_voice(
         check_s: Time to load it and speak one sentence.
 
     Raises:
-        ArtifactError: The files are no Piper voice, cannot be run, or do not fit `device`; or the name is taken.
+        ArtifactError: The files are not a Piper voice, cannot be run, or do not fit `device`; or the name is taken.
     """
     chosen = check_name(name or model_name(file.stem), root)
     if chosen == DEFAULT:
@@ -369,7 +369,7 @@ def add_voice(
 
 def _licence(file: Path) -> bytes:
     if file.stat().st_size > _MAX_LICENCE_BYTES:
-        raise ArtifactError(f"{file}: larger than 1 MiB: this is no licence's text")
+        raise ArtifactError(f"{file}: larger than 1 MiB: this is not the text of a licence")
     return file.read_bytes()
 
 

@@ -42,7 +42,7 @@ _FLOAT_BYTES = 4
 
 
 class CheckLimits(msgspec.Struct, frozen=True):
-    """What the child process may use. `memory_bytes`: private memory; the mapped file does not count."""
+    """The limits of the child process. `memory_bytes`: private memory, without the mapped file."""
 
     memory_bytes: int
     time_s: float

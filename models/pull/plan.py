@@ -1,4 +1,4 @@
-"""What is to be pulled: the sources of `causeway-models pull`, and the checks before the first byte and after the last.
+"""The plan of a pull: the sources of `causeway-models pull`, and the checks before the first byte and after the last.
 
 Before: a free name, enough disk, enough memory for the model. A file that is being downloaded has a place and a lock,
 and its checksum is compared.
@@ -162,7 +162,7 @@ def is_present(name: str, root: Path, sha256: str) -> bool:
 
 
 def check_disk(left_bytes: int, folder: Path, what: str) -> None:
-    """Raises PullError with the figures if what is still to come does not fit the disk."""
+    """Check that the remaining bytes fit on the disk. Raises PullError with the figures."""
     try:
         check_space(left_bytes + _SPARE_BYTES, folder)
     except ArtifactError as error:
@@ -173,7 +173,7 @@ def describe_remote(first: bytes, file: RemoteFile) -> GgufFile | None:
     """Describe a file by its first bytes; None if they do not hold enough of the header.
 
     Raises:
-        ArtifactError: They contradict themselves, or are no GGUF.
+        ArtifactError: The bytes are inconsistent, or not a GGUF.
     """
     gguf = describe(first, file.size_bytes, file.name)
     return gguf if gguf.layers and gguf.width else None

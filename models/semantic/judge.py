@@ -43,7 +43,7 @@ class Array(msgspec.Struct, frozen=True):
     scales: tuple[float, ...]
 
     def load(self) -> Vector:
-        """Raises ValueError if the fields contradict each other."""
+        """Check that the fields agree. Raises ValueError if they contradict each other."""
         whole = np.frombuffer(base64.b64decode(self.values), np.int8).reshape(len(self.scales), -1)
         return (whole * np.array(self.scales, np.float32)[:, None]).reshape(self.shape).astype(np.float32)
 
@@ -118,7 +118,7 @@ class JudgeFile(msgspec.Struct, frozen=True):
 
 
 class ComparedText(msgspec.Struct, frozen=True, eq=False):
-    """One text, ready to be compared."""
+    """A text, prepared for comparison."""
 
     signature: Signature
     poles: int
@@ -288,7 +288,7 @@ class Findings(msgspec.Struct):
     Attributes:
         judge_sha256: Of the judge whose log-odds these are.
         requests: Look-ups, each weighted with the share of semantic answers that are compared.
-        compared: Semantic answers that were made anew.
+        compared: Semantic answers that were made again for comparison.
         wrong: The log-odds of those that differed, highest first.
     """
 
@@ -306,7 +306,7 @@ class Findings(msgspec.Struct):
         return int(self.requests) != before
 
     def compare(self, log_odds: float, *, agreed: bool) -> None:
-        """Count a semantic answer that was made anew."""
+        """Count a semantic answer that was made again for comparison."""
         self.compared += 1
         if not agreed:
             self.wrong = sorted([*self.wrong, log_odds], reverse=True)

@@ -59,7 +59,7 @@ class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the small model probably gains over the large one, by the kind that a prompt probably belongs to.
+    """The expected gain of the small model over the large one, by the probable kind of a prompt.
 
     `kinds`: the log odds of each kind; `gains`: the mean difference of both models' qualities on its prompts.
     """

@@ -10,7 +10,7 @@ import pytest
 
 from .sources import ROOT, parse, python_files
 
-CLEAN = ("fleet", "router")
+CLEAN = ("fleet", "models", "router")
 """Packages, or rooms of one, whose docstrings and messages have this form."""
 FRAGMENTS = re.compile(
     r"\W*(As|Also|By|Here|How|If|It|Its|Nobody|Of|One|Raises|That|There|Those|What|When|Where|Whether|Which|Who|Whoever"

@@ -141,12 +141,14 @@ class Context:
             self._threads = threads
 
     def use_adapter(self, adapter: Adapter | None) -> None:
-        """Decode with this adapter from now on. After a change, llama.cpp builds its graph anew."""
+        """Decode with this adapter from now on. After a change, llama.cpp builds its graph again."""
         if adapter is self._adapter:
             return
         adapters = (None, 0, None) if adapter is None else (adapter.pointers, 1, adapter.scales)
         if code := bindings.set_adapters(self.pointer, *adapters):
-            raise EngineUnavailable(f"llama_set_adapters_lora failed with {code}; {bindings.last_errors()}")
+            raise EngineUnavailable(
+                f"The adapter failed: llama_set_adapters_lora returned {code}: {bindings.last_errors()}"
+            )
         self._adapter = adapter
 
     def decode(self, tokens: int) -> int:
@@ -204,7 +206,7 @@ class Context:
         bindings.sequence_remove(self.memory, 0, -1, -1)
         if code:
             raise EngineUnavailable(
-                f"the model's first step failed: llama_decode returned {code}; {bindings.last_errors()}"
+                f"The model's first step failed: llama_decode returned {code}: {bindings.last_errors()}"
             )
 
     def close(self) -> None:

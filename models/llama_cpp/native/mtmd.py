@@ -52,7 +52,7 @@ class VisionEncoder:
                 raise EngineUnavailable(f"{mmproj}: not for {model.name}: {bindings.last_errors()}")
             on_error.callback(mtmd.mtmd_free, self._context)
             if not mtmd.mtmd_support_vision(self._context):
-                raise EngineUnavailable(f"{mmproj}: it takes no images")
+                raise EngineUnavailable(f"{mmproj}: the model does not take images.")
             on_error.pop_all()
         self._path = mmproj
         self._dimensions = int(native.llama_model_n_embd_inp(self._model))
@@ -84,9 +84,9 @@ class VisionEncoder:
         if tokens:
             runs.append(SoftRun(tokens=tokens))
         if any(token < 0 for run in runs for token in run.tokens):
-            raise EngineUnavailable(f"{self._path}: the model lacks tokens that stand around an image of this kind")
+            raise EngineUnavailable(f"{self._path}: the model lacks the tokens around an image of this kind.")
         if not vectors:
-            raise EngineUnavailable(f"{self._path}: mtmd makes nothing of an image")
+            raise EngineUnavailable(f"{self._path}: mtmd produced no embedding for the test image.")
         return np.concatenate(vectors), tuple(runs)
 
     def close(self) -> None:
@@ -101,8 +101,10 @@ class VisionEncoder:
             part = mtmd.mtmd_input_part(text=None, bitmap=bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
-                log.info("mtmd refused an image of %d × %d pixels: %s", width, height, bindings.last_errors())
-                raise InvalidRequest(f"this model takes no image of {width} × {height} pixels")
+                log.info(
+                    "The mtmd library refused an image of %d × %d pixels: %s", width, height, bindings.last_errors()
+                )
+                raise InvalidRequest(f"This model does not take images of {width} × {height} pixels.")
             yield chunks
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
@@ -114,7 +116,7 @@ class VisionEncoder:
         count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(self._context), (count, self._dimensions))
         if not np.isfinite(found).all():
-            raise EngineUnavailable(f"{self._path}: it makes vectors that are not finite")
+            raise EngineUnavailable(f"{self._path}: it produces vectors that are not finite.")
         return np.array(found, np.float32)  # the context keeps the original for the next chunk
 
     def _run(self, chunk: int, tokens: tuple[int, ...]) -> SoftRun:
@@ -125,7 +127,7 @@ class VisionEncoder:
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         places = [mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, index) for index in range(count)]
         if any(place.z for place in places):
-            raise EngineUnavailable(f"{self._path}: positions of four parts, which this version does not write")
+            raise EngineUnavailable(f"{self._path}: positions of four parts, which this version does not support.")
         rows = np.array([[place.t, place.y, place.x] for place in places], np.int32)
         return SoftRun(tokens, count, rows.T.tobytes(), int(mtmd.mtmd_input_chunk_get_n_pos(chunk)), whole)
 

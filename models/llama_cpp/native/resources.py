@@ -1,4 +1,4 @@
-"""What a model may take of this machine: memory for tokens, layers on the GPUs, and threads.
+"""The resources that a model may use on this machine: memory for tokens, layers on the GPUs, and threads.
 
 As many tokens are kept as are configured, as the model supports, and as memory allows; as many layers are offloaded as
 fit into the free memory of the GPUs that this build of llama.cpp can use. Listing them takes memory on each, which
@@ -41,7 +41,7 @@ _BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver tak
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU, which may share its memory with everything else."""
+    """A GPU, whose memory may be shared with the rest of the machine."""
 
     name: str
     description: str
@@ -126,7 +126,7 @@ def choose_layers(options: EngineOptions) -> int:
     try:
         sizes = layer_bytes(options)
     except ArtifactError as error:
-        log.warning("no layer is offloaded: %s", error)  # loading the file says more
+        log.warning("No layer is offloaded: %s.", error)  # loading the file says more
         return 0
     layers = fitting_layers(sizes, sum(gpu.free_bytes for gpu in gpus))
     names = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
@@ -198,8 +198,8 @@ def check_weights_fit(path: Path, size_bytes: int, free: int) -> None:
     """
     if size_bytes > free:
         raise EngineUnavailable(
-            f"{path}: the model needs {size_bytes // _MB} MB and {free // _MB} MB of memory are free; "
-            "free some, or use a smaller model"
+            f"{path}: the model needs {size_bytes // _MB} MB and {free // _MB} MB of memory are free. "
+            "Free some, or use a smaller model."
         )
 
 
@@ -227,9 +227,9 @@ def plan_memory(
     needed = total if options.kv_tokens else min(total if configured else _MIN_CONTEXT, context)
     if needed * kv_bytes_per_token > free * (1.0 if configured else _KV_SHARE):
         raise EngineUnavailable(
-            f"a context of {needed} tokens needs {needed * kv_bytes_per_token // _MB} MB of KV cache beside "
-            f"{weights_bytes // _MB} MB of weights, and {free // _MB} MB of memory are free; "
-            "set engine.context_tokens lower, or use a smaller model"
+            f"A context of {needed} tokens needs {needed * kv_bytes_per_token // _MB} MB of KV cache beside "
+            f"{weights_bytes // _MB} MB of weights, and {free // _MB} MB of memory are free. "
+            "Set engine.context_tokens lower, or use a smaller model."
         )
     if not options.kv_tokens:
         total = max(min(total, affordable), needed)

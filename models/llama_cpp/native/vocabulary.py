@@ -126,7 +126,7 @@ class Vocabulary:
         for index, token in enumerate(tokens):
             if not 0 <= token < self.size:
                 raise InvalidRequest(
-                    f"token id {token} at {index}: this model has ids 0 to {self.size - 1}", param="prompt"
+                    f"Token id {token} at {index}: this model has ids 0 to {self.size - 1}.", param="prompt"
                 )
         return np.array(tokens, np.int32)
 
@@ -149,7 +149,7 @@ class Vocabulary:
     def _single_token(self, text: str) -> int:
         tokens = self._tokenize(text, special=True)
         if len(tokens) != 1:
-            raise EngineUnavailable(f"the refusal token {text!r} is {len(tokens)} tokens of this model, not one")
+            raise EngineUnavailable(f"The refusal token {text!r} is {len(tokens)} tokens of this model, not one.")
         return int(tokens[0])
 
     def _tokenize(self, text: str, *, special: bool) -> Tokens:

@@ -49,7 +49,7 @@ class Weights:
             )
         if not native.llama_model_has_decoder(self.pointer) or native.llama_model_is_diffusion(self.pointer):
             self.close()
-            raise EngineUnavailable(f"{path}: not a model that generates token by token")
+            raise EngineUnavailable(f"{path}: the model does not generate token by token.")
         model = self.pointer
         self.architecture = self.metadata("general.architecture")
         self.name = self.metadata("general.name") or self.path.stem
@@ -80,8 +80,8 @@ class Weights:
         if kv_type == "q8_0" and any(width % resources.Q8_BLOCK for width in self._head_widths):
             widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
             raise EngineUnavailable(
-                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {resources.Q8_BLOCK} values, these "
-                f"have {widths}; set it to f16"
+                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {resources.Q8_BLOCK} values, but these "
+                f"have {widths}. Set it to f16."
             )
         return max(1, int(self._kv_elements * resources.KV_BYTES[kv_type]))
 
@@ -106,17 +106,19 @@ def _check_header(path: Path) -> int:
     except OSError as error:
         raise EngineUnavailable(f"{path}: {error.strerror}") from error
     if head[:4] != _MAGIC:
-        raise EngineUnavailable(f"{path}: not a GGUF file (it begins with {head[:4]!r})")
+        raise EngineUnavailable(f"{path}: not a GGUF file (it begins with {head[:4]!r}).")
     version = struct.unpack("<I", head[4:8])[0] if len(head) == 8 else 0
     if version > max(_VERSIONS):
-        raise EngineUnavailable(f"{path}: GGUF version {version} is newer than this llama.cpp reads ({max(_VERSIONS)})")
+        raise EngineUnavailable(
+            f"{path}: GGUF version {version} is newer than this llama.cpp reads ({max(_VERSIONS)})."
+        )
     if version not in _VERSIONS:
-        raise EngineUnavailable(f"{path}: GGUF version {version} is not one that llama.cpp reads")
+        raise EngineUnavailable(f"{path}: GGUF version {version} is not one that llama.cpp reads.")
     return size
 
 
 class Adapter:
-    """One adapter with its scale, as `llama_set_adapters_lora` takes it."""
+    """An adapter with its scale, as arguments of `llama_set_adapters_lora`."""
 
     def __init__(self, name: str, pointer: bindings.Pointer, scale: float) -> None:
         self.name = name
@@ -136,7 +138,7 @@ class Adapters:
             try:
                 self._loaded[file.name] = load_adapter(weights, file)
             except EngineUnavailable as error:
-                log.error("the adapter %s cannot be used: %s", file.name, error.message)
+                log.error("The adapter %s cannot be used: %s.", file.name, error.message)
                 self._problems[file.name] = error.message
 
     def find(self, name: str) -> Adapter | None:
@@ -149,7 +151,7 @@ class Adapters:
         if not name:
             return None
         if name in self._problems:
-            raise EngineUnavailable(f"the adapter {name} cannot be used: {self._problems[name]}")
+            raise EngineUnavailable(f"The adapter {name} cannot be used: {self._problems[name]}")
         if name not in self._loaded:
             known = ", ".join(self._loaded) or "none"
             raise ModelNotFound(f"{self._model} has no adapter `{name[:100]}`; there are: {known}", param="model")
@@ -160,7 +162,7 @@ def load_adapter(weights: Weights, file: AdapterFile) -> Adapter:
     """Load an adapter of the model.
 
     Raises:
-        EngineUnavailable: The file is missing, is no LoRA adapter, or belongs to another model.
+        EngineUnavailable: The file is missing, is not a LoRA adapter, or belongs to another model.
     """
     bindings.clear_errors()
     pointer = bindings.init_adapter(weights.pointer, file.path.encode())
@@ -168,5 +170,7 @@ def load_adapter(weights: Weights, file: AdapterFile) -> Adapter:
         reason = bindings.last_errors() or "it does not say why"
         raise EngineUnavailable(f"{file.path}: llama.cpp cannot load it as an adapter of {weights.path}: {reason}")
     if bindings.invocation_tokens(pointer):
-        raise EngineUnavailable(f"{file.path}: an activated LoRA (aLoRA), which begins inside a prompt: not supported")
+        raise EngineUnavailable(
+            f"{file.path}: an activated LoRA (aLoRA), which begins inside a prompt, is not supported."
+        )
     return Adapter(file.name, pointer, file.scale)

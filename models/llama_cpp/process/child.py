@@ -31,7 +31,7 @@ EXIT_ENGINE_FAILED = 4
 
 
 class EngineChild:
-    """One engine, driven by one daemon over `link`."""
+    """An engine, driven by a daemon over `link`."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -47,7 +47,7 @@ class EngineChild:
             try:
                 messages = reader.feed(data[:size])
             except protocol.FrameError as error:
-                log.error("the daemon sent an invalid message: %s", error)
+                log.error("The daemon sent an invalid message: %s.", error)
                 return EXIT_PROTOCOL_ERROR
             for message in messages:
                 if not self._handle(message):
@@ -62,7 +62,7 @@ class EngineChild:
             return self._load(message)
         engine = self._engine
         if engine is None:
-            log.error("the daemon sent a request before it sent the model to load")
+            log.error("The daemon sent a request before it sent the model to load.")
             return False
         if isinstance(message, protocol.Submit):
             for job in message.jobs:

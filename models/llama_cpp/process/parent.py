@@ -42,7 +42,7 @@ class EmissionSink(Protocol):
 
 
 class EngineProcess(asyncio.Protocol):
-    """One child, from `start` to its exit.
+    """A child process, from `start` to its exit.
 
     `ready`: the loaded model, or EngineUnavailable. `ended`: the reason, once the child is gone. `waiting`: jobs that
     wait in the child, and `tokens_per_s` of one sequence, as of its last step. `progress_at`: loop time of its last
@@ -98,7 +98,7 @@ class EngineProcess(asyncio.Protocol):
                 "causeway_server.models.llama_cpp.process.child", child_environment(**_ENVIRONMENT)
             )
         except OSError as error:
-            raise EngineUnavailable(f"the engine child cannot be started: {error}", phase="connect") from error
+            raise EngineUnavailable(f"The engine child cannot be started: {error}.", phase="connect") from error
         try:
             self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:

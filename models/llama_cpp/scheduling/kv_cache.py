@@ -1,4 +1,4 @@
-"""Which sequences use which cells of the KV cache, the prefixes that they share, and those saved for later prompts.
+"""The use of KV cache cells by sequences, the prefixes that they share, and prefixes saved for later prompts.
 
 llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. The
 library does not report how many cells are in use, so they are counted here: a `SequenceSlot` (one sequence's cells) is
@@ -33,7 +33,7 @@ KVSegment = dict[int, int]
 
 
 class SequenceSlot:
-    """One sequence's cells: shared segments, followed by its own. `length` tokens are in the cache."""
+    """The cells of a sequence: shared segments, followed by its own. `length` tokens are in the cache."""
 
     __slots__ = ("_own", "_shared", "_shared_tokens", "id")
 
@@ -154,7 +154,7 @@ class PrefixCache:
         return (best, common) if common >= BLOCK else (None, 0)
 
     def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
-        """Return whether what layers with a window have of it is enough for this prompt, whose last token is decoded."""
+        """Return whether the cells of layers with a window suffice for this prompt, whose last token is decoded."""
         if not self._window or len(saved.tokens) <= self._window:
             return True
         return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1

@@ -1,4 +1,4 @@
-"""Where the first tokens of a prompt are available without decoding: in a running slot, saved in memory, or in a file.
+"""Sources of a prompt's first tokens without decoding: a running slot, saved in memory, or a file.
 
 Whatever the source, it is of the same adapter: keys and values depend on it.
 
@@ -90,7 +90,7 @@ class PromptStore:
                 raise ValueError("its content differs from its digest")
             os.utime(stored.path)
         except (OSError, ValueError) as error:
-            log.warning("a stored system prompt is not used: %s: %s", stored.path, error)
+            log.warning("A stored system prompt is not used: %s: %s.", stored.path, error)
             self.forget(stored)
             return None
         self._files.move_to_end(stored.path.name)
@@ -125,7 +125,7 @@ class PromptStore:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             paths = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
         except OSError as error:
-            log.warning("system prompts are not stored: %s", error)
+            log.warning("System prompts are not stored: %s.", error)
             self._limit = 0
             return
         for path in paths:
@@ -137,10 +137,10 @@ class PromptStore:
                     header = _read_header(file)
                     tokens = np.frombuffer(file.read(4 * header.tokens), np.int32)
             except (OSError, ValueError) as error:
-                log.warning("not a stored system prompt: %s: %s", path, error)
+                log.warning("The file is not a stored system prompt: %s: %s.", path, error)
                 continue
             if header.identity != self._identity:
-                log.warning("%s is of other weights or of another llama.cpp, and is removed", path)
+                log.warning("%s is of other weights or of another llama.cpp, and is removed.", path)
                 path.unlink(missing_ok=True)
             else:
                 self._files[path.name] = StoredPrompt(path, tokens, tokens.nbytes + header.state_bytes)
@@ -169,13 +169,13 @@ def _try(work: Callable[[], None]) -> None:
     try:
         work()
     except OSError as error:
-        log.warning("a system prompt is not stored: %s", error)
+        log.warning("A system prompt is not stored: %s.", error)
     except Exception as error:
-        log.error("a system prompt is not stored, by a fault of ours: %s", type(error).__name__)
+        log.error("A system prompt is not stored, because of an unexpected fault: %s.", type(error).__name__)
 
 
 def _read_header(file: BinaryIO) -> _Header:
-    """Raises ValueError: not such a file."""
+    """Return the content of a file of prefixes. Raises ValueError if it is not one."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise ValueError("it does not begin like one")
     raw = file.read(_LENGTH.size)
@@ -200,7 +200,7 @@ def _name(tokens: Tokens) -> str:
 
 
 class PrefixSource(msgspec.Struct, frozen=True):
-    """Where the first `tokens` of a prompt are available: in a running slot, or saved."""
+    """The source of the first `tokens` of a prompt: a running slot, or a saved prefix."""
 
     tokens: int = 0
     slot: SequenceSlot | None = None

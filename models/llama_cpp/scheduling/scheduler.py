@@ -1,4 +1,4 @@
-"""Which sequences are in the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
+"""Selection of the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
 
 A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
 token per step). `Throughput` tells how many prompt tokens a step may prefill without a gap in running answers. Only
@@ -68,7 +68,7 @@ class Throughput:
 
     @property
     def stream_tokens_per_s(self) -> float:
-        """One sequence, which gets one token from each step that decodes."""
+        """A running sequence, which gets one token from each decode step."""
         return self._steps / self._busy_s if self._busy_s else 0.0
 
 

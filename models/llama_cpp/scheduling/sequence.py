@@ -1,4 +1,4 @@
-"""One running job: its prompt, the tokens generated so far, and what each new token adds to the answer's text."""
+"""A running job: its prompt, the tokens generated so far, and the text that each new token adds to the answer."""
 
 from __future__ import annotations
 

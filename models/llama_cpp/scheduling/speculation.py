@@ -80,7 +80,7 @@ class PromptLookup:
 
 
 class Drafting(Protocol):
-    """What drafts need of a sequence."""
+    """The view of a sequence that drafts need."""
 
     lookup: PromptLookup | None
 

@@ -30,7 +30,7 @@ Samples = npt.NDArray[np.float32]  # [n] in [-1, 1]
 _RATES = range(4_000, 192_001)  # Hz
 _MAX_CHANNELS = 8
 TAPS = 65
-"""Of the low-pass filter before a lower rate."""
+"""The parameters of the low-pass filter before downsampling."""
 _CUT_S = 0.1  # a shorter difference is rounding
 _SEND = "Send WAV with 16-bit PCM"
 _UNKNOWN_BYTES = 0x7FFF_0000

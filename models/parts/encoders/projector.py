@@ -3,7 +3,7 @@
     encoder     ``pixels`` uint8 [images, height, width, 3] → ``features`` float32 [images, …]
     projector   ``features`` → ``embeddings`` float32 [images, tokens, embedding dimensions of the model]
 
-Images of several requests are not encoded in one run: on two cores that was no faster.
+Images of several requests are not encoded in one run: on two cores that is not faster.
 """
 
 from __future__ import annotations

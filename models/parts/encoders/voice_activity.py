@@ -1,4 +1,4 @@
-"""Which windows of an audio clip have speech: Silero's voice activity detection, of faster-whisper's wheel.
+"""Detection of speech in the windows of an audio clip, by Silero's model from faster-whisper's wheel.
 
 The model is read from the wheel without importing the package, which would load Whisper's libraries. Between two jobs
 the state of an audio clip is with the caller, so one worker serves any number of audio clips, and may be replaced at

@@ -22,7 +22,7 @@ _UNSEEN_WORDS = 20_000
 
 
 class WordCounts(msgspec.Struct, frozen=True):
-    """How often words and their sequences (joined by spaces) occur in texts of one language (ISO 639-1)."""
+    """The counts of words and word sequences (joined by spaces) in texts of a language (ISO 639-1)."""
 
     language: str
     unigrams: dict[str, int]
@@ -31,7 +31,7 @@ class WordCounts(msgspec.Struct, frozen=True):
 
 
 class _Context:
-    """What followed some words: how often in all, and how many different words."""
+    """The continuations of some words: their total count, and the number of different words."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = counts

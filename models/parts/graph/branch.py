@@ -1,4 +1,4 @@
-"""What reads parts: one branch of the encoder graph for each kind, on this machine, or by the caller's own `Branch`.
+"""The branches that read parts, one of the encoder graph for each kind on this machine, or the caller's own `Branch`.
 
 `LateReadings` go on after their request was answered without them, for an answer that may be revised. `SpeechDetection`
 serves live sessions.
@@ -39,7 +39,7 @@ from ..process.messages import (
 from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
 
 PLAIN = AudioTerms()
-"""Of an audio clip in a message, and of a request that asks for nothing else."""
+"""The priority of audio in a message, and of a request for transcription alone."""
 PartKey = tuple[Modality, str]
 """The reader of a part, and the part's hash."""
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _TIMEOUT_S = 10.0  # a window takes a millisecond
 
 
 class ReadPart(msgspec.Struct, frozen=True):
-    """What is known of a part. `seconds`: of an audio clip."""
+    """The properties of a part. `seconds`: the length of an audio clip."""
 
     found: Found
     seconds: float = 0.0
@@ -94,7 +94,7 @@ class LocalBranch:
         self.timeout_s = timeout_s
 
     async def run(self, part: bytes, deadline: float, terms: AudioTerms = PLAIN, tell: Tell | None = None) -> ReadPart:
-        """Raises Refusal, WorkerTimeout or WorkerFailed."""
+        """Read a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(Decode(self._kind, part), deadline)
         if isinstance(decoded, Found):  # text: nothing is left to encode
             return ReadPart(decoded)
@@ -249,8 +249,8 @@ class SpeechDetection:
             found = await self._worker.run(DetectSpeech(pcm, state), deadline)
         except (WorkerFailed, Refusal) as error:
             self._timeout_s = _START_S  # the next one may begin in a new child
-            log.warning("speech was not looked for: %s", error)
-            raise EncoderFailed(f"turns cannot be detected now: {error}. Send on, or commit the audio.") from None
+            log.warning("Speech detection failed: %s.", error)
+            raise EncoderFailed(f"Turns cannot be detected now: {error}. Send on, or commit the audio.") from None
         assert isinstance(found, SpeechProbabilities)
         self._timeout_s = _TIMEOUT_S
         return found.windows, found.state

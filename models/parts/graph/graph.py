@@ -37,12 +37,12 @@ from ..process.parent import Tell, WorkerFailed, WorkerTimeout
 from .branch import PLAIN, Branch, LateReadings, Memory, ReadPart
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
-"""What was found of a part; None: nothing in time."""
+"""The result for a part; None if there is none in time."""
 _WORST: tuple[PartStatus, ...] = ("failed", "timeout", "skipped", "ok")
 
 
 class RequestFacts(msgspec.Struct, frozen=True):
-    """What the encoders found in one request. A fact is None if its branch did not end in time."""
+    """The results of the encoders for a request. A fact is None if its branch did not end in time."""
 
     kinds: tuple[Modality, ...] = ()  # those that encoders were asked about
     facts: Mapping[tuple[int, int], Fact | None] = {}  # by message and index of the part
@@ -152,7 +152,7 @@ class SoftEncoder(Protocol):
         ...
 
     async def run(self, model: str, image: bytes, sha256: str, deadline: float) -> SoftTokens:
-        """Raises Refusal, WorkerTimeout or WorkerFailed. `deadline`: the loop's time."""
+        """Read a part. `deadline`: the loop's time. Raises Refusal, WorkerTimeout or WorkerFailed."""
         ...
 
 
@@ -210,7 +210,7 @@ class EncoderGraph:
         return facts_of(kinds, await self.read(request, kinds, deadline, late=late))
 
     async def late_facts(self, request: Request, by: float, kinds: Sequence[Modality]) -> RequestFacts:
-        """As `facts`, for parts that were late: they are read until `by`; a reading in progress is joined."""
+        """Read late parts until `by` and return their facts, joining readings in progress."""
         parts = find_parts(request, kinds, self._max_parts)
         late = LateTerms(by)
         async with asyncio.TaskGroup() as tasks:
@@ -275,12 +275,12 @@ class EncoderGraph:
             except Refusal as refusal:
                 if not refusal.param:
                     return invalid_part(part, refusal)
-                log.error("no %s can be read: the configured %s: %s", part.modality, refusal.param, refusal)
+                log.error("No %s can be read: the configured %s: %s.", part.modality, refusal.param, refusal)
                 status = "failed"
             except WorkerTimeout:
                 status = "timeout"
             except WorkerFailed as failure:
-                log.warning("a part could not be read: %s (%s, sha256 %s)", failure, part.modality, part.sha256[:16])
+                log.warning("A part could not be read: %s (%s, sha256 %s).", failure, part.modality, part.sha256[:16])
                 status = "failed"
             finally:
                 self.running -= 1
@@ -305,7 +305,7 @@ class EncoderGraph:
     async def _encode(
         self, part: FoundPart, model: str, deadline: float, late: LateTerms | None, timeout_s: float | None
     ) -> Fact | SoftTokens:
-        """Raises Refusal, WorkerTimeout or WorkerFailed."""
+        """Read a part. Raises Refusal, WorkerTimeout or WorkerFailed."""
         if model:
             if self._projectors is None:
                 raise WorkerFailed("there are no projectors")
@@ -385,7 +385,7 @@ async def _first_ready(parts: Sequence[FoundPart], running: Sequence[asyncio.Tas
 
 
 def _checked(parts: Sequence[FoundPart], outcomes: Sequence[_Outcome]) -> list[tuple[FoundPart, PartReading]]:
-    """Raises InvalidRequest if one of them is that."""
+    """Check the readings of a request. Raises InvalidRequest if a part itself is at fault."""
     checked: list[tuple[FoundPart, PartReading]] = []
     for part, outcome in zip(parts, outcomes, strict=True):
         if isinstance(outcome, InvalidRequest):

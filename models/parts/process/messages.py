@@ -27,7 +27,7 @@ class PartLimits(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What a child runs: the class `worker` (``module:Class``), constructed with these `limits` and `options`."""
+    """The worker of a child: the class `worker` (``module:Class``), constructed with these `limits` and `options`."""
 
     worker: str
     limits: PartLimits = PartLimits()
@@ -102,7 +102,7 @@ class ImagePixels(msgspec.Struct, frozen=True, tag="image"):
 
 
 class AudioTerms(msgspec.Struct, frozen=True):
-    """How the words of an audio clip are found.
+    """The settings of a transcription.
 
     `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow. `words`:
     find the time of each word.
@@ -163,7 +163,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """What an encoder found in an audio clip or an image, or a decoder in a file of text."""
+    """The result of an encoder for an audio clip or an image, or of a decoder for a text file."""
 
     fact: Fact
     segments: tuple[Segment, ...] = ()

@@ -37,7 +37,7 @@ class WorkerTimeout(WorkerFailed):
 
 
 class WorkerProcess:
-    """One worker in a child process. Jobs run one after the other; the child starts with the first one.
+    """A worker in a child process. Its jobs run one after the other, and the child starts with the first one.
 
     Args:
         settle_s: Time for a cancelled job to end by itself; after it the child is killed.
@@ -140,7 +140,7 @@ class WorkerProcess:
         return result
 
     async def _wait_until_ready(self) -> None:
-        """Raises WorkerFailed: the child died, or takes too long to load."""
+        """Wait until the child is ready. Raises WorkerFailed if it died, or takes too long to load."""
         if self._ready:
             return
         try:
@@ -171,7 +171,7 @@ class WorkerProcess:
                         pass
         except TimeoutError:
             worker = self._spec.worker.rpartition(":")[2]
-            log.warning("%s hung: its process is replaced %g s after its job was cancelled", worker, self._settle_s)
+            log.warning("%s hung: its process is replaced %g s after its job was cancelled.", worker, self._settle_s)
             self._end_child()
         except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError):
             self._end_child()

@@ -87,7 +87,7 @@ def test_max_tokens_is_cut_to_what_the_context_has_left(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("prompt", "code", "words"),
     [
-        (Prompt(text=""), "invalid_value", "the prompt is empty"),
+        (Prompt(text=""), "invalid_value", "The prompt is empty."),
         (Prompt(tokens=(1, 99999)), "invalid_value", "token id 99999 at 1: this model has ids 0 to 546"),
         (Prompt(tokens=(-1,)), "invalid_value", "token id -1 at 0"),
         (Prompt(text="turn " * 600), "context_length_exceeded", "has 601 tokens, this model's context is 512. Shorten"),
