@@ -75,7 +75,7 @@ class _Sections(click.Group):
 @click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway-router", prog_name="causeway-fleet")
 def main() -> None:
-    """Check policies and fleets, run their test cases, sign them, and serve them to devices."""
+    """Check policies and fleets, run test cases, sign, and serve to devices."""
 
 
 for _command in (
@@ -113,7 +113,7 @@ def init(folder: Path) -> None:
     help="Signals of device, edge and cloud that devices can read, as a list with commas or a file: warn of others.",
 )
 def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None) -> None:
-    """Check policy files, all policies in a folder, or a fleet: a folder with a fleet.yaml.
+    """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
     Problems are printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
@@ -209,7 +209,8 @@ def route(policy: Path, text: str, settings: tuple[str, ...], as_json: bool) -> 
 def replay(
     new: Path, more: tuple[str, ...], old: Path | None, over: tuple[str, ...], output_format: str, limit: int
 ) -> None:
-    """Replay recorded decisions under the policy NEW: what moves where, what leaves the device, cost and latency.
+    """Replay recorded decisions under the policy NEW, and report what changes. The report has moves, requests that
+    leave the device, cost and latency.
 
     Exit code: 0 no request that stayed on the device would leave it, 1 at least one would or may, 2 the policy has
     errors, there are no records, or bad arguments.
@@ -234,7 +235,7 @@ def replay(
 @main.command()
 @click.argument("file", type=click.Choice(["policy", "fleet", "operators", "trust"]), default="policy")
 def schema(file: str) -> None:
-    """Print the JSON schema of policy files, or of fleet.yaml, operators.yaml or trust.yaml, for editors."""
+    """Print the JSON schema of policy files, fleet.yaml, operators.yaml or trust.yaml."""
     structs: dict[str, type[msgspec.Struct]] = {"fleet": FleetDoc, "operators": OperatorsDoc, "trust": TrustDoc}
     click.echo(policy_schema() if file == "policy" else schema_of(structs[file], f"Causeway {file}.yaml"), nl=False)
 

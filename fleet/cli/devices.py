@@ -104,7 +104,7 @@ release = _action("release", "Let DEVICE follow its cohort again: ends a hold an
 @yes_option
 @connected
 def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
-    """Refuse the tokens and the key of DEVICE, here and at the cloud gateways, for good. Says what it does, and asks.
+    """Revoke DEVICE permanently, here and at the cloud gateways, after asking. Its tokens and its key are refused.
 
     The device goes on with the bundle that it runs, without the cloud and without changes. Its name stays taken: to
     return, it leaves (`causeway-edge fleet leave`) and joins with a new join token under another name.

@@ -59,7 +59,7 @@ def apply(
     without_replay: bool,
     yes: bool,
 ) -> None:
-    """Roll the signed bundles of FOLDER out: print what will change on how many devices, ask, and begin.
+    """Roll out the signed bundles of FOLDER, after asking.
 
     Exit code: 0 begun or nothing to do, 1 refused or not signed, or the answer is no, 2 bad arguments, or there is no
     terminal to ask at and no --yes.
@@ -111,7 +111,7 @@ def apply(
 @click.option("--format", "output_format", type=click.Choice(["human", "json"]), default="human", show_default=True)
 @connected
 def status(client: FleetClient, rollout: str, output_format: str) -> None:
-    """Show the fleet and its rollouts, or one ROLLOUT with its last look; a cohort's name means its newest one.
+    """Show the fleet and its rollouts, or one ROLLOUT with its last look. A cohort's name means its newest one.
 
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
@@ -148,7 +148,7 @@ def _decision(action: str, text: str) -> click.Command:
     return command
 
 
-pause = _decision("pause", "Let the stage of ROLLOUT (an id, or a cohort) wait; its devices keep the bundle.")
+pause = _decision("pause", "Pause ROLLOUT (an id, or a cohort); its devices keep the bundle.")
 resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) go on.")
 accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a cohort) for passed. Needs an approver.")
 
@@ -159,7 +159,8 @@ accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a coho
 @yes_option
 @connected
 def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
-    """Return every device of ROLLOUT (an id, or a cohort) to the bundle before, also when done. Says so, and asks.
+    """Return the devices of ROLLOUT to the previous bundle, after asking. ROLLOUT is an id or a cohort; it may be done
+    already.
 
     An aborted rollout does not go on: `apply` begins another one.
     Exit code: 0 done, 1 its state does not allow it, the role does not, or the answer is no, 2 there is no terminal to

@@ -47,7 +47,8 @@ def keys() -> None:
 @click.option("--passphrase", is_flag=True, help="Ask for a passphrase, which encrypts the key.")
 @click.option("--passphrase-file", type=_File, help="File with the passphrase on one line.")
 def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None) -> None:
-    """Make a key pair: NAME.pem (private, keep it apart) and NAME.pub (goes into git, for trust.yaml).
+    """Make a key pair, NAME.pem and NAME.pub. NAME.pem is private: keep it apart. NAME.pub goes into git, for
+    trust.yaml.
 
     Exit code: 0 made, 1 a key of this name is there, 2 bad arguments.
     """
@@ -84,7 +85,7 @@ def list_(folder: Path) -> None:
 @click.option("--key", "key_files", type=_File, multiple=True, required=True, help="A private key; repeatable.")
 @click.option("--passphrase-file", type=_File, help="File with the passphrase of encrypted keys; otherwise asked for.")
 def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None) -> None:
-    """Sign the fleet in FOLDER: add these keys' signatures to what has changed, and publish what has enough of them.
+    """Sign the changes of the fleet in FOLDER with these keys. Metadata with enough signatures is published.
 
     Metadata that lacks signatures waits in FOLDER/pending for the next signer; FOLDER/published holds the static files
     for the devices. With the keys of rollout, snapshot and timestamp, the published files become visible to the
@@ -121,7 +122,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
 @click.command()
 @click.argument("folder", type=_Folder)
 def diff(folder: Path) -> None:
-    """Show what the fleet in FOLDER would change on the devices of each cohort, compared with what was signed last.
+    """Show the changes of the fleet in FOLDER against the last signed bundles.
 
     Exit code: 0 compared, 1 the fleet has errors.
     """

@@ -80,7 +80,7 @@ def calibrate(
     extra_dirs: Sequence[Path],
     **bounds: int,
 ) -> None:
-    """Learn when the small model of a pair is good enough, and choose the threshold for your target.
+    """Learn when a pair's small model is good enough, and choose the threshold.
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
     `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on. With

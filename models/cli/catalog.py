@@ -81,7 +81,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
 @click.argument("names", nargs=-1)
 @models_option
 def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
-    """Hash the weights of all models, or of NAMES, and compare them with the manifests.
+    """Check the weights of all models, or of NAMES, against their manifests.
 
     Exits with 1 if a file is altered or missing.
     """
@@ -152,7 +152,7 @@ def add(
 def add_adapter_command(
     model: str, file: Path, name: str | None, scale: float, link: bool, replace: bool, extra_dirs: Sequence[Path]
 ) -> None:
-    """Add a LoRA adapter to MODEL: a GGUF FILE as llama.cpp's convert_lora_to_gguf.py makes it."""
+    """Add a LoRA adapter to MODEL, a GGUF FILE from convert_lora_to_gguf.py."""
     placing: Placing = "link" if link else "copy"
     artifact = find_artifact(model, extra_dirs)
     added = add_adapter(artifact, file, name=name, scale=scale, placing=placing, replace=replace)
@@ -165,7 +165,7 @@ def add_adapter_command(
 @click.option("--link", is_flag=True, help="Link the file instead of copying it.")
 @models_option
 def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
-    """Add its mmproj FILE to the vision model MODEL, in the place of an earlier one: the model takes images."""
+    """Add the mmproj FILE of a vision MODEL, so that it takes images. An earlier file is replaced."""
     artifact = add_mmproj(find_artifact(model, extra_dirs), file, "link" if link else "copy")
     entry = artifact.manifest.projector
     assert entry is not None
@@ -206,7 +206,7 @@ def add_voice_command(
     force: bool,
     link: bool,
 ) -> None:
-    """Check a Piper voice, an ONNX FILE with its .onnx.json, and add it: the device speaks with it."""
+    """Check and add a Piper voice, an ONNX FILE with its .onnx.json."""
     added = add_voice(
         file,
         to,
@@ -227,7 +227,9 @@ def add_voice_command(
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory that MODEL needs, and which devices it fits: a name, a GGUF file, speech or images."""
+    """Estimate the memory that MODEL needs, and the devices that it fits. MODEL is a name, a GGUF file, speech or
+    images.
+    """
     if model in packaged_models():
         packaged = packaged_models()[model]
         _print_fit(f"{packaged.name}: {packaged.title}", packaged.memory_bytes)
