@@ -104,7 +104,7 @@ class Program:
 
     def _failed(self, what: str) -> ProgramFailed:
         log = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
-        return ProgramFailed("\n".join([f"{self.name}: {what}; the end of {self._log}:", *log]))
+        return ProgramFailed("\n".join([f"{self.name}: {what}; the end of {self.log}:", *log]))
 
 
 def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
