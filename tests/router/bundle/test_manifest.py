@@ -120,10 +120,10 @@ def test_a_projector_and_images_are_files_of_the_bundle() -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        (with_projector(None, IMAGE), "assistant: a golden prompt has an image, and the model has no projector"),
+        (with_projector(None, IMAGE), "assistant: a golden prompt has an image, but the model has no projector"),
         (
             with_projector(msgspec.structs.replace(PROJECTOR, model_sha256="a" * 64)),
-            "assistant: its projector was made for the weights aaaaaaaaaaaa, and",
+            "assistant: its projector was made for the weights aaaaaaaaaaaa, but",
         ),
         (with_projector(msgspec.structs.replace(PROJECTOR, tokens=7)), "`encoder` and `tokens`"),
         (with_projector(msgspec.structs.replace(PANELS, tokens=0)), "`encoder` and `tokens`"),
@@ -156,7 +156,7 @@ def test_signals_are_files_of_the_bundle_but_none_that_the_engine_loads() -> Non
         (with_signals(QUALITY, QUALITY), "signal edge.quality of assistant twice"),
         (
             with_signals(msgspec.structs.replace(QUALITY, model_sha256="a" * 64)),
-            "assistant: its signal edge.quality was fitted on the weights aaaaaaaaaaaa, and",
+            "assistant: its signal edge.quality was fitted on the weights aaaaaaaaaaaa, but",
         ),
         (with_signals(msgspec.structs.replace(QUALITY, kind="scope")), r"signals\[0\]\.kind"),
         (with_signals(QUALITY, number=1), "`format` must be 2 for this content, not 1"),
@@ -190,10 +190,10 @@ def test_blobs_are_listed_once() -> None:
         (altered(b'"serial":7', b'"serial":0'), "serial"),
         (altered(b'"serial":7', b'"serial":7,"extra":1'), "unknown field `extra`"),
         (altered(b'"kiosk"', b'"../kiosk"'), "cohort"),
-        (altered(b'"log"', b'"server.host"'), "settings.server.host: not a key that a fleet may set"),
-        (altered(b'"log"', b'"cloud.url"'), "settings.cloud.url: not a key that a fleet may set"),
+        (altered(b'"log"', b'"server.host"'), "`settings.server.host`: not a key that a fleet may set"),
+        (altered(b'"log"', b'"cloud.url"'), "`settings.cloud.url`: not a key that a fleet may set"),
         (altered(b'"engine.threads":4', b'"engine.threads":-4'), "settings.engine.threads"),
-        (altered(b'"cloud.timeout_s":30.0', b'"cloud.timeout_s":30'), "settings.cloud.timeout_s: must be written"),
+        (altered(b'"cloud.timeout_s":30.0', b'"cloud.timeout_s":30'), "`settings.cloud.timeout_s` must be written"),
         (b'{"format":1,"min_daemon":"0.1.0","x":"' + b" " * MAX_MANIFEST_BYTES + b'"}', "larger than"),
     ],
 )

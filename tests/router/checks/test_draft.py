@@ -61,11 +61,11 @@ def test_the_last_setting_of_a_signal_counts() -> None:
         ("device.temprature_c=90", "--set device.temprature_c=90: Unknown signal `device.temprature_c`, did you mean"),
         ("temperature=90", "Unknown signal `temperature`"),
         ("device.temperature_c", "Write KEY=VALUE, such as device.temperature_c=90"),
-        ("device.temperature_c=hot", "must be a number, not 'hot'"),
-        ("request.n=1.5", "must be a whole number, not '1.5'"),
-        ("cloud.reachable=maybe", "must be true or false, not 'maybe'"),
-        ("cloud.breaker=opened", "must be one of closed, half_open, open, not 'opened'"),
-        ("request.prefer=cloud", "must be one of prefer_on_device, only_on_device, prefer_cloud, only_cloud"),
+        ("device.temperature_c=hot", "Expected a number, not 'hot'"),
+        ("request.n=1.5", "Expected a whole number, not '1.5'"),
+        ("cloud.reachable=maybe", "Expected true or false, not 'maybe'"),
+        ("cloud.breaker=opened", "Expected one of closed, half_open, open, not 'opened'"),
+        ("request.prefer=cloud", "Expected one of prefer_on_device, only_on_device, prefer_cloud, only_cloud"),
     ],
 )
 def test_a_wrong_setting_is_an_error_that_says_what_to_write(setting: str, words: str) -> None:
@@ -75,5 +75,5 @@ def test_a_wrong_setting_is_an_error_that_says_what_to_write(setting: str, words
 
 
 def test_an_unknown_model_is_an_error() -> None:
-    with pytest.raises(ModelNotFound, match="available: auto, small, large, medium"):
+    with pytest.raises(ModelNotFound, match="Available: auto, small, large, medium"):
         tried("request.model=huge")

@@ -151,7 +151,7 @@ def test_every_signal_can_be_set_to_its_recorded_value(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("device.heat", 1, "no signal"),
+        ("device.heat", 1, "not found"),
         ("device.temperature_c", "hot", "must be a number"),
         ("device.throttled", 1, "true or false"),
         ("request.prefer", "cloud", "must be one of"),

@@ -262,7 +262,7 @@ def test_all_targets_of_a_named_model_are_tried() -> None:
 
 
 def test_a_model_that_does_not_exist_is_a_404_that_lists_those_that_do() -> None:
-    with pytest.raises(ModelNotFound, match="available: auto, small, large, medium") as caught:
+    with pytest.raises(ModelNotFound, match="Available: auto, small, large, medium") as caught:
         decide(kiosk(), chat(model="gpt-4o"), COOL, SHORT)
     assert (caught.value.status, caught.value.param) == (404, "model")
     assert kiosk().model_names == (AUTO, "small", "large", "medium")

@@ -55,7 +55,7 @@ def test_without_its_name_no_adapter_answers(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["small+", "+kiosk", "small+nope", "b+kiosk", "small+kiosk+shop"])
 def test_an_unknown_adapter_is_refused_with_the_names_there_are(model: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"available: auto, small, large, small\+kiosk, small\+shop"):
+    with pytest.raises(ModelNotFound, match=r"Available: auto, small, large, small\+kiosk, small\+shop"):
         decide(adapted(), chat(model=model), Snapshot(), Estimates())
 
 
