@@ -195,6 +195,7 @@ async def test_a_long_request_outlasts_the_time_of_idle_connections() -> None:
         assert (await read_to_end(reader)).count(b"HTTP/1.1 200 ") == 1
 
 
+@pytest.mark.slow
 async def test_requests_that_are_sent_ahead_wait_outside() -> None:
     """While one request is answered, the rest of a flood stays in the socket's buffers, and is answered afterwards."""
     count = 20_000

@@ -186,6 +186,7 @@ STREAMS = st.lists(
 EXAMPLES = 100_000 if settings.get_current_profile_name() == "fuzz" else 300
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(first=STREAMS, data=STREAMS)
 async def test_any_stream_is_read_by_both_or_by_aiohttp(first: bytes, data: bytes) -> None:
