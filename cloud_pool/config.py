@@ -21,6 +21,7 @@ from causeway_server.router.config import Positive, SessionConfig, TracingConfig
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import without_unit
+from causeway_server.router.renames import advice
 from causeway_server.router.web_origins import WebOrigins, is_loopback, listener_hosts
 
 from .accounts.identity.config import IdentityConfig
@@ -131,7 +132,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
-_REMOVED = {"hedge": "`hedge` was removed with hedging: delete the key"}
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +195,7 @@ def _read(path: Path, positions: dict[str, str]) -> Config:
         reason, _, key = str(error).partition(" - at `$")
         unknown = re.search(r"unknown field `(.*)`", reason)
         key = key.rstrip("`").lstrip(".") + (f".{unknown[1]}" if unknown else "")
-        reason = _REMOVED.get(unknown[1], reason) if unknown else reason
+        reason = advice("gateway.yaml", key.lstrip(".")) or reason
         raise ConfigError(reason, where=positions.get(key.lstrip("."), f"{path}: {key}")) from error
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
 from causeway_server.router.config import default_text, keys_of, schema_of
-from causeway_server.router.serving.process import run_fast
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.serving.commands import ProgramGroup, migrate_file
+from causeway_server.router.serving.process import refuse, run_fast
 
 from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped
@@ -37,7 +40,7 @@ _ON_DEMAND = {
 """Commands whose slow imports (half a second) `--help` avoids: module, command and help."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("causeway-cloud", cls=ProgramGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("causeway-router"), prog_name="causeway-cloud")
 def main() -> None:
     """The cloud side of Causeway: a gateway for OpenAI requests, and the Triton servers that answer them."""
@@ -68,6 +71,20 @@ def list_config_keys(*, schema: bool) -> None:
 
 
 @main.command()
+@click.argument("file", type=PATH)
+def migrate(file: Path) -> None:
+    """Rewrite a configuration of the version before with today's names.
+
+    Layout and comments stay, and the file is kept as FILE.before.
+    """
+    try:
+        for line in migrate_file(file, "gateway.yaml").report(str(file)):
+            click.echo(line)
+    except ConfigError as error:
+        refuse("causeway-cloud", str(error))
+
+
+@main.command()
 def openapi() -> None:
     """Print the OpenAPI document of a gateway with jobs. Each gateway serves its own as /openapi.json."""
     from ..openapi import gateway_document
@@ -81,7 +98,8 @@ def _on_demand(name: str, module: str, attribute: str, help_text: str) -> click.
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def run(arguments: tuple[str, ...]) -> None:
         command = getattr(import_module(module, __package__), attribute)
-        command.main(list(arguments), prog_name=f"causeway-cloud {name}")
+        status = command.main(list(arguments), prog_name=f"causeway-cloud {name}", standalone_mode=False)
+        raise SystemExit(status if isinstance(status, int) else 0)
 
     settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     return click.command(name, help=help_text, context_settings=settings)(run)

@@ -34,16 +34,21 @@ from causeway_server.router.bundle.manifest import (
     BundleManifest,
     BundleModel,
     BundleSignal,
+    decode_installed,
     encode_canonical,
     read_manifest,
 )
 from causeway_server.router.bundle.refusals import BundleAltered
+from causeway_server.router.errors import ConfigError
+from causeway_server.router.migrate.rewrite import rewrite
+from causeway_server.router.renames import image_file_before
 from causeway_server.router.serving.folders import sync
 
 log = logging.getLogger(__name__)
 
 POINTER = "active.json"
 _WEIGHTS = "model.gguf"
+_POLICY = "policy.yaml"
 _PARTIAL = ".partial"
 
 
@@ -246,8 +251,11 @@ class BundleStore:
         """
         folder = self._bundles / bundle
         try:
-            manifest = read_manifest((folder / MANIFEST).read_bytes(), bundle, self._daemon_version)
+            content = (folder / MANIFEST).read_bytes()
+            manifest = read_manifest(content, bundle, self._daemon_version, is_installed=True)
             models = [load_artifact(folder / "models" / model.name) for model in manifest.models]
+            for model in manifest.models:
+                self._rename_images(folder / "models" / model.name, model)
         except (OSError, ValueError) as error:
             raise BundleAltered(f"bundle {bundle}: {error}") from error
         for blob in manifest.blobs:
@@ -263,7 +271,24 @@ class BundleStore:
             for signal in model.signals:
                 if not self._has_signal(folder / "models", model, signal):
                     raise BundleAltered(f"bundle {bundle}: the signal {signal.kind} of {model.name} is damaged")
-        return InstalledBundle(bundle, manifest, self.blob(manifest.policy), folder / "models")
+        return InstalledBundle(bundle, manifest, self._policy(folder, manifest.policy), folder / "models")
+
+    def _rename_images(self, place: Path, model: BundleModel) -> None:
+        """Give the images of golden prompts, as the version before installed them, their names of today."""
+        for name in map(image_file, model.images):
+            if (old := place / image_file_before(name)).is_symlink():
+                self._disk.rename(old, place / name)
+                self._disk.sync_folder(place)
+
+    def _policy(self, folder: Path, blob: Blob) -> Path:
+        """Return the policy's file; where it has signals of the version before, a copy with today's names."""
+        path, copy = self.blob(blob), folder / _POLICY
+        with contextlib.suppress(OSError, ValueError, ConfigError):  # reported where the policy is compiled
+            rewritten = rewrite(path.read_text(encoding="utf-8"), str(path), "policy")
+            if rewritten.changes:
+                self._disk.replace_synced(copy, rewritten.text.encode())
+                return copy
+        return path
 
     def _has_signal(self, artifacts: Path, model: BundleModel, signal: BundleSignal) -> bool:
         described = signal_manifest(model, signal)
@@ -281,7 +306,7 @@ class BundleStore:
             # A damaged blob is downloaded again if it is wanted.
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
                 content = (self._bundles / bundle / MANIFEST).read_bytes()
-                needed |= {blob.sha256 for blob in msgspec.json.decode(content, type=BundleManifest).blobs}
+                needed |= {blob.sha256 for blob in decode_installed(content).blobs}
         freed = 0
         try:
             for folder in self._listed(self._bundles):

@@ -13,17 +13,18 @@ import msgspec
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
+from causeway_server.router.serving.commands import ProgramGroup
 
 from .. import daemon_version
 from ..config.loader import config_variable
 from ..config.schema import Config
-from .options import PATH, command_line, config_options, usage_error
+from .options import CONFIG_VARIABLE, PATH, command_line, config_options, usage_error
 
 _CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jobs": "jobs"}
 """The commands that talk to a running daemon, and their modules."""
 
 
-class _Commands(click.Group):
+class _Commands(ProgramGroup):
     """Imports the client commands on demand: the daemon needs neither the SDK nor its HTTP client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -36,7 +37,7 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("causeway-edge", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(daemon_version(), prog_name="causeway-edge")
 def main() -> None:
     """Run and query the edge daemon, which answers on this device or hands off to the cloud."""
@@ -116,6 +117,23 @@ def print_config(config: Config) -> None:
 def _without_secret(config: Config) -> Config:
     hidden = "(set)" if config.cloud.api_key and not config.cloud.api_key_file else ""
     return msgspec.structs.replace(config, cloud=msgspec.structs.replace(config.cloud, api_key=hidden))
+
+
+@main.command()
+@click.argument("file", type=PATH, envvar=CONFIG_VARIABLE)
+def migrate(file: Path) -> None:
+    """Rewrite a configuration of the version before with today's names.
+
+    So are its policy and the folders of pulled models. FILE is by default $CAUSEWAY_CONFIG. Layout and comments stay,
+    and each file is kept as FILE.before.
+    """
+    from .migrate import run
+
+    try:
+        for line in run(file):
+            click.echo(line)
+    except ConfigError as error:
+        usage_error(str(error))
 
 
 @main.command()

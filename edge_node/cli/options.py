@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
-_CONFIG_VARIABLE = "CAUSEWAY_CONFIG"
+CONFIG_VARIABLE = "CAUSEWAY_CONFIG"
 _CONFIG_FLAGS = {
     "host": "server.host",
     "port": "server.port",
@@ -71,7 +71,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     options = [
         click.option(
-            "--config", "config_path", type=PATH, envvar=_CONFIG_VARIABLE, help=f"YAML file. [${_CONFIG_VARIABLE}]"
+            "--config", "config_path", type=PATH, envvar=CONFIG_VARIABLE, help=f"YAML file. [${CONFIG_VARIABLE}]"
         ),
         *(click.option(f"--{name.replace('_', '-')}", cls=_KeyOption, help=key) for name, key in _CONFIG_FLAGS.items()),
         click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any configuration key."),

@@ -25,6 +25,7 @@ from causeway_server.router.config import leaves_of
 from causeway_server.router.documents import strict_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.numbers import without_unit
+from causeway_server.router.renames import RENAMED, advice, find
 
 from .schema import CloudConfig, Config
 
@@ -216,6 +217,8 @@ def _walk(tree: strict_yaml.Tree, base: Path, found: dict[str, Setting]) -> None
         elif any(leaf.startswith(f"{key}.") for leaf in leaves):
             _walk(value, base, found)
         else:
+            if find("edge.yaml", key) is not None and isinstance(value, strict_yaml.Mapping):
+                _walk(value, base, found)  # a section of before: its first key is refused
             raise unknown_key(key, where)
 
 
@@ -228,7 +231,7 @@ def read_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
         ConfigError: A variable names an unknown key in a known section, or closely resembles a known variable.
     """
     names = {config_variable(key): key for key in config_keys()}
-    sections = {key.split(".")[0] for key in config_keys() if "." in key}
+    sections = {key.split(".")[0] for key in (*config_keys(), *(one.old for one in RENAMED["edge.yaml"])) if "." in key}
     found: dict[str, Setting] = {}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
@@ -260,7 +263,9 @@ def read_flags(flags: Mapping[str, object]) -> dict[str, Setting]:
 
 
 def unknown_key(key: str, where: str) -> ConfigError:
-    """Return the error for an unknown key, with the closest known key or the keys of the section."""
+    """Return the error for an unknown key, with its name now, the closest known key or the keys of the section."""
+    if message := advice("edge.yaml", key, rewrites=not where.startswith(("$", "command line"))):
+        return ConfigError(message, where=f"{where}: {key}")
     leaves = leaves_of(Config)
     prefix, _, name = key.rpartition(".")
     section = f"{prefix}." if prefix else ""

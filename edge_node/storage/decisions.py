@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.router.errors import QueueFull
+from causeway_server.router.migrate.records import RecordBefore, with_new_names
 from causeway_server.router.trackers import FairShare, network_of
 from causeway_server.router.types import DecisionRecord, decode_row
 
@@ -65,6 +66,7 @@ class _RequestOfRecord(msgspec.Struct, frozen=True):
 
 _decoder = msgspec.msgpack.Decoder(DecisionRecord)
 _request_decoder = msgspec.msgpack.Decoder(_RequestOfRecord)
+_decoder_before = msgspec.msgpack.Decoder(RecordBefore)
 
 
 class DecisionStore(SqliteStore):
@@ -107,7 +109,7 @@ class DecisionStore(SqliteStore):
         record = self.memory.get(decision_id)
         if record is None and self.database is not None:
             rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
-            record = decode_row(_decoder, rows[0][0]) if rows else None
+            record = _record(rows[0][0]) if rows else None
         return None if record is None or client not in ("", record.request.client) else record
 
     async def find(self, query: DecisionQuery, caller: str = "") -> list[DecisionRecord]:
@@ -149,7 +151,7 @@ class DecisionStore(SqliteStore):
                 values.append(value)
         statement = f"SELECT record FROM decisions WHERE {' AND '.join(where)} ORDER BY created DESC LIMIT ?"
         rows = await self._read(statement, (*values, limit))
-        return [record for row in rows if (record := decode_row(_decoder, row[0])) is not None]
+        return [record for row in rows if (record := _record(row[0])) is not None]
 
     async def _read(self, statement: str, values: Row) -> list[Row]:
         """Return the rows on disk; none if the disk does not answer in time."""
@@ -222,7 +224,7 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
                 for row in database.execute(_READ, (since,)):
-                    record = decode_row(_decoder, row[0])
+                    record = _record(row[0])
                     if record is None:
                         unreadable += 1
                     else:
@@ -249,6 +251,12 @@ def _client_of(data: object) -> str | None:
         return _request_decoder.decode(data).request.client if isinstance(data, bytes) else None
     except msgspec.DecodeError:
         return None
+
+
+def _record(data: Value) -> DecisionRecord | None:
+    """Return a row's record; None for one that cannot be read."""
+    record = decode_row(_decoder, data)
+    return with_new_names(record, data, _decoder_before) if record is not None and isinstance(data, bytes) else None
 
 
 def _row(record: DecisionRecord) -> Row:

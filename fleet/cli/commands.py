@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -16,16 +17,19 @@ from causeway_server.router.checks.replay import replay as run_replay
 from causeway_server.router.config import schema_of
 from causeway_server.router.documents.reader import did_you_mean
 from causeway_server.router.errors import CausewayError, ConfigError, ModelNotFound
+from causeway_server.router.migrate.rewrite import DocumentKind
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.file import policy_schema
 from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.renames import advice
+from causeway_server.router.serving.commands import ProgramGroup, migrate_file
 from causeway_server.router.serving.logs import start_log
 from causeway_server.router.serving.process import run_fast
 from causeway_server.router.types import NowSignals
 
 from ..operators.operators_file import OperatorsDoc
 from ..repository.fleet_file import FleetDoc
-from ..repository.folder import CheckedFleet, check_fleet, is_fleet, new_fleet
+from ..repository.folder import CheckedFleet, check_fleet, documents, is_fleet, new_fleet
 from ..repository.policies import CASES, CheckedPolicy, check_file, policy_files, run_file, yaml_in
 from ..repository.records import RecordReader, record_files
 from ..trust.keys import TrustDoc
@@ -45,7 +49,7 @@ from .output import (
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; errors in a policy or a case; nothing to check, or bad arguments."""
 SECTIONS = {
-    "Write and check": ("init", "lint", "test", "route", "replay", "schema"),
+    "Write and check": ("init", "lint", "test", "route", "replay", "schema", "migrate"),
     "Sign": ("keys", "diff", "sign"),
     "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
     "Devices": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
@@ -63,7 +67,7 @@ _format_option = click.option(
 )
 
 
-class _Sections(click.Group):
+class _Sections(ProgramGroup):
     """A command group that lists its commands by purpose, each with its whole first sentence."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,7 +76,7 @@ class _Sections(click.Group):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=500)) for name in names])
 
 
-@click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("causeway-fleet", cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway-router", prog_name="causeway-fleet")
 def main() -> None:
     """Check policies and fleets, run test cases, sign, and serve to devices."""
@@ -112,11 +116,17 @@ def init(folder: Path) -> None:
     metavar="FILE|LIST",
     help="Signals of device, edge and cloud that devices can read, as a list with commas or a file: warn of others.",
 )
-def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None) -> None:
+@click.option("--fix", is_flag=True, help="First rewrite names of the version before, also in test cases.")
+def lint(
+    paths: tuple[Path, ...], output_format: Literal["human", "json"], strict: bool, signals: str | None, fix: bool
+) -> None:
     """Check policy files, folders of policies, or a fleet with its fleet.yaml.
 
+    With --fix each file that is rewritten keeps its layout and comments, and is kept as FILE.before.
     Problems are printed with file, line, column and key. Exit code: 0 no errors, 1 errors found, 2 nothing to check.
     """
+    if fix:
+        _migrate([file for path in paths for file in documents(path)])
     checked = _checked(paths, None if signals is None else _readable(signals))
     report = lint_report(checked)
     if output_format == "json":
@@ -124,6 +134,31 @@ def lint(paths: tuple[Path, ...], output_format: Literal["human", "json"], stric
     else:
         print_lint(new_console(), checked)
     raise SystemExit(FOUND if report.errors or (strict and report.warnings) else OK)
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def migrate(files: tuple[Path, ...]) -> None:
+    """Replace metrics of the version before in alert rules and dashboards.
+
+    `lint --fix` rewrites policies, test cases and fleets. Exit code: 0 done, 1 something is left to do by hand.
+    """
+    if _migrate([(file, "metrics") for file in files]):
+        raise SystemExit(FOUND)
+
+
+def _migrate(files: Sequence[tuple[Path, DocumentKind]]) -> int:
+    """Rewrite files, tell on stderr what was changed, and return how many things are left to do by hand."""
+    left = 0
+    try:
+        for path, kind in files:
+            rewritten = migrate_file(path, kind)
+            left += len(rewritten.left)
+            for line in rewritten.report(str(path)):
+                click.echo(line, err=True)
+    except ConfigError as error:
+        raise _Usage(str(error)) from error
+    return left
 
 
 @main.command()
@@ -262,8 +297,10 @@ def _readable(signals: str) -> frozenset[str]:
     names = re.sub(r"#.*", "", text).replace(",", " ").split()
     unknown = [name for name in names if name not in SIGNALS]
     if unknown or not names:
-        near = did_you_mean(unknown[0], SIGNALS) if unknown else ""
-        what = f"unknown signal `{unknown[0][:100]}`{near}" if unknown else "names no signal"
+        what = "names no signal"
+        if unknown:
+            near = did_you_mean(unknown[0], SIGNALS)
+            what = advice("signal", unknown[0], rewrites=False) or f"unknown signal `{unknown[0][:100]}`{near}"
         raise _Usage(f"--signals: {what}; give a file or a list such as device.cpu,edge.queue.")
     return frozenset(names)
 

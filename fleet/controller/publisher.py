@@ -13,7 +13,7 @@ import msgspec
 from anyio import to_thread
 from securesystemslib.signer import CryptoSigner
 
-from causeway_server.router.bundle.manifest import BundleManifest, RolloutPlan, encode_canonical
+from causeway_server.router.bundle.manifest import BundleManifest, RolloutPlan, decode_signed, encode_canonical
 from causeway_server.router.documents.reader import read_struct
 from causeway_server.router.errors import ConfigError
 
@@ -57,7 +57,7 @@ class Publisher:
         """Return the manifest of a signed bundle; None if the bundle is not signed."""
         metadata = self._folder.targets("targets")
         target = None if metadata is None else metadata.signed.targets.get(f"bundles/{bundle}.json")
-        return None if target is None else msgspec.json.decode(self._folder.read_target(target), type=BundleManifest)
+        return None if target is None else decode_signed(self._folder.read_target(target))
 
     def blob(self, sha256: str) -> Path:
         return self._folder.blob(sha256)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from causeway_server.router.bundle.manifest import is_scale
 from causeway_server.router.bundle.settings import read_setting
 from causeway_server.router.checks.cases import read_cases
 from causeway_server.router.documents.reader import KeyLocations, did_you_mean, read_struct
-from causeway_server.router.documents.strict_yaml import Problem, SourceLocation
+from causeway_server.router.documents.strict_yaml import Problem, SourceLocation, YamlError, read_yaml
+from causeway_server.router.migrate.rewrite import DocumentKind, scalars_at
 from causeway_server.router.policy.signals import SIGNALS
+from causeway_server.router.renames import REWRITES, advice, find
 
 from .fleet_file import (
     FLEET_FILE,
@@ -67,6 +70,24 @@ class CheckedFleet(msgspec.Struct, frozen=True):
 def is_fleet(path: Path) -> bool:
     """Return whether the path is a `fleet.yaml`, or a folder with one."""
     return (path / FLEET_FILE).is_file() if path.is_dir() else path.name == FLEET_FILE
+
+
+def documents(path: Path) -> list[tuple[Path, DocumentKind]]:
+    """Return the files of a fleet, a folder of policies or a policy that may have names of the version before."""
+    folder = path if path.is_dir() else path.parent
+    found: list[tuple[Path, DocumentKind]] = []
+    policies = yaml_in(path) if path.is_dir() else [path]
+    if is_fleet(path):
+        file = folder / FLEET_FILE
+        found.append((file, "fleet.yaml"))
+        named: set[Path] = set()
+        with contextlib.suppress(OSError, UnicodeDecodeError, YamlError):  # named where the file is rewritten
+            tree = read_yaml(file.read_text(encoding="utf-8"), str(file))
+            named = {folder / scalar.text for scalar in scalars_at(tree, "cohorts.NAME.policy")}
+        policies = sorted({one for one in named if one.is_file()} | {*yaml_in(folder / POLICIES)})
+    found += [(one, "policy") for one in policies]
+    cases = {case for one in policies for case in yaml_in(one.parent / CASES)}
+    return [*found, *((case, "cases") for case in sorted(cases))]
 
 
 def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFleet:
@@ -193,14 +214,14 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
     cohort, path = fleet.cohorts[name], f"cohorts.{name}"
     for index, signal in enumerate(cohort.signals or ()):
         if signal not in SIGNALS:
-            yield Problem(
-                locations.find(f"{path}.signals[{index}]"), f"unknown signal `{signal}`{did_you_mean(signal, SIGNALS)}"
-            )
+            message = advice("signal", signal) or f"unknown signal `{signal}`{did_you_mean(signal, SIGNALS)}"
+            yield Problem(locations.find(f"{path}.signals[{index}]"), message)
     for key, value in cohort.settings.items():
         try:
             read_setting(key, value)
         except ValueError as error:
-            yield Problem(locations.find(f"{path}.settings.{key}"), str(error))
+            message = str(error) if find("edge.yaml", key) is None else f"{error}. {REWRITES['fleet.yaml']}"
+            yield Problem(locations.find(f"{path}.settings.{key}"), message)
     for model, doc in cohort.models.items():
         for key, message in _model(doc):
             yield Problem(locations.find(f"{path}.models.{model}{key}"), message)

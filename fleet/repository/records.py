@@ -10,10 +10,12 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from causeway_server.router.migrate.records import RecordBefore, with_new_names
 from causeway_server.router.types import DecisionRecord
 
 STDIN: Final = "-"
 _SUFFIXES: Final = (".jsonl", ".ndjson")
+_DECODER_BEFORE: Final = msgspec.json.Decoder(RecordBefore)
 _MAX_BAD_LINES: Final = 100  # bad lines that are kept with their place; further ones are only counted
 
 
@@ -78,7 +80,7 @@ class RecordReader:
             if line.isspace():
                 continue
             try:
-                record = decoder.decode(line)
+                record = with_new_names(decoder.decode(line), line, _DECODER_BEFORE)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._add_bad(file, number, f"not a decision record: {error}")
                 continue

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import PurePath
 
 import msgspec
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, Role, Root, T, TargetFile, Targets
 
-from causeway_server.router.bundle.manifest import BundleManifest, bundle_id, encode_canonical
+from causeway_server.router.bundle.manifest import BundleManifest, encode_canonical
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet
@@ -70,8 +71,8 @@ def signed_manifests(folder: PublishedFolder) -> dict[str, BundleManifest]:
 def all_signed_manifests(folder: PublishedFolder) -> dict[str, dict[str, BundleManifest]]:
     """Return every published bundle: cohort → bundle id → manifest."""
     found: dict[str, dict[str, BundleManifest]] = {}
-    for _, manifest in folder.manifests(folder.targets("targets")):
-        found.setdefault(manifest.cohort, {})[bundle_id(manifest)] = manifest
+    for target, manifest in folder.manifests(folder.targets("targets")):
+        found.setdefault(manifest.cohort, {})[PurePath(target.path).stem] = manifest
     return found
 
 

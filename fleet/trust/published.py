@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, T, TargetFile, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
 
-from causeway_server.router.bundle.manifest import BundleManifest, blob_of
+from causeway_server.router.bundle.manifest import BundleManifest, blob_of, decode_signed
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.folders import copy_atomically, write_atomically
 
@@ -127,7 +126,7 @@ class PublishedFolder:
     def manifests(self, metadata: Metadata[Targets] | None) -> Iterator[tuple[TargetFile, BundleManifest]]:
         """Yield each bundle that metadata of `targets` names. Raises RepositoryInvalid."""
         for target in () if metadata is None else metadata.signed.targets.values():
-            yield target, msgspec.json.decode(self.read_target(target), type=BundleManifest)
+            yield target, decode_signed(self.read_target(target))
 
     def write_blob(self, sha256: str, source: Path) -> None:
         """Copy a file to the path of its hash, unless it is already there completely. Raises OSError."""

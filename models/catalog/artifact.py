@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from causeway_server.router.renames import advice
 from causeway_server.router.types import Transcripts
 
 SHIPPED = Path(__file__).parents[1] / "artifacts"
@@ -241,7 +242,8 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
             return artifact
     roots = ", ".join(map(str, search_path(extra_dirs)))
     names = ", ".join(artifact.name for artifact in known) or "none"
-    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots})")
+    hint = advice("model", name)
+    raise ArtifactNotFound(f"no model named {name!r} (there are: {names}; looked in {roots}){hint and f'. {hint}'}")
 
 
 def sha256_of(path: Path) -> str:

@@ -8,7 +8,7 @@ from . import calibrate, catalog, pull
 from .options import CommandGroup
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("causeway-models", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Pull, add, check and calibrate models."""
 

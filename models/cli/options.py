@@ -8,6 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
+from causeway_server.router.serving.commands import ProgramGroup
+
 from ..catalog.artifact import ArtifactError
 
 T = TypeVar("T", bound=Callable[..., Any] | click.Command)
@@ -23,7 +25,7 @@ models_option = click.option(
 to_option = click.option("--to", type=folder, required=True, help="Folder of models to publish to.")
 
 
-class CommandGroup(click.Group):
+class CommandGroup(ProgramGroup):
     """Prints expected errors as one line instead of a traceback."""
 
     extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway-router[hub]", "httpx2": "causeway-router[hub]"}

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
+from ..renames import GOLDEN_IMAGE, RENAMED
 from .refusals import BundleAltered, BundleInvalid, DaemonTooOld
 from .settings import SettingValue, check_setting
 
@@ -174,13 +175,16 @@ def bundle_id(manifest: BundleManifest) -> str:
     return hashlib.sha256(encode_canonical(manifest)).hexdigest()
 
 
-def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> BundleManifest:
+def read_manifest(
+    content: bytes, expected_id: str, daemon_version: str, *, is_installed: bool = False
+) -> BundleManifest:
     """Read and check a manifest on a device.
 
     Args:
-        content: The bytes as they were fetched.
+        content: The bytes as they were fetched or installed.
         expected_id: The id of the requested bundle.
         daemon_version: The version of this daemon, such as ``1.2.3`` or ``1.3.0.dev2``.
+        is_installed: Also read names of the version before, of a bundle that this device accepted then.
 
     Raises:
         BundleAltered: The bytes do not have this id.
@@ -194,13 +198,43 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
         raise BundleInvalid(f"Bundle {expected_id}: larger than {MAX_MANIFEST_BYTES} bytes.")
     try:
         _check_version(msgspec.json.decode(content, type=_Header), expected_id, daemon_version)
-        manifest = msgspec.json.decode(content, type=BundleManifest)
+        manifest = decode_installed(content) if is_installed else msgspec.json.decode(content, type=BundleManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleInvalid(f"Bundle {expected_id}: {error}.") from error
+        hint = "; it is now `image`" if f"field `{GOLDEN_IMAGE}`" in str(error) else ""
+        raise BundleInvalid(f"Bundle {expected_id}: {error}{hint}.") from error
     check_manifest(manifest)
-    if encode_canonical(manifest) != content:
+    if not is_installed and encode_canonical(manifest) != content:
         raise BundleInvalid(f"Bundle {expected_id}: the JSON is not canonical.")
     return manifest
+
+
+def decode_installed(content: bytes) -> BundleManifest:
+    """Return a manifest of this version or of the one before with today's names. Raises msgspec.DecodeError."""
+    manifest = _decode_images(content)
+    settings = dict(manifest.settings)
+    for one in RENAMED["edge.yaml"]:
+        if one.old in settings:
+            value = settings.pop(one.old)
+            settings[one.new] = one.values.get(str(value), value)
+    return manifest if settings == manifest.settings else msgspec.structs.replace(manifest, settings=settings)
+
+
+def decode_signed(content: bytes) -> BundleManifest:
+    """Return a manifest that a control plane of this version or of the one before signed.
+
+    One of before whose golden prompts have images comes without the prompts: it is another one than any of today, so
+    that the cohort's next bundle is a new one. Raises msgspec.DecodeError.
+    """
+    manifest = _decode_images(content)
+    if encode_canonical(manifest) == content:
+        return manifest
+    models = tuple(msgspec.structs.replace(model, golden=()) for model in manifest.models)
+    return msgspec.structs.replace(manifest, models=models)
+
+
+def _decode_images(content: bytes) -> BundleManifest:
+    # Quotes inside of a JSON text are escaped: only a key can have this form.
+    return msgspec.json.decode(content.replace(f'"{GOLDEN_IMAGE}":'.encode(), b'"image":'), type=BundleManifest)
 
 
 def check_manifest(manifest: BundleManifest) -> None:

@@ -19,6 +19,7 @@ from ..config import Count, Pause, Positive, Seconds, SessionConfig, TracingConf
 from ..documents.reader import did_you_mean
 from ..jobs.webhooks import WebhookFormat
 from ..numbers import without_unit
+from ..renames import advice
 
 SettingValue = bool | int | float | str
 
@@ -253,7 +254,8 @@ def check_setting(key: str, value: SettingValue) -> SettingValue:
         ValueError: The key is unknown, a fleet may not set it, or the value does not fit it.
     """
     if key not in SETTINGS:
-        raise ValueError(f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")
+        hint = advice("edge.yaml", key, rewrites=False).removesuffix(".")
+        raise ValueError(hint or f"not a key that a fleet may set{did_you_mean(key, SETTINGS)}")
     try:
         checked: SettingValue = msgspec.convert(value, SETTINGS[key])
     except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ from ..documents.reader import did_you_mean
 from ..errors import ConfigError
 from ..policy.compiled import Policy
 from ..policy.signals import ESTIMATED, SIGNALS, SignalType
+from ..renames import advice
 from ..types import AttemptPlan, CachePlan, Decision, Estimates, Handoff, NowSignals, Reason, ReasonCode, Snapshot
 from .cases import CaseRequest, CaseSnapshot, estimates_of
 
@@ -248,7 +249,8 @@ def _read(setting: str) -> tuple[str, object]:
     kind = _SETTABLE.get(key)
     if kind is None:
         near = did_you_mean(key, _SETTABLE) or f"; known: {', '.join(_SETTABLE)}"
-        raise ConfigError(f"Unknown signal `{key[:64]}`{near}.", where=where)
+        message = advice("signal", key, rewrites=False) or f"Unknown signal `{key[:64]}`{near}."
+        raise ConfigError(message, where=where)
     if not text:
         return key, None
     read, expected = _READERS[kind]

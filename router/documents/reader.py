@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect as shapes
 
+from ..renames import advice
 from .strict_yaml import Mapping, Problem, Scalar, Sequence, SourceLocation, Tree, YamlError, read_yaml
 
 T = TypeVar("T")
@@ -123,7 +124,9 @@ class _Reader:
             field = fields.get(key.text)
             self.locations[key.location.path] = key.location
             if field is None:
-                self.problems.append(Problem(key.location, f"unknown key{self._advice(key.text, fields)}"))
+                path = key.location.path
+                renamed = advice("fleet.yaml", path) or advice("cases", path)
+                self.problems.append(Problem(key.location, renamed or f"unknown key{self._advice(key.text, fields)}"))
                 continue
             plain = self.read(value, field.type, "")
             if plain is not None:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from ..documents.reader import did_you_mean
+from ..renames import advice
 from .signals import GROUPS, SIGNALS, SignalSpec
 
 MAX_NESTING = 24
@@ -141,6 +142,8 @@ class _Rewriter:
         if group in GROUPS and dot != ".":
             members = ", ".join(known for known in SIGNALS if known.startswith(f"{group}."))
             raise ExpressionError(f"`{group}` is a group of signals, name one: {members}", offset)
+        if message := advice("signal", path):
+            raise ExpressionError(message, offset)
         near = did_you_mean(path, SIGNALS) or did_you_mean(path, {known.partition(".")[2] for known in SIGNALS})
         raise ExpressionError(f"unknown signal `{path}`{near}", offset)
 

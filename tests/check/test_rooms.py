@@ -237,10 +237,17 @@ def test_no_lost_word_is_left(suffix: str) -> None:
     assert paths
     for path in paths:
         parts = path.relative_to(ROOT).parts
-        if not {"__pycache__", "_sync", "vendor"} & set(parts) and path.name not in (
-            "CHANGELOG.md",
-            "RESULTS.md",
-            "open_ended_prompts.py",  # what users may say
+        if (
+            not {"__pycache__", "_sync", "vendor"} & set(parts)
+            and path.name
+            not in (
+                "CHANGELOG.md",
+                "RESULTS.md",
+                "UPGRADING.md",
+                "renames.py",
+                "open_ended_prompts.py",  # what users may say
+            )
+            and not ({"migrate", "test_migrate.py"} & set(parts))
         ):
             hits[str(path.relative_to(ROOT))] = LOST.findall(NOT_LOST.sub("", path.read_text(encoding="utf-8")))
     assert {name: found for name, found in hits.items() if found} == {}

@@ -30,6 +30,7 @@ from causeway_server.router.policy.file import PolicyDoc
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.realtime.event_log import MEANING as CLOSE_CODES
 from causeway_server.router.realtime.event_log import CloseCode
+from causeway_server.router.renames import RENAMED
 from causeway_server.router.serving.live.sessions import SESSION_METRICS
 from causeway_train.cli.commands import main as causeway_train
 
@@ -205,6 +206,16 @@ def close_code_table() -> str:
     return table(("code", "meaning"), [(f"`{code.value}`", CLOSE_CODES[code]) for code in CloseCode])
 
 
+def renames_table() -> str:
+    kinds = {"signal": "signal", "metric": "metric", "command": "command", "extra": "extra of pip", "model": "model"}
+    rows = [
+        (kinds.get(kind, kind), f"`{one.old}`", f"`{one.new}`" if one.new else "removed", one.note)
+        for kind, found in RENAMED.items()
+        for one in found
+    ]
+    return table(("in", "before", "now", "note"), rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "edge-config": lambda: key_table(Config),
     "edge-commands": lambda: _commands("causeway-edge", causeway_server.edge_node.cli.main.main),
@@ -219,6 +230,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "fleet-commands": lambda: _commands("causeway-fleet", causeway_server.fleet.cli.commands.main),
     "rollout-keys": lambda: key_table(RolloutDoc, "rollout."),
     "errors": error_table,
+    "renames": renames_table,
     "close-codes": close_code_table,
     "refusals": refusal_table,
     "message-refusals": message_refusal_table,

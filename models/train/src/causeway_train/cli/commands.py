@@ -23,7 +23,7 @@ class _Group(CommandGroup):
     }
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("causeway-train", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Train, measure and publish models and router signals."""
 

@@ -1,0 +1,264 @@
+"""Rewrite a text of the version before: each name at its position, so that comments and layout stay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from ..documents import strict_yaml
+from ..documents.strict_yaml import Scalar, SourceLocation, Tree, read_yaml
+from ..errors import ConfigError
+from ..policy.cel_source import ExpressionError, scan
+from ..renames import GATEWAY_METRICS, RENAMED, TOKEN_TYPES, Renamed, find
+
+DocumentKind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "policy", "cases", "metrics"]
+"""`metrics`: any text that names metrics, such as alert rules and dashboards."""
+BEFORE = ".before"
+"""The suffix of the copy of a file as it was."""
+
+_STEP = re.compile(r"\[\]|[^.\[\]]+")
+_EXPRESSIONS = tuple(f"{rules}[].when" for rules in ("constraints", "routes", "cache"))
+_SIGNAL_LISTS: dict[DocumentKind, tuple[str, ...]] = {
+    "fleet.yaml": ("cohorts.NAME.signals[]",),
+    "cases": ("cases[].expect.reasons[].detail", "cases[].expect.cache_reasons[].detail"),
+}
+_METRIC = re.compile(
+    rf"\b({'|'.join(re.escape(one.old) for one in RENAMED['metric'])})(?=(?:_(?:total|bucket|sum|count|created))?\b)"
+)
+_BEFORE = re.compile(rf"\b{GATEWAY_METRICS}\w*")
+_TOKENS = re.compile(r"\bcauseway_[a-z]+_(?:tenant_)?tokens(?:_total)?\{[^}]*\}")
+_TYPE = re.compile(r"""\btype\s*[=!]~?\s*\\?["'][^"']*["']""")
+_TYPES = re.compile(rf"\b({'|'.join(TOKEN_TYPES)})\b")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A replacement. `new` is "" for a key that is deleted."""
+
+    line: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: `{self.old}` is now `{self.new}`." if self.new else f"line {self.line}: deleted."
+
+
+class Rewritten(msgspec.Struct, frozen=True):
+    """A text with today's names.
+
+    Attributes:
+        text: The whole text.
+        changes: What was replaced, by line; empty: the text has no names of before.
+        left: What has to be changed by hand, in sentences with file and line.
+    """
+
+    text: str
+    changes: tuple[Change, ...] = ()
+    left: tuple[str, ...] = ()
+
+    def report(self, file: str) -> Iterator[str]:
+        """Yield what was changed in the file and what is left to do, a line each."""
+        yield from (f"{file}: {change}" for change in self.changes)
+        yield from self.left
+        if self.changes:
+            yield f"{file}: rewritten. The file as it was is {file}{BEFORE}."
+        elif not self.left:
+            yield f"{file}: nothing to rewrite."
+
+
+class _Edit(msgspec.Struct, frozen=True, order=True):
+    line: int  # from 0
+    column: int  # from 0
+    old: str
+    new: str
+
+
+def rewrite(text: str, file: str, kind: DocumentKind) -> Rewritten:
+    """Return a text with today's names; one without names of before as it is.
+
+    Args:
+        file: Its path, for messages.
+
+    Raises:
+        ConfigError: The document cannot be read, or a key cannot be replaced; names file, line and key.
+    """
+    lines = text.splitlines(keepends=True)
+    left: tuple[str, ...] = ()
+    if kind == "metrics":
+        edits = list(_metric_edits(lines))
+        left = tuple(_left(lines, file))
+    elif not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
+        return Rewritten(text)  # comments only
+    else:
+        try:
+            tree = read_yaml(text, file)
+        except strict_yaml.YamlError as error:
+            raise ConfigError(error.problem.message, where=str(error.problem.location)) from error
+        edits = [*_key_edits(tree, kind, lines), *_signal_edits(tree, kind, lines)]
+    for edit in sorted(edits, reverse=True):
+        line = lines[edit.line]
+        if not line[edit.column :].startswith(edit.old):
+            raise ConfigError("This line cannot be rewritten. Edit it by hand.", where=f"{file}:{edit.line + 1}")
+        lines[edit.line] = line[: edit.column] + edit.new + line[edit.column + len(edit.old) :]
+    changes = tuple(Change(edit.line + 1, edit.old, edit.new) for edit in sorted(edits))
+    return Rewritten("".join(lines), changes, left)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return tuple(_STEP.findall(path))
+
+
+def _key_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[_Edit]:
+    if kind == "policy":
+        return
+    rows = [(_steps(one.old), _steps(one.new)[-1:], one) for one in RENAMED[kind]] if kind != "metrics" else []
+    if kind == "fleet.yaml":
+        rows += [(("cohorts", "NAME", "settings", one.old), (one.new,), one) for one in RENAMED["edge.yaml"]]
+    for steps, new, renamed in rows:
+        for parent, key, value in _keys_at(tree, steps):
+            if not new:
+                yield from _deletion(key, renamed, lines)
+                continue
+            if key.text != new[0]:
+                if any(other.text == new[0] for other in parent.keys):
+                    raise ConfigError(f"{renamed.sentence} Both are set. Delete one of them.", where=str(key.location))
+                yield _replaced(key, new[0])
+            if isinstance(value, Scalar) and value.text in renamed.values:
+                yield _replaced(value, renamed.values[value.text])
+
+
+def _keys_at(tree: Tree, steps: Sequence[str]) -> Iterator[tuple[strict_yaml.Mapping, Scalar, Tree]]:
+    """Yield the keys at a path, each with its mapping and its value."""
+    first, *rest = steps
+    if first == "[]":
+        for item in tree.items if isinstance(tree, strict_yaml.Sequence) else ():
+            yield from _keys_at(item, rest)
+    elif isinstance(tree, strict_yaml.Mapping):
+        for key, value in zip(tree.keys, tree.values, strict=True):
+            if first not in ("NAME", key.text):
+                continue
+            if rest:
+                yield from _keys_at(value, rest)
+            else:
+                yield tree, key, value
+
+
+def _replaced(scalar: Scalar, new: str) -> _Edit:
+    where = scalar.location
+    if scalar.offset is None:
+        raise ConfigError(f"This is now `{new}`, and is written with escapes. Edit it by hand.", where=str(where))
+    return _Edit(where.line - 1, where.column - 1 + scalar.offset, scalar.text, new)
+
+
+def _deletion(key: Scalar, renamed: Renamed, lines: Sequence[str]) -> Iterator[_Edit]:
+    """Empty the lines of a key in block style and of its value."""
+    start, column = key.location.line - 1, key.location.column - 1
+    if lines[start][:column].strip() or key.offset is None:
+        raise ConfigError(renamed.sentence, where=str(key.location))
+    end = start
+    for number in range(start + 1, len(lines)):
+        content = lines[number].strip()
+        if content and not content.startswith("#"):
+            if len(lines[number]) - len(lines[number].lstrip()) <= column:
+                if content[0] in "]}":
+                    raise ConfigError(renamed.sentence, where=str(key.location))
+                break
+            end = number
+    for number in range(start, end + 1):
+        yield _Edit(number, 0, lines[number], "")
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def _signal_edits(tree: Tree, kind: DocumentKind, lines: Sequence[str]) -> Iterator[_Edit]:
+    for path in _SIGNAL_LISTS.get(kind, ()):
+        for scalar in scalars_at(tree, path):
+            if (renamed := find("signal", scalar.text)) is not None:
+                yield _replaced(scalar, renamed.new)
+    for path in _EXPRESSIONS if kind == "policy" else ():
+        for scalar in scalars_at(tree, path):
+            yield from _expression_edits(scalar, lines)
+
+
+def scalars_at(tree: Tree, path: str) -> Iterator[Scalar]:
+    """Yield the scalars at the path of a key, in which `NAME` is any key and `[]` any item of a list."""
+    steps = _steps(path)
+    if steps[-1] != "[]":
+        values = [value for _, _, value in _keys_at(tree, steps)]
+    else:
+        lists = [value for _, _, value in _keys_at(tree, steps[:-1])]
+        values = [item for one in lists if isinstance(one, strict_yaml.Sequence) for item in one.items]
+    yield from (value for value in values if isinstance(value, Scalar))
+
+
+def _expression_edits(scalar: Scalar, lines: Sequence[str]) -> Iterator[_Edit]:
+    try:
+        tokens = [token for token in scan(scalar.text) if token.kind != "space"]
+    except ExpressionError:
+        return  # refused where the policy is compiled
+    found: list[tuple[int, int, Renamed]] = []
+    for before, group, dot, name in zip([None, *tokens], tokens, tokens[1:], tokens[2:], strict=False):
+        renamed = find("signal", f"{group.text}.{name.text}") if dot.text == "." else None
+        if renamed is not None and (before is None or before.text != "."):
+            found.append((group.offset, name.end, renamed))
+    at = scalar.location
+    if scalar.offset is not None:
+        for start, end, renamed in found:
+            yield _Edit(at.line - 1, at.column - 1 + scalar.offset + start, scalar.text[start:end], renamed.new)
+    elif found:
+        yield from _edits_of_lines(at, found, lines)
+
+
+def _edits_of_lines(
+    at: SourceLocation, found: Sequence[tuple[int, int, Renamed]], lines: Sequence[str]
+) -> Iterator[_Edit]:
+    """Find the signals of an expression over several lines in its lines: those that are indented below its key."""
+    first = lines[at.line - 1]
+    indent = len(first) - len(first.lstrip(" -"))
+    end = at.line
+    while end < len(lines) and (not lines[end].strip() or len(lines[end]) - len(lines[end].lstrip(" ")) > indent):
+        end += 1
+    edits: list[_Edit] = []
+    for renamed in {one.old: one for _, _, one in found}.values():
+        pattern = re.compile(rf"(?<![\w.]){re.escape(renamed.old)}(?!\w)")
+        edits += [
+            _Edit(number, match.start(), match[0], renamed.new)
+            for number in range(at.line - 1, end)
+            for match in pattern.finditer(lines[number], at.column - 1 if number == at.line - 1 else 0)
+        ]
+    if len(edits) != len(found):
+        raise ConfigError(found[0][2].sentence + " Edit this expression by hand.", where=str(at))
+    yield from edits
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def _metric_edits(lines: Sequence[str]) -> Iterator[_Edit]:
+    for number, line in enumerate(lines):
+        for match in _METRIC.finditer(line):
+            renamed = find("metric", match[1])
+            if renamed is not None and renamed.new:
+                yield _Edit(number, match.start(), match[1], renamed.new)
+        for selector in _TOKENS.finditer(line):
+            for label in _TYPE.finditer(line, *selector.span()):
+                for value in _TYPES.finditer(line, *label.span()):
+                    yield _Edit(number, value.start(), value[1], TOKEN_TYPES[value[1]])
+
+
+def _left(lines: Sequence[str], file: str) -> Iterator[str]:
+    """Yield what to do about each metric that was removed or whose labels changed, and about unknown ones."""
+    for number, line in enumerate(lines, start=1):
+        for match in _BEFORE.finditer(line):
+            known = _METRIC.match(line, match.start())
+            renamed = None if known is None else find("metric", known[1])
+            if renamed is None:
+                yield f"{file}:{number}: `{match[0]}` is not the name of a metric. Rewrite it by hand."
+            elif not renamed.new:
+                yield f"{file}:{number}: {renamed.sentence}"

@@ -1,0 +1,181 @@
+"""The names of the version before that changed or were removed: configuration, signals, metrics, commands.
+
+One table for the messages that refuse an old name, the commands that rewrite files (`router.migrate`) and the page
+router/UPGRADING.md. The names that lie in a device's state are below; they are read where the state is.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["edge.yaml", "gateway.yaml", "fleet.yaml", "cases", "signal", "metric", "command", "extra", "model"]
+
+
+class Renamed(msgspec.Struct, frozen=True):
+    """A name of the version before. In keys, `NAME` is any key and `[]` any item of a list.
+
+    Attributes:
+        old: The name before.
+        new: The name now; "": removed, or to be changed by hand.
+        values: The values that have other names, too.
+        advice: What to do about a name without a successor: a sentence.
+    """
+
+    old: str
+    new: str = ""
+    values: Mapping[str, str] = {}
+    advice: str = ""
+
+    @property
+    def note(self) -> str:
+        """Advice beside the new name; "" if there is none."""
+        return self.advice or " ".join(f"Its value `{old}` is now `{new}`." for old, new in self.values.items())
+
+    @property
+    def sentence(self) -> str:
+        """The name and its successor as sentences of a message."""
+        old = f"`{self.old.rpartition('.')[2] if is_pattern(self.old) else self.old}`"
+        if not self.new:
+            return f"{old} was removed. {self.note}"
+        new = f"`{self.new.rpartition('.')[2] if is_pattern(self.old) else self.new}`"
+        return f"{old} is now {new}. {self.note}".rstrip()
+
+
+def is_pattern(path: str) -> bool:
+    """Return whether the path of a key stands for several keys."""
+    return "[]" in path or "NAME." in path
+
+
+def _same(section: str, successor: str, *names: str) -> tuple[Renamed, ...]:
+    return tuple(Renamed(f"{section}{name}", f"{successor}{name}") for name in names)
+
+
+_BY_HAND = "Its labels are `gen_ai_request_model` and `gen_ai_response_model` instead of `tier`; rewrite it by hand"
+_GATEWAY_METRICS = (
+    "audit_records_lost body_bytes breaker_open cache_faults cache_requests concurrency_limit degraded_answers "
+    "endpoint_draining endpoint_ejected endpoint_ejections endpoint_outstanding endpoint_slow endpoint_ttft_seconds "
+    "fleet_unreachable key_file_stale local_rate_checks model_reloads preemptions queue_seconds request_seconds "
+    "requests requests_queued requests_rejected requests_running requests_shed retries retry_budget_remaining "
+    "revocations_restored sessions sessions_ended sessions_opened sessions_refused sessions_resumed "
+    "stale_revocation_accepts stream_active stream_in_flight stream_lag stream_messages stream_oldest_seconds "
+    "stream_recovered stream_retries stream_seconds tenant_tokens tier_answers tier_share tokens usage_records_lost"
+).split()
+_TRAINING = (
+    "average catalog compare convert-bert distill evaluate evaluate-routing evaluate-semantic export importance "
+    "publish quantize train train-encoder train-heard-words train-quality train-semantic train-spoken"
+).split()
+
+GATEWAY_METRICS = "causeway_cloud_"
+"""The prefix of the gateway's metrics in the version before."""
+
+RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
+    "edge.yaml": (
+        Renamed("modalities", "parts"),
+        *_same("modalities.", "parts.", "enabled", "max_parts", "max_audio_s", "max_pixels", "max_text_bytes"),
+        *_same("modalities.", "parts.", "audio_timeout_s", "image_timeout_s", "decoder_memory_bytes"),
+        *_same("modalities.", "parts.", "language", "voice"),
+        Renamed("modalities.remembered", "parts.fact_cache_entries"),
+        Renamed("decisions.record", "decisions.signals", {"cheap": "named"}),
+        Renamed("jobs.steady_per_s", "jobs.cloud_rate_per_s"),
+        Renamed("realtime.partial_s", "realtime.partial_interval_s"),
+        Renamed("fleet.check_s", "fleet.check_interval_s"),
+        Renamed("fleet.telemetry_s", "fleet.telemetry_interval_s"),
+    ),
+    "gateway.yaml": (
+        Renamed("parts.remembered", "parts.fact_cache_entries"),
+        Renamed("parts.remembered_s", "parts.fact_cache_ttl_s"),
+        Renamed("tiers[].hedge", advice="Requests are not hedged any more: delete the key."),
+    ),
+    "fleet.yaml": (
+        Renamed("cohorts.NAME.models.NAME.golden[].picture", "cohorts.NAME.models.NAME.golden[].image"),
+        Renamed(
+            "cohorts.NAME.models.NAME.adapters.NAME.golden[].picture",
+            "cohorts.NAME.models.NAME.adapters.NAME.golden[].image",
+        ),
+    ),
+    "cases": (Renamed("cases[].snapshot.pictures", "cases[].snapshot.images"),),
+    "signal": (Renamed("pictures.text", "images.text"),),
+    "metric": (
+        *_same(GATEWAY_METRICS, "causeway_gateway_", *_GATEWAY_METRICS),
+        Renamed(f"{GATEWAY_METRICS}tenant_usd", "causeway_gateway_tenant_cost_usd"),
+        Renamed(f"{GATEWAY_METRICS}ttft_seconds", advice=f"See `gen_ai_server_time_to_first_token`. {_BY_HAND}."),
+        Renamed(f"{GATEWAY_METRICS}tpot_seconds", advice=f"See `gen_ai_server_time_per_output_token`. {_BY_HAND}."),
+        Renamed(f"{GATEWAY_METRICS}hedges", advice="Requests are not hedged any more: delete its panels and rules."),
+        Renamed("causeway_edge_running_requests", "causeway_edge_requests_running"),
+        Renamed("causeway_edge_waiting_requests", "causeway_edge_requests_queued"),
+        Renamed("causeway_edge_rejected_requests", "causeway_edge_requests_rejected"),
+        Renamed("causeway_edge_engine_waiting_requests", "causeway_edge_engine_requests_queued"),
+        Renamed("causeway_fleet_boxes_ahead", "causeway_fleet_devices_ahead"),
+    ),
+    "command": (
+        Renamed(
+            "causeway-cloud triton --http-port",
+            advice="Triton serves gRPC alone, because its model control needs a key: leave the flag out.",
+        ),
+        *_same("causeway-models ", "causeway-train ", *_TRAINING),
+        Renamed("causeway-models train-scope", advice="Nothing read the signal that it trained."),
+        Renamed("causeway-models evaluate-scope", advice="Nothing read the signal that it measured."),
+        Renamed("causeway-models train-panels", advice="Its data set was drawn for a demonstration alone."),
+    ),
+    "extra": (
+        Renamed("causeway[…]", "causeway-router[…]"),
+        Renamed("causeway[pictures]", "causeway-router[images]"),
+        Renamed("causeway[train]", "causeway-train[torch]"),
+    ),
+    "model": (Renamed("pictures", "images"),),
+}
+"""Every name of before, by what it names. A fleet's settings are the keys of edge.yaml."""
+
+TOKEN_TYPES: Mapping[str, str] = {"prompt": "input", "completion": "output"}
+"""The values of the label `type` of metrics that count tokens."""
+REWRITES: Mapping[Kind, str] = {
+    "edge.yaml": "`causeway-edge migrate` rewrites the file.",
+    "gateway.yaml": "`causeway-cloud migrate` rewrites the file.",
+    "fleet.yaml": "`causeway-fleet lint --fix` rewrites the file.",
+    "cases": "`causeway-fleet lint --fix` rewrites the file.",
+    "signal": "`causeway-fleet lint --fix` rewrites the file.",
+    "model": "`causeway-edge migrate` renames its folder.",
+}
+"""The command that replaces the names in files."""
+
+GOLDEN_IMAGE = "picture"
+"""The key of a golden prompt's image in bundles of before."""
+IMAGES_TEXT = "pictures_text"
+"""The field of decision records of before that has the signal `images.text`."""
+
+
+def image_file_before(name: str) -> str:
+    """Return the name of before of a golden prompt's image file, in the folder of an installed bundle."""
+    return f"{GOLDEN_IMAGE}-{name.partition('-')[2]}"
+
+
+@functools.cache
+def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], Renamed], ...]:
+    quoted = ((re.escape(one.old).replace("NAME", ".+?").replace(r"\[\]", r"\[\d+\]"), one) for one in RENAMED[kind])
+    return tuple((re.compile(pattern), one) for pattern, one in quoted)
+
+
+def find(kind: Kind, name: str) -> Renamed | None:
+    """Return what became of a name; None if it is not one of before.
+
+    Args:
+        name: A name, or the path of a key (``cases[3].snapshot.images``).
+    """
+    return next((one for pattern, one in _patterns(kind) if pattern.fullmatch(name)), None)
+
+
+def advice(kind: Kind, name: str, *, rewrites: bool = True) -> str:
+    """Return what to write instead of a name of before, in sentences; "" if it is not one.
+
+    Args:
+        rewrites: Name the command that rewrites the file.
+    """
+    found = find(kind, name)
+    if found is None:
+        return ""
+    return f"{found.sentence} {REWRITES.get(kind, '')}".rstrip() if rewrites else found.sentence
