@@ -19,8 +19,8 @@ from aiohttp import hdrs, web
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
 from causeway_server.router.errors import CausewayError, ConfigError
+from causeway_server.router.serving.addresses import bind_tcp, raise_file_limit, url_of
 from causeway_server.router.serving.folders import close_to_others, is_shared
-from causeway_server.router.serving.http.addresses import bind_tcp, raise_file_limit, url_of
 
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher

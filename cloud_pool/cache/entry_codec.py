@@ -18,7 +18,7 @@ from hashlib import blake2b
 import msgspec
 
 from causeway_server.router.errors import StreamBroken
-from causeway_server.router.openai.cached_answer import coalesce, decode_chunks, encode_chunks, is_keepable
+from causeway_server.router.openai.answer import coalesce, decode_chunks, encode_chunks, is_keepable
 from causeway_server.router.types import Chunk, Request
 
 from ..core.request_context import AnswerHead, CachedAnswer

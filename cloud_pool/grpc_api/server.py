@@ -27,7 +27,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from causeway_server.router.serving.http.addresses import address_of, bind_tcp
+from causeway_server.router.serving.addresses import address_of, bind_tcp
 from causeway_server.router.serving.responses import STALLED_S
 from causeway_server.router.trackers import FairShare, network_of
 

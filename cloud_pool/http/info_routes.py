@@ -12,7 +12,7 @@ from aiohttp import web
 
 from causeway_server.router.errors import EngineUnavailable, ModelNotFound
 from causeway_server.router.openai.answer import ModelObject, ModelUse, encode_model, encode_models
-from causeway_server.router.serving.http.plain_request import HttpExchange
+from causeway_server.router.serving.request import HttpExchange
 from causeway_server.router.serving.responses import body_response
 
 from ..dispatch.pool import Pool

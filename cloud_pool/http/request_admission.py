@@ -14,11 +14,12 @@ from causeway_server.router.openai.audio import check_form
 from causeway_server.router.openai.request_body import check_header_names, check_media_type
 from causeway_server.router.parts.reading import text_bytes
 from causeway_server.router.parts.uploads import FILE_MARK
-from causeway_server.router.serving.http.plain_request import HttpExchange, PlainRequest
 from causeway_server.router.serving.request import (
     DEADLINE,
     PRIORITY,
     TAGS,
+    HttpExchange,
+    PlainRequest,
     arrived_body,
     combined,
     members,

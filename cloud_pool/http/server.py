@@ -20,13 +20,15 @@ from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.completions import parse_completion
 from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response
-from causeway_server.router.serving.http.plain_request import PLAIN, HttpExchange, PlainRequest
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.live.sessions import Sessions
 from causeway_server.router.serving.logs import REQUEST, redacted
 from causeway_server.router.serving.request import (
+    PLAIN,
     ExchangeHandler,
     Handler,
+    HttpExchange,
+    PlainRequest,
     allowed_methods,
     read_request_id,
     served_method,

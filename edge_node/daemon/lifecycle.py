@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from causeway_server.router.serving.http.addresses import raise_file_limit
-from causeway_server.router.serving.http.plain_request import PLAIN
+from causeway_server.router.serving.addresses import raise_file_limit
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.process import tune_garbage_collector
+from causeway_server.router.serving.request import PLAIN
 from causeway_server.router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig

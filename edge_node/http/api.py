@@ -46,7 +46,6 @@ from causeway_server.router.openai.embeddings import parse_embedding
 from causeway_server.router.openai.request_body import BOM, check_header_names, check_media_type
 from causeway_server.router.openai.responses.request import RESPONSE_ONLY, ResponseEcho, parse_response
 from causeway_server.router.parts.uploads import FILE_MARK
-from causeway_server.router.serving.http.plain_request import HttpExchange, PlainRequest
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.request import (
     DEADLINE,
@@ -54,6 +53,8 @@ from causeway_server.router.serving.request import (
     TAGS,
     ExchangeHandler,
     Handler,
+    HttpExchange,
+    PlainRequest,
     allowed_methods,
     arrived_body,
     combined,

@@ -22,9 +22,8 @@ from aiohttp import web
 from causeway_server.router.api.document import OPENAPI_PATH
 from causeway_server.router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from causeway_server.router.openai.answer import ModelObject, encode_model, encode_models
-from causeway_server.router.serving.http.plain_request import HttpExchange
 from causeway_server.router.serving.metrics import CONTENT_TYPE
-from causeway_server.router.serving.request import Handler, read_choice
+from causeway_server.router.serving.request import Handler, HttpExchange, read_choice
 from causeway_server.router.serving.responses import body_response, json_response
 from causeway_server.router.types import AUTO, Route
 

@@ -42,7 +42,7 @@ from causeway_server.router.jobs.job import (
     revision_id,
 )
 from causeway_server.router.jobs.submission import encode_job_answer, parse_job_request
-from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.serving.logs import redacted
 from causeway_server.router.serving.reply import AnswerHead, Piece
 from causeway_server.router.types import Chunk, Embeddings, Modality, Request, RoutingHints

@@ -29,7 +29,7 @@ import msgspec
 
 from causeway_server.router.decision.decide import RequestMemo, features_of
 from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, Draining, QueueFull, RateLimited
-from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Limits
 from causeway_server.router.policy.signals import concerned
 from causeway_server.router.serving.logs import redacted

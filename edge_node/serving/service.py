@@ -39,7 +39,7 @@ from causeway_server.router.errors import (
     Draining,
     QueueFull,
 )
-from causeway_server.router.openai.cached_answer import CachedAnswer, is_keepable
+from causeway_server.router.openai.answer import CachedAnswer, is_keepable
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import ON_DEMAND
 from causeway_server.router.serving.logs import redacted

@@ -30,7 +30,7 @@ from causeway_server.models.catalog.artifact import ArtifactError
 from causeway_server.router.decision.decide import other_target
 from causeway_server.router.decision.features import question_of
 from causeway_server.router.errors import BackendError, CausewayError
-from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import wants_tools
 from causeway_server.router.serving.logs import redacted

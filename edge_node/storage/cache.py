@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from causeway_server.router.errors import StreamBroken
-from causeway_server.router.openai.cached_answer import CachedAnswer, decode_chunks, encode_chunks
+from causeway_server.router.openai.answer import CachedAnswer, decode_chunks, encode_chunks
 from causeway_server.router.types import Embeddings, Request
 
 from ..clock import Clock

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.streams import StreamReader
 
 from causeway_server.router.bundle.protocol import MAX_MESSAGE_BYTES
-from causeway_server.router.serving.http.aiohttp_connection import HttpRequest, is_between_requests, with_plain_path
+from causeway_server.router.serving.aiohttp_connection import HttpRequest, is_between_requests, with_plain_path
 from causeway_server.router.trackers import FairShare, network_of
 
 MAX_FILES = 65_536

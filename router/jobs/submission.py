@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..openai.answer import AnswerEncoder
-from ..openai.cached_answer import CachedAnswer, coalesce
+from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce
 from ..openai.chat import parse_chat
 from ..openai.completions import parse_completion
 from ..openai.embeddings import encode_embeddings, parse_embedding

@@ -1,6 +1,9 @@
 """Listens over TCP and Unix sockets for HTTP/1.1, bounded in connections, headers and time.
 
-Plain requests are read by `plain_connection`, all others by aiohttp's low-level server.
+A `Connection` answers plain requests itself, at a third of aiohttp's cost. At the first request that is not plain
+(another path, a WebSocket, a head that `read_head` does not know, malformed bytes) it moves to aiohttp's low-level
+server, with all bytes that were not answered, and stays there. So there is one HTTP server that refuses, and what is
+answered here is what that one would have answered.
 
 Misbehaving clients are treated as follows:
 
@@ -10,10 +13,13 @@ Misbehaving clients are treated as follows:
    with the most connections, then one that waits between two requests, then one of another peer whose request was
    refused before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once.
    Each address has its own limit, so that a flood over the network does not lock out programs on the machine
-4. pipelined requests: answered in order; only a few are read ahead
+4. pipelined requests: answered in order; only a few are read ahead, and the next one is not begun before the client
+   has read most of the answer to the last one
 5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`
 6. a client that disconnects: its handler and its work are cancelled
 7. requests that outlast the drain: they are cancelled and end with an error, before their connections are closed
+8. a request begins when its body is here; if that takes more than a moment, or the body is large, aiohttp receives it,
+   with its limits of time and memory
 """
 
 from __future__ import annotations
@@ -29,23 +35,26 @@ from typing import cast
 import anyio
 import msgspec
 from aiohttp import web
+from aiohttp.tcp_helpers import tcp_keepalive
 
 from ..errors import CausewayError, Draining, QueueFull
 from ..openai.answer import encode_error
-from ..trackers import FairShare
+from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
-from .http.addresses import BACKLOG, bind_tcp, bind_unix_socket, url_of
-from .http.aiohttp_connection import AiohttpConnection, has_response_begun, make_request
-from .http.plain_connection import PlainConnection
-from .http.plain_request import HttpExchange, PlainRequest
-from .request import ExchangeHandler, Handler, read_request_id
-from .responses import CORS, STOPPED, error_response
+from .addresses import BACKLOG, bind_tcp, bind_unix_socket, url_of
+from .aiohttp_connection import AiohttpConnection, has_response_begun, is_between_requests, make_request
+from .logs import redacted
+from .request import ExchangeHandler, Handler, HttpExchange, PlainHead, PlainRequest, read_head, read_request_id
+from .responses import CORS, STOPPED, answer_plain, error_response
 
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 0.25  # on close: time for complete answers that are not yet sent
 _CANCEL_S = 2.0  # on close: time for cancelled handlers to end
 _LOG_INTERVAL_S = 60.0  # between two lines about refused connections
+_MOMENT_S = 0.05
+_MOMENT_BYTES = 64 * 1024  # maximum size of a request that arrives in pieces
+_AHEAD_BYTES = 64 * 1024  # maximum size of requests that were sent ahead
 
 
 class ConnectionStats(msgspec.Struct, frozen=True):
@@ -165,7 +174,221 @@ class Address(msgspec.Struct, frozen=True):
     socket: str = ""
 
 
-Connection = PlainConnection[Address]
+class Connection(asyncio.Protocol):
+    """A connection of a listener, from its beginning to its end, whichever server answers its requests.
+
+    Attributes:
+        address: The listener's address that accepted it.
+        peer: The network of the client; "" over a Unix socket.
+        reading_paused: Whether reading is paused because of requests that were sent ahead.
+        task: The task that answers the request in progress.
+    """
+
+    def __init__(self, listener: Listener, address: Address) -> None:
+        self.address = address
+        self.peer = ""
+        self.transport: asyncio.Transport | None = None
+        self.writing_paused = False
+        self.task: asyncio.Task[None] | None = None
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._remote: str | None = None
+        self._received = b""  # bytes of requests that have not begun
+        self.reading_paused = False
+        self._head: PlainHead | None = None  # head of the last request
+        self._ends = False  # whether the connection ends after the request in progress
+        self._moved: AiohttpConnection | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._close_at = 0.0  # time at which it is closed if no request begins
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for the head of a request."""
+        if self._moved is not None:
+            return is_between_requests(self._moved)
+        return self.task is None and not self._received
+
+    @property
+    def is_open(self) -> bool:
+        return (self if self._moved is None else self._moved).transport is not None
+
+    def close(self) -> None:
+        """Close the connection after the answer to the request in progress."""
+        self._ends = True
+        if self._moved is None and self.task is None:
+            if self._received:
+                self._move(self._received)
+            else:
+                self.force_close()
+
+    def force_close(self) -> None:
+        """Close the connection as soon as the written bytes are sent."""
+        if self._moved is not None:
+            self._moved.force_close()
+        elif self.transport is not None:
+            self.transport.close()
+            self.transport = None
+
+    def release(self) -> None:
+        """Release the place of a lost connection."""
+        self._cancel_timers()
+        self._listener.release(self)
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername")
+        if address:  # "" over the Unix socket
+            self._remote = str(address[0])
+            self.peer = network_of(self._remote)
+            tcp_keepalive(transport)
+        if (refusal := self._listener.admit(self)) is not None:
+            transport.write(refusal)
+            transport.close()
+            return
+        self.transport = transport
+        self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self.task is None:
+            self._begin(self._received + data if self._received else data)
+        elif not self._ends:
+            self._received += data
+            if len(self._received) > _AHEAD_BYTES and not self.reading_paused and self.transport is not None:
+                self.reading_paused = True
+                self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._received = b""
+        self.release()
+        self._wake()
+        if self.task is not None:
+            self.task.cancel()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of the written bytes. Raises ConnectionError if it has disconnected."""
+        if self.writing_paused and self.transport is not None:
+            self._writable = self._writable or self._loop.create_future()
+            await asyncio.shield(self._writable)
+        if self.transport is None:
+            raise ConnectionResetError("the connection is closed")
+
+    def _wake(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None:
+            writable.set_result(None)
+
+    def _begin(self, data: bytes) -> None:
+        """Start the request at the beginning of `data`, wait for the rest of its body, or move to aiohttp."""
+        head = self._head
+        body = None if head is None else head.match(data)
+        if head is None or body is None:
+            head = read_head(data, self._listener.plain)
+            body = None if head is None else head.match(data)
+            if head is None or body is None:
+                self._move(data)
+                return
+            self._head = head
+        begin, end = body
+        if len(data) < end:
+            self._await_rest(data, end)
+            return
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+        self._received = data[end:]
+        http = PlainRequest(self, head.method, head.path, head.headers, data[begin:end], self._remote)
+        self.task = self._loop.create_task(self._answer(http))
+
+    def _await_rest(self, data: bytes, size: int) -> None:
+        """Wait a moment for the rest of a request of `size` bytes (1)."""
+        if size > _MOMENT_BYTES:
+            self._move(data)
+            return
+        self._received = data
+        if self._rest_timer is None:
+            self._rest_timer = self._loop.call_later(_MOMENT_S, self._rest_is_late)
+
+    def _rest_is_late(self) -> None:
+        self._rest_timer = None
+        self._move(self._received)
+
+    async def _answer(self, http: PlainRequest) -> None:
+        kept = False
+        try:
+            response = await self._listener.serve(http, self)
+            kept = await answer_plain(http, response)
+        except ConnectionError:
+            pass  # the client has left
+        except Exception as failure:
+            log.error("A request failed in the HTTP server: %s.", redacted(failure))
+            if not http.output_size:
+                failed = error_response(CausewayError("The server failed."))
+                failed.force_close()
+                await answer_plain(http, failed)
+        finally:
+            self.task = None
+            if self.transport is not None:
+                self._end(kept=kept)
+
+    def _end(self, *, kept: bool) -> None:
+        """Continue with the next request after an answer."""
+        if not kept or self._ends or self.transport is None:
+            self.force_close()
+            return
+        self._expect_request()
+        if self.reading_paused:
+            self.reading_paused = False
+            self.transport.resume_reading()
+        if self._received:
+            data, self._received = self._received, b""
+            self._begin(data)
+
+    # --- idle connections, and those that move -----------------------------------------------------------------------
+
+    def _expect_request(self) -> None:
+        self._close_at = self._loop.time() + self._listener.read_timeout_s
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_at(self._close_at, self._check_idle)
+
+    def _check_idle(self) -> None:
+        """Close a connection that has been idle for too long. A busy one is checked again after its request."""
+        self._idle_timer = None
+        if self._loop.time() < self._close_at:
+            self._idle_timer = self._loop.call_at(self._close_at, self._check_idle)
+        elif self.is_idle:
+            self.force_close()
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._idle_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._rest_timer = None
+
+    def _move(self, data: bytes) -> None:
+        """Let aiohttp read `data` and all later bytes."""
+        transport, self.transport = self.transport, None
+        if transport is None:
+            return
+        self._cancel_timers()
+        self._received, self._head = b"", None
+        self._moved = self._listener.aiohttp_connection(self)
+        self._moved.take_over(transport, data, self._close_at)
+        if self._ends:
+            self._moved.close()
 
 
 class Listener:
@@ -219,7 +442,7 @@ class Listener:
         self._http = web.Server(self._serve_aiohttp, request_factory=make_request, handler_cancellation=True)  # (6)
         loop = asyncio.get_running_loop()
         for address in self._addresses:
-            new_connection = partial(PlainConnection, self, address)
+            new_connection = partial(Connection, self, address)
             if address.socket:
                 path = Path(address.socket)
                 bound = bind_unix_socket(path, address.key)

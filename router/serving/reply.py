@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from ..errors import DeadlineExceeded
-from ..openai.cached_answer import CachedAnswer
+from ..openai.answer import CachedAnswer
 from ..types import CacheStatus, Chunk, Embeddings, Route
 
 Piece = Chunk | Embeddings

@@ -22,14 +22,13 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from ..errors import CausewayError, ClientGone
-from ..openai.answer import AnswerEncoder, encode_error, error_event, error_headers
-from ..openai.cached_answer import CachedAnswer, coalesce
+from ..openai.answer import AnswerEncoder, CachedAnswer, coalesce, encode_error, error_event, error_headers
 from ..openai.embeddings import encode_embeddings
 from ..openai.responses.encoder import ResponseEncoder
 from ..openai.responses.request import ResponseEcho
 from ..types import Embeddings, Request
-from .http.plain_request import NO_HEADERS, HttpExchange, PlainRequest
 from .reply import AnswerHead, Piece, TextSink
+from .request import NO_HEADERS, HttpExchange, PlainRequest
 
 SERVER = "causeway"
 JSON = "application/json"

@@ -20,7 +20,7 @@ import uvloop
 from causeway_server.fleet.server.tokens import TokenKey, load_token_key
 from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.generations import advance
-from causeway_server.router.serving.http.addresses import raise_file_limit
+from causeway_server.router.serving.addresses import raise_file_limit
 from tests.bench.fleet import plane
 from tests.bench.fleet.devices import device_name
 from tests.bench.rows import Row

@@ -39,9 +39,9 @@ from tests.tool import run_tool
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
-MAX_DAEMON_FILES = 29
-MAX_CHAT_FILES = {"edge": 32, "gateway": 49}
-MAX_JOB_FILES, MAX_WORKER_DEPTH = 92, 25
+MAX_DAEMON_FILES = 26
+MAX_CHAT_FILES = {"edge": 28, "gateway": 48}
+MAX_JOB_FILES, MAX_WORKER_DEPTH = 89, 25
 _CHILD = "causeway_server.models.llama_cpp.process.child"
 _ROLE = "CAUSEWAY_HOPS_PROCESS"
 _TIMEOUT_S = 60.0

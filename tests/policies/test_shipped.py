@@ -63,7 +63,6 @@ REFUSED_BY_SCHEMA = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), REFUSED_BY_SCHEMA, ids=str)
 def test_the_schema_refuses_what_the_daemon_refuses(key: str, value: object, tmp_path: Path) -> None:
     document = yaml.safe_load((POLICIES / "default.yaml").read_text())

@@ -23,8 +23,7 @@ import msgspec
 
 from causeway_server.router.errors import AuthenticationFailed, ConfigError
 from causeway_server.router.serving.folders import write_new
-from causeway_server.router.serving.http.plain_request import HttpExchange
-from causeway_server.router.serving.request import read_authorization
+from causeway_server.router.serving.request import HttpExchange, read_authorization
 
 from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList

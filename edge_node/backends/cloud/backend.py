@@ -37,7 +37,7 @@ from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.openai.upstream.wire import encode_request
-from causeway_server.router.serving.upstream.connection import HttpResponse
+from causeway_server.router.serving.http_client import HttpResponse
 from causeway_server.router.trackers import Breaker
 from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 

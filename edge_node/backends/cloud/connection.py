@@ -19,8 +19,7 @@ from yarl import URL
 
 from causeway_server.router.errors import CausewayError, CloudUnreadable, Phase
 from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
-from causeway_server.router.serving.upstream.client import HttpClient
-from causeway_server.router.serving.upstream.connection import ConnectError, HttpClientError, HttpResponse
+from causeway_server.router.serving.http_client import ConnectError, HttpClient, HttpClientError, HttpResponse
 from causeway_server.router.trackers import Breaker, Ewma
 from causeway_server.router.types import Chunk, Kind, Request
 

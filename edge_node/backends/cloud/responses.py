@@ -48,7 +48,7 @@ from causeway_server.router.errors import (
     StreamBroken,
     UnsupportedFeature,
 )
-from causeway_server.router.serving.upstream.connection import (
+from causeway_server.router.serving.http_client import (
     ConnectError,
     DisconnectedError,
     HttpClientError,

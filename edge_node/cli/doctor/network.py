@@ -19,7 +19,7 @@ import psutil
 
 from causeway_server.router.config import TracingConfig
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.http.addresses import url_of
+from causeway_server.router.serving.addresses import url_of
 
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.messages import BrokerError

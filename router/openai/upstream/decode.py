@@ -18,7 +18,7 @@ import msgspec
 
 from ...errors import CloudUnreadable, Phase, StreamBroken
 from ...types import Chunk, FinishReason, ToolCallDelta, Usage
-from ..cached_answer import coalesce
+from ..answer import coalesce
 from ..request_body import JSONObject, inner_extra
 from . import wire
 from .wire import CallTracker

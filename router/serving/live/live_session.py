@@ -17,8 +17,8 @@ import msgspec
 from aiohttp import WSMsgType, hdrs, web
 
 from ...errors import CausewayError, ClientGone, InvalidRequest
+from ...openai.answer import CachedAnswer
 from ...openai.audio import Transcript
-from ...openai.cached_answer import CachedAnswer
 from ...realtime.event_log import MEANING, CloseCode, EventsLost, encode_refusal, text_frame
 from ...realtime.response import (
     CancelResponse,

@@ -25,7 +25,7 @@ from causeway_server.fleet.store.database import Store
 from causeway_server.fleet.store.devices import Device
 from causeway_server.fleet.store.tables import devices as device_table
 from causeway_server.router.bundle.protocol import StatusReply
-from causeway_server.router.serving.http.addresses import raise_file_limit
+from causeway_server.router.serving.addresses import raise_file_limit
 
 from .devices import SERVER_KEY, STATUS, device_name, public_key
 

@@ -54,7 +54,6 @@ def test_one_tenant_has_half_of_the_memory_and_all_have_all_of_it() -> None:
     assert memory.held_bytes == 51
 
 
-@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab"), st.integers(0, 60)), max_size=40))
 def test_the_count_is_what_the_requests_in_progress_have(steps: list[tuple[int, str, int]]) -> None:
     """A request that grows, is refused or ends leaves the count exact; 0 ends a request."""

@@ -75,7 +75,6 @@ async def test_messages_come_in_order_and_then_none() -> None:
         await stream.ended()
 
 
-@pytest.mark.slow
 async def test_slow_reader_holds_the_server_back() -> None:
     """Messages do not pile up here, and other calls are served meanwhile."""
     server = Server(count=2000, size=64 * KB)

@@ -115,7 +115,6 @@ async def test_what_is_more_than_text_comes_from_the_iterator() -> None:
     assert [delta.id for chunk in seen.chunks for delta in chunk.tool_calls] == ["c"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", range(1, len(event("b"))))
 async def test_an_event_in_two_pieces_is_one_chunk(at: int) -> None:
     seen = Seen(99)

@@ -53,7 +53,6 @@ def test_a_daemon_that_is_away_is_said() -> None:
     assert (result.exit_code, "cannot reach" in result.stderr) == (3, True)
 
 
-@pytest.mark.slow
 async def test_the_webhook_of_a_job_is_shown_with_its_status(tmp_path: Path) -> None:
     here = OutboxWebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
     async with receiving() as receiver, running(tmp_path, cloud=JobCloud(), jobs=OutboxConfig(webhooks=here)) as device:

@@ -151,7 +151,6 @@ def test_garbage_in_any_file_makes_only_that_sensor_absent(tmp_path: Path, garba
             devices.plant(root, {name: text})
 
 
-@pytest.mark.slow
 @given(content=st.binary(max_size=64))
 def test_any_bytes_are_a_number_or_nothing(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("sensor") / "temp"

@@ -164,7 +164,6 @@ async def test_a_file_of_another_key_does_not_exist(tmp_path: Path) -> None:
         await till.close()
 
 
-@pytest.mark.slow
 async def test_the_cloud_gets_the_facts_of_a_named_file_that_must_stay(tmp_path: Path) -> None:
     async with filing(tmp_path, policy=KEPT) as (device, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
@@ -231,7 +230,6 @@ async def test_a_device_keeps_no_files_unless_its_owner_says_so(tmp_path: Path) 
         assert contents(folder_of(device)) == []
 
 
-@pytest.mark.slow
 async def test_files_expire_by_the_devices_own_time(tmp_path: Path) -> None:
     """A wall clock that jumps deletes none and keeps none, also over a restart."""
     now, clock = stands_still()

@@ -47,7 +47,6 @@ async def test_a_file_that_was_uploaded_as_private_never_leaves(tmp_path: Path, 
         assert len(device.cloud.bodies) == 1
 
 
-@pytest.mark.slow
 async def test_a_private_file_fails_closed(tmp_path: Path) -> None:
     async with filing(tmp_path) as (device, _):
         private = await upload(device, RESTRICTED[0])

@@ -512,7 +512,6 @@ async def test_a_refusal_has_its_status_and_runs_once(device: Device, status: st
     assert len(device.cloud.bodies) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("status", [status for status in REFUSALS if not status.startswith("400")])
 async def test_the_policys_next_attempt_comes_first(device: Device, status: str) -> None:
     answer = await ask(device, document(ERRORS["openai"], status=status), stream=False)
@@ -520,7 +519,6 @@ async def test_the_policys_next_attempt_comes_first(device: Device, status: str)
     assert len(device.cloud.bodies) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("upstream", "stream"),
     [*((value, False) for value in UNREADABLE.values()), *((value, True) for value in UNREADABLE_STREAMS.values())],

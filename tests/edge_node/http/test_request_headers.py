@@ -48,7 +48,6 @@ async def test_a_tag_on_a_second_line_fails_closed(device: Device) -> None:
     assert device.cloud.bodies == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [

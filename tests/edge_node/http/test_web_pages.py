@@ -184,7 +184,6 @@ async def test_a_preflight_of_an_allowed_origin_is_answered(device: Device) -> N
 # --- the body's type -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", POSTS)
 async def test_a_body_without_a_type_is_not_json(device: Device, path: str) -> None:
     """A page sends `text/plain`, a form or no type without asking first; curl sends a form."""

@@ -40,7 +40,6 @@ def test_the_commands_that_ship_are_the_devices_own() -> None:
     assert len(choose_rows(None, 4)) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("action", "sought"), [("pass", 0), (_CONNECT, 1), (_SEND, 1), (_CHILD, 1)])
 def test_the_watch_counts_what_seeks_a_way_out(action: str, sought: int) -> None:
     """Connections over loopback are not counted; those to another machine, a child's too, and name lookups are."""

@@ -128,7 +128,6 @@ async def test_embeddings_and_completions(device: Device, causeway: AsyncCausewa
     assert (await causeway.complete("hello")).text == "edge says so"
 
 
-@pytest.mark.slow
 async def test_jobs_are_submitted_waited_for_and_read(device: Device, causeway: AsyncCauseway) -> None:
     """The same key is the same job, and each ends with its answer."""
     first = await causeway.submit("hello", key="k1", priority="interactive", deadline_s=60)

@@ -505,7 +505,6 @@ async def test_retries_wait_as_long_as_the_device_says(
     assert deadlines == [{"deadline_ms": 10000}, {"deadline_ms": 8000}, {"deadline_ms": 6000}]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("busy", "status", "retry_after", "retries", "deadline_s", "asked"),
     [

@@ -70,7 +70,6 @@ async def test_an_equal_request_is_an_exact_hit(tmp_path: Path) -> None:
         assert outcome.cache_age_s is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "differing",
     [

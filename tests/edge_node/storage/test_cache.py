@@ -16,7 +16,7 @@ import pytest
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.storage.background_sqlite import Write
 from causeway_server.edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
-from causeway_server.router.openai.cached_answer import CachedAnswer
+from causeway_server.router.openai.answer import CachedAnswer
 from causeway_server.router.types import Chunk, Embeddings, Message, Request, Usage
 from tests.waiting import until
 

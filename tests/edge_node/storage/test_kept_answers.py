@@ -41,7 +41,6 @@ async def asked_twice(device: Device, *, stream: bool, max_tokens: int | None) -
     return answer.headers["x-causeway-cache"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("message", "finish", "max_tokens"),

@@ -111,7 +111,6 @@ def test_lint_reports_an_unreadable_path(tmp_path: Path) -> None:
 # --- test ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_test_runs_every_case(folder: Path) -> None:
     result = run("test", folder)
     assert result.exit_code == 0, result.output

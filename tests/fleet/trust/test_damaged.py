@@ -103,7 +103,6 @@ def test_a_pending_file_that_is_damaged_is_removed_and_signed_anew(fleet: Signed
     fleet.sign("ben")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["empty", "cut", "zeros", "no-text"])
 @pytest.mark.parametrize("role", ["timestamp", "snapshot"])
 def test_a_device_refuses_a_damaged_source_says_where_and_takes_the_next_whole_one(

@@ -67,7 +67,6 @@ def test_a_lie_in_the_header_is_refused_with_what_and_where(case: str, tmp_path:
     assert complaint in str(refused.value) or "the file is empty" in str(refused.value)
 
 
-@pytest.mark.slow
 @given(length=st.integers(0, len(WEIGHTS) - 1))
 def test_a_file_cut_anywhere_is_refused(length: int) -> None:
     with pytest.raises(ArtifactError):

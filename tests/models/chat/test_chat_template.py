@@ -59,7 +59,6 @@ def test_a_role_that_is_no_name_is_refused() -> None:
         render(DEFAULT_TEMPLATE, (Message(role="user|>x<|system", content=""),))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

@@ -45,7 +45,6 @@ def values(arguments: dict[str, str | list[str]]) -> list[str]:
     return [one for value in arguments.values() for one in (value if isinstance(value, list) else [value])]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", [*ODD, "", "   ", "word " * MAX_PIECES])
 def test_every_answer_is_a_call_that_copies_the_message(text: str) -> None:
     with GreedyModel(find_artifact("assistant").path, slots=1, context=2048, threads=1) as model:

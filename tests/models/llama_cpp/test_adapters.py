@@ -69,7 +69,6 @@ def logprobs_of(answer: Answer) -> list[float]:
     return [one.logprob for one in answer.logprobs]
 
 
-@pytest.mark.slow
 def test_answers_are_those_of_the_merged_weights(rig: Rig, merged: dict[str, Rig]) -> None:
     """One after the other, so that each changes the adapter."""
     texts = []

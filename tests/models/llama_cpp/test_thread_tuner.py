@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from causeway_server.models.llama_cpp.native.resources import ThreadTuner, TunersBySize
 
 Cost = Callable[[int], float]
@@ -38,7 +36,6 @@ def test_cores_that_help_are_used() -> None:
     assert run(tuner, helps, 60) < 0.05
 
 
-@pytest.mark.slow
 def test_trying_costs_little_where_threads_hurt() -> None:
     assert run(ThreadTuner(1, lambda: 6), hurts, 100) < 0.03
 

@@ -39,7 +39,6 @@ def test_other_files_are_refused_with_what_to_send(name: str) -> None:
         decode_text(HOSTILE_TEXTS[name], 64_000)
 
 
-@pytest.mark.slow
 async def test_the_text_of_a_file_reaches_the_model_and_the_record_has_its_hash(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=ALL) as device:
         answer = await ask(device, text("When is it due?"), file(filename="note.txt"))
@@ -91,7 +90,6 @@ async def test_files_that_are_not_taken_are_named_and_the_next_one_is(tmp_path: 
         device.assert_nothing_leaks()
 
 
-@pytest.mark.slow
 async def test_the_cloud_gets_the_text_of_a_file_that_must_stay(tmp_path: Path) -> None:
     async with running(tmp_path, policy=KEPT, encoders=ALL) as device:
         answer = await ask(device, text("hello"), file(), tags="cloud")

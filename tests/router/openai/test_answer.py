@@ -17,13 +17,14 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from causeway_server.router.errors import EngineCrashed, InvalidRequest, StreamBroken
 from causeway_server.router.openai.answer import (
     AnswerEncoder,
+    CachedAnswer,
     ModelObject,
+    coalesce,
     encode_error,
     encode_model,
     encode_models,
     error_event,
 )
-from causeway_server.router.openai.cached_answer import CachedAnswer, coalesce
 from causeway_server.router.openai.upstream.decode import SSEParser, decode_answer
 from causeway_server.router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causeway_server.router.errors import BackendError, CloudFailed, StreamBroken
-from causeway_server.router.openai.answer import AnswerEncoder
-from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.answer import AnswerEncoder, coalesce
 from causeway_server.router.openai.upstream.decode import SSEParser, StreamDecoder, decode_answer
 from causeway_server.router.types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 

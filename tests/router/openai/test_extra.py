@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from causeway_server.router.openai.answer import AnswerEncoder
-from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.answer import AnswerEncoder, coalesce
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.request_body import merged_extra
 from causeway_server.router.openai.upstream.wire import encode_request

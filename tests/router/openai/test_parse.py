@@ -549,7 +549,6 @@ def test_a_chat_request_survives_a_round_trip(request: Request) -> None:
     assert again == _without_wishes(request)
 
 
-@pytest.mark.slow
 @given(completion_requests())
 def test_a_completion_request_survives_a_round_trip(request: Request) -> None:
     again = parse_completion(encode_request(request, request.model), NONE)
@@ -640,7 +639,6 @@ def test_a_damaged_body_parses_or_raises_invalid_request(request: Request, data:
     _request_or_refusal(parse_chat, bytes(body))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [100, 400, *range(900, 1000, 3)])
 def test_nesting_near_the_interpreters_limit(depth: int) -> None:
     """At any depth, each step of parsing and encoding either works or refuses."""

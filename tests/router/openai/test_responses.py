@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from causeway_server.router.errors import CausewayError
-from causeway_server.router.openai.cached_answer import coalesce
+from causeway_server.router.openai.answer import coalesce
 from causeway_server.router.openai.chat import parse_chat
 from causeway_server.router.openai.responses.encoder import ResponseEncoder
 from causeway_server.router.openai.responses.request import ResponseEcho, parse_response

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from causeway_server.router.errors import StreamBroken
-from causeway_server.router.openai.answer import AnswerEncoder
-from causeway_server.router.openai.cached_answer import (
+from causeway_server.router.openai.answer import (
     VERSION,
+    AnswerEncoder,
     CachedAnswer,
     StoredChunk,
     coalesce,

@@ -344,7 +344,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_refused_with_file_line_column_and_key(mistake: str) -> None:
     text, (line, column, key), words = MISTAKES[mistake]

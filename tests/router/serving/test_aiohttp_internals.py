@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from causeway_server.router.serving.http.aiohttp_connection import has_response_begun, is_between_requests, make_request
+from causeway_server.router.serving.aiohttp_connection import has_response_begun, is_between_requests, make_request
 from causeway_server.router.serving.request import send_continue
 from causeway_server.router.serving.responses import EventStream
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from causeway_server.router.serving.upstream.client import HttpClient
-from causeway_server.router.serving.upstream.connection import (
+from causeway_server.router.serving.http_client import (
     ConnectError,
     DisconnectedError,
+    HttpClient,
     MalformedError,
     TruncatedError,
 )

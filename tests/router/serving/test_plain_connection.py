@@ -11,14 +11,13 @@ import pytest
 from aiohttp import web
 
 from causeway_server.router.errors import InvalidRequest
-from causeway_server.router.serving.http.plain_request import HttpExchange, PlainRequest
 from causeway_server.router.serving.listener import Address, ConnectionTable, Listener
-from causeway_server.router.serving.request import arrived_body, read_authorization
+from causeway_server.router.serving.request import HttpExchange, PlainRequest, arrived_body, read_authorization
 from causeway_server.router.serving.responses import EventStream, PrebuiltResponse, error_response, json_response
 from causeway_server.router.web_origins import WebOrigins
 from tests.waiting import until
 
-from .test_plain_request import OTHER, PLAIN, post
+from .test_plain_head import OTHER, PLAIN, post
 
 PAGE = "https://page.example"
 CHAT = post(b"Content-Length: 2")
@@ -195,7 +194,6 @@ async def test_a_long_request_outlasts_the_time_of_idle_connections() -> None:
         assert (await read_to_end(reader)).count(b"HTTP/1.1 200 ") == 1
 
 
-@pytest.mark.slow
 async def test_requests_that_are_sent_ahead_wait_outside() -> None:
     """While one request is answered, the rest of a flood stays in the socket's buffers, and is answered afterwards."""
     count = 20_000

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 BACKLOG = 4096
 

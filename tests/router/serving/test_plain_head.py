@@ -11,7 +11,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from causeway_server.router.serving.http.plain_request import MAX_HEADERS, read_head
+from causeway_server.router.serving.request import MAX_HEADERS, read_head
 
 LINES = {
     b"POST /v1/chat/completions HTTP/1.1\r\n": ("POST", "/v1/chat/completions"),
@@ -186,7 +186,6 @@ STREAMS = st.lists(
 EXAMPLES = 100_000 if settings.get_current_profile_name() == "fuzz" else 300
 
 
-@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(first=STREAMS, data=STREAMS)
 async def test_any_stream_is_read_by_both_or_by_aiohttp(first: bytes, data: bytes) -> None:

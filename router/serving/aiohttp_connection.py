@@ -11,11 +11,10 @@ from typing import Any, Protocol
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
-from ...errors import CausewayError, InvalidRequest
-from ..logs import redacted
-from ..request import plain_path
-from ..responses import CORS, SERVER, error_response
-from .plain_request import MAX_HEADERS, HttpExchange
+from ..errors import CausewayError, InvalidRequest
+from .logs import redacted
+from .request import MAX_HEADERS, HttpExchange, plain_path
+from .responses import CORS, SERVER, error_response
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""The client half of HTTP: `client` pools connections to one server, `connection` brings an answer as it arrives."""
