@@ -70,6 +70,12 @@ _TRAINING = (
     "publish quantize train train-encoder train-heard-words train-quality train-semantic train-spoken"
 ).split()
 
+_ASK = ("ask", "route", "listen")
+_PRINT_JSON = (
+    *(f"causeway-cloud {name}" for name in ("doctor", "usage", "plan", "jobs reconcile")),
+    *(f"causeway-edge {name}" for name in (*_ASK, "doctor", "fleet status")),
+    *(f"causeway-edge jobs {name}" for name in ("list", "show", "retry", "purge")),
+)
 GATEWAY_METRICS = "causeway_cloud_"
 """The prefix of the gateway's metrics in the version before."""
 
@@ -117,6 +123,11 @@ RENAMED: Mapping[Kind, tuple[Renamed, ...]] = {
             "causeway-cloud triton --http-port",
             advice="Triton serves gRPC alone, because its model control needs a key: leave the flag out.",
         ),
+        *(Renamed(f"{command} --json", f"{command} --format json") for command in _PRINT_JSON),
+        *(Renamed(f"causeway-edge {name} --deadline", f"causeway-edge {name} --deadline-s") for name in _ASK),
+        Renamed("causeway-edge listen --seconds", "causeway-edge listen --duration-s"),
+        Renamed("causeway-cloud plan --at", "causeway-cloud plan --sequences"),
+        Renamed("causeway-cloud keys issue --days", "causeway-cloud keys issue --lifetime-s"),
         *_same("causeway-models ", "causeway-train ", *_TRAINING),
         Renamed("causeway-models train-scope", advice="Nothing read the signal that it trained."),
         Renamed("causeway-models evaluate-scope", advice="Nothing read the signal that it measured."),
