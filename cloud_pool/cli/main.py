@@ -12,8 +12,7 @@ import msgspec
 
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError
-from causeway_server.router.serving.commands import ProgramGroup, migrate_file
-from causeway_server.router.serving.process import refuse, run_fast
+from causeway_server.router.serving.process import ProgramGroup, migrate_file, refuse, run_fast
 
 from ..config import Config
 from .process import PATH, ConfiguredProcess, configured_command, until_stopped

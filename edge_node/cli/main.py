@@ -13,7 +13,7 @@ import msgspec
 from causeway_server.router.config import default_text, keys_of, schema_of
 from causeway_server.router.errors import ConfigError, PolicyError
 from causeway_server.router.policy.file import seconds
-from causeway_server.router.serving.commands import ProgramGroup
+from causeway_server.router.serving.process import ProgramGroup
 
 from .. import daemon_version
 from ..config.loader import config_variable

@@ -12,8 +12,8 @@ from causeway_server.router.documents.strict_yaml import Tree, read_yaml
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.migrate.rewrite import scalars_at
 from causeway_server.router.renames import RENAMED
-from causeway_server.router.serving.commands import migrate_file
 from causeway_server.router.serving.folders import write_atomically
+from causeway_server.router.serving.process import migrate_file
 
 
 def run(file: Path) -> Iterator[str]:

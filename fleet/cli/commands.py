@@ -22,9 +22,8 @@ from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.file import policy_schema
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.renames import advice
-from causeway_server.router.serving.commands import ProgramGroup, migrate_file
 from causeway_server.router.serving.logs import start_log
-from causeway_server.router.serving.process import run_fast
+from causeway_server.router.serving.process import ProgramGroup, migrate_file, run_fast
 from causeway_server.router.types import NowSignals
 
 from ..operators.operators_file import OperatorsDoc

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
-from causeway_server.router.serving.commands import ProgramGroup
+from causeway_server.router.serving.process import ProgramGroup
 
 from ..catalog.artifact import ArtifactError
 

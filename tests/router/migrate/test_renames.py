@@ -21,7 +21,7 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.policy.cel_source import ExpressionError, rewrite, scan
 from causeway_server.router.policy.signals import SIGNALS
 from causeway_server.router.renames import RENAMED, advice, find
-from causeway_server.router.serving.commands import ProgramGroup
+from causeway_server.router.serving.process import ProgramGroup
 from causeway_train.cli.commands import main as causeway_train
 from tests.docs.tables import metric_names
 

@@ -8,7 +8,7 @@ import pytest
 
 from causeway_server.router.errors import ConfigError
 from causeway_server.router.migrate.rewrite import DocumentKind, rewrite
-from causeway_server.router.serving.commands import migrate_file
+from causeway_server.router.serving.process import migrate_file
 
 EDGE = """\
 # the till
