@@ -15,7 +15,7 @@ class CausewayError(Exception):
     """An internal fault; the base of all errors that a client can see.
 
     Args:
-        message: For people: what is wrong, where, what to do.
+        message: The text for people: what is wrong, where, what to do.
         param: The path of the offending key in the request, if any.
         retry_after_s: The value of `Retry-After`, in seconds, if known.
     """

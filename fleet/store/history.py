@@ -45,7 +45,7 @@ def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
     """Return the fault of the first row that does not fit the chain; "" if all fit.
 
     Args:
-        rows: In order, without gaps.
+        rows: The rows in order, without gaps.
         after: The row before the first one; None at the beginning of the log.
     """
     n, previous = (1, FIRST) if after is None else (after.n + 1, after.hash)

@@ -42,7 +42,7 @@ def publish_online(
     Args:
         trust: The roles of `trust.yaml`.
         folder: A folder with root and artifacts.
-        signers: At least one key of each online role.
+        signers: The private keys, at least one for each online role.
         now: The time, with a time zone.
         plans: The plans by cohort; None: the published plans stay.
         min_version: The minimum of new versions, since devices may know newer ones after a restored backup.

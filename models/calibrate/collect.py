@@ -159,7 +159,7 @@ async def collect(
     """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
 
     Args:
-        judge: Is asked which answer is better, of prompts without a reference, also those that `log` has.
+        judge: The model that compares answers to prompts without a reference, those in `log` included.
         parallel: The number of prompts that are asked at a time.
         progress: Called with the number of prompts that have answers, after each.
 

@@ -205,7 +205,7 @@ def read_sources(path: Path) -> list[DataSource]:
     """Read whose data a set of prompts is.
 
     Raises:
-        ArtifactError: As `read_lines`.
+        ArtifactError: The file is invalid, see `read_lines`.
     """
     decoder = msgspec.json.Decoder(DataSource)
     return read_lines([path], decoder.decode, '{"name": "...", "licence": "...", "attribution": "..."}')
@@ -296,7 +296,7 @@ def label(
     task its share of `prompts` back.
 
     Args:
-        answers: By the prompt's id.
+        answers: The answers by the prompt's id.
         encode: The sentence encoder, for free texts without reference; None: only equal texts agree.
     """
     rows = []

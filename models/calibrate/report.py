@@ -94,7 +94,7 @@ def evaluate_pair(rows: Rows, signals: Mapping[str, Array64], seed: int) -> list
     """Return the figures of all prompts together (first) and of each task.
 
     Args:
-        signals: As `signals_of` returns them.
+        signals: The result of `signals_of`.
     """
     tasks = np.array([row.task for row in rows.answers])
     names = list(dict.fromkeys(tasks.tolist()))
@@ -135,7 +135,7 @@ def choose_threshold(
     Args:
         probabilities: [rows], that the small model's answer is good enough.
         small, large: [rows], the quality of both answers.
-        target: What the owner wants.
+        target: The owner's goal.
         weights: [rows], how much each row counts; default: all the same.
     """
     shares = np.ones(len(small)) if weights is None else weights

@@ -103,7 +103,7 @@ def chart(curves: Sequence[RoutingCurve], traffic: str) -> str:
     """Return an SVG plot of curves: `on_device` to the right, `retained` upwards; the goal is the shaded corner.
 
     Args:
-        traffic: What the requests are.
+        traffic: A description of the requests.
     """
     highest = max([1.0, *(point.retained for curve in curves for point in curve.points)])
     goal, top = _x(TARGET_ON_DEVICE), _y(highest, highest)

@@ -42,12 +42,12 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
         large: The name of the cloud's model.
         route: The route that decided.
         encoder_sha256: The hash of the sentence encoder of `inputs`.
-        inputs: Of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
+        inputs: The inputs of `edge.quality`, float32: structure of the prompt, then the encoder's vector.
         agreed: Whether the device's answer agrees with the cloud's.
-        confidence: Of the device's first `after` tokens; None: it was not measured.
+        confidence: The confidence of the device's first `after` tokens; None if it was not measured.
         after: The number of tokens that the handoff waits for.
         ended: `confidence` covers all tokens of the answer.
-        signals_sha256: Of the calibrated signals that estimated `quality` and `score`; "" for none.
+        signals_sha256: The hash of the calibrated signals that estimated `quality` and `score`; "" for none.
         quality: `edge.quality` of the prompt.
         score: The probability that the handoff compares.
     """

@@ -79,7 +79,7 @@ def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHea
 
     Args:
         data: The bytes at hand.
-        size_bytes: Of the whole file.
+        size_bytes: The size of the whole file.
         where: Names the file in errors.
 
     Raises:
@@ -345,7 +345,7 @@ def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
 
     Args:
         data: The bytes at hand; without the whole header, tensors are taken to fill the file.
-        size_bytes: Of the whole file.
+        size_bytes: The size of the whole file.
         where: Names the file in errors.
 
     Raises:

@@ -158,8 +158,8 @@ def generate(template: jinja2.Template, variables: Mapping[str, object], input_l
     """Render a compiled template within the budget.
 
     Args:
-        template: From `compile_template`.
-        variables: What the template may read.
+        template: The result of `compile_template`.
+        variables: The values that the template may read.
         input_length: Characters of `variables`; the text budget grows with it.
 
     Raises:

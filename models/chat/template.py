@@ -130,8 +130,8 @@ def adapted(
     """Return messages and tools in a form that the template can take; the numbers are those of the module's list.
 
     Args:
-        abilities: Of the template.
-        form: Of the calls of the template's family.
+        abilities: The abilities of the template.
+        form: The form of calls of the template's family.
     """
     if abilities.system == "dropped":
         return messages, tools

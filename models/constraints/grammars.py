@@ -128,7 +128,7 @@ def schema_grammar(schema: str, *, spaced: bool = False) -> str:
         spaced: Write ", " and ": " between values, as Python does; otherwise the model chooses.
 
     Raises:
-        InvalidGrammar: With the path and keyword of what cannot be held.
+        InvalidGrammar: A part cannot be enforced; the message has its path and keyword.
     """
     try:
         held = _held(schema)
@@ -145,11 +145,11 @@ def framed_grammar(schema: str, frame: CallFrame = NO_FRAME, marks: Mapping[str,
 
     Args:
         schema: JSON text; "{}" means any JSON object.
-        frame: In the words of the model's family.
+        frame: The frame of the model's family.
         marks: Tokens that stand for a mark of the frame, by its text.
 
     Raises:
-        InvalidGrammar: With the path and keyword of what cannot be held.
+        InvalidGrammar: A part cannot be enforced; the message has its path and keyword.
     """
     if frame == NO_FRAME:
         return LLMatcher.grammar_from_json_schema(schema_grammar(schema))

@@ -41,7 +41,7 @@ class SequencePrompt(msgspec.Struct, frozen=True, eq=False):
         tokens: Int32 [tokens], read-only; ids below 0 are soft tokens.
         vectors: float32 [embedding dimensions] each, by the ids of the soft tokens; empty without them.
         placed: Runs that are not simply one vector after the other, by the id of their first one.
-        system_tokens: How many of the first tokens may be stored as a file.
+        system_tokens: The number of first tokens that may be stored as a file.
     """
 
     tokens: Tokens
@@ -59,7 +59,7 @@ class SoftTokenIds:
     """Gives out ids below 0. Thread-safe.
 
     Args:
-        dimensions: Of the model's embeddings.
+        dimensions: The dimensions of the model's embeddings.
         largest_run: Vectors that one batch takes.
         positions_have_parts: The model has M-RoPE.
     """

@@ -64,7 +64,7 @@ class GrammarCompiler:
         """Return the state at the grammar's beginning.
 
         Args:
-            grammar: In one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
+            grammar: The grammar in one of llguidance's forms: Lark, or JSON of `LLMatcher.grammar_from_json_schema`.
             keep: Keep what was compiled for the next sequence with this grammar.
 
         Raises:

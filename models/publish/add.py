@@ -86,13 +86,13 @@ def add_model(
     """Check a GGUF or ONNX file and put it into `root/name` as an artifact.
 
     Args:
-        name: How policies name the model; defaults to the file's name.
+        name: The model's name in policies; defaults to the file's name.
         device: The device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
         force: Add a GGUF that does not fit, with a note.
-        answers: What a GGUF answers with; `calls` constrains its answers to the call grammar.
+        answers: The form of a GGUF's answers; `calls` constrains its answers to the call grammar.
         placing: Copy the file, link it, or move it.
-        origin: Where the file came from; None: it is the owner's own.
-        mmproj: Of a vision model; it is placed as the model is.
+        origin: The origin of the file; None: the owner's own.
+        mmproj: The mmproj file of a vision model, which is installed in the same way.
 
     Raises:
         ArtifactError: The file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
@@ -163,7 +163,7 @@ def check_memory(what: str, need_bytes: int, device: Device, advice: str, *, for
 
     Args:
         what: Names the model in messages.
-        advice: What to do about it, other than `--force`.
+        advice: The advice besides `--force`.
 
     Raises:
         ArtifactError: It does not fit, and `force` is not set; the message has the figures.
@@ -241,8 +241,8 @@ def add_adapter(
     Args:
         model: The artifact of its base model.
         file: The adapter's GGUF.
-        name: How requests name it, behind the model's name; defaults to the file's name.
-        scale: How strongly it is applied.
+        name: The adapter's name in requests, after the model's name; defaults to the file's name.
+        scale: The strength of its effect.
         placing: Copy the file, link it, or move it.
         replace: The model may have an adapter of this name, which gives way.
 
@@ -322,7 +322,7 @@ def add_voice(
 
     Args:
         settings_file: The voice's JSON; None: it lies beside `file`, with `.json` after its name.
-        name: How requests name the voice; defaults to the file's name.
+        name: The voice's name in requests; defaults to the file's name.
         licence: Its name, such as `CC-BY-4.0`.
         licence_file: Its text, which is kept beside the voice.
         device: The device whose memory it must fit.

@@ -70,7 +70,7 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
     Args:
         file: The GGUF file.
         context: Tokens that it must be able to hold; at most 512 are tried.
-        limits: Of the child; None: `limits_for` its size.
+        limits: The limits of the child; None: `limits_for` its size.
 
     Raises:
         ArtifactError: The file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
@@ -102,8 +102,8 @@ def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> No
 
     Args:
         projector: Reads the features of `encoder`, both ONNX files.
-        width: Of the language model's embeddings.
-        tokens: That an image becomes.
+        width: The width of the language model's embeddings.
+        tokens: The number of soft tokens of an image.
 
     Raises:
         ArtifactError: The files cannot be read, do not fit each other, or give another number of values.

@@ -63,7 +63,7 @@ def publish_gguf(
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
     Args:
-        placing: How the weights get there, see `place`.
+        placing: The way of installing the weights, see `place`.
         licence: Defaults to the licence that the file names, else "unknown".
 
     Raises:
@@ -158,7 +158,7 @@ def card(
 
     Args:
         manifest: Describes the weights.
-        purpose: What the model is for.
+        purpose: The purpose of the model.
         measured: Lines of Markdown about its figures.
         appendix: Lines of Markdown at the end.
         facts: Further rows of the table of facts; empty ones are left out.

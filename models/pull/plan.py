@@ -191,7 +191,7 @@ def check_memory(
 
     Args:
         others: The other files of the same model, of which a smaller one may fit.
-        beside_bytes: Of its mmproj file, which must fit too.
+        beside_bytes: The size of its mmproj file, which must fit, too.
 
     Raises:
         PullError: It does not fit; the message has the figures and the next smaller file that does.

@@ -163,8 +163,8 @@ class Codes:
         """Return the product of codes that a vector has at least if its inner product s may be among the greatest.
 
         Args:
-            length: Of the query q.
-            missed: Of its difference e = q - q̂ from its codes.
+            length: The length of the query q.
+            missed: The length of its difference e = q - q̂ from its codes.
             last: The product of codes of the last one among the greatest; -inf: all are.
             least: Inner product that is asked for.
 

@@ -286,7 +286,7 @@ class Findings(msgspec.Struct):
     """Counts and log-odds, no content.
 
     Attributes:
-        judge_sha256: Of the judge whose log-odds these are.
+        judge_sha256: The hash of the judge that gave these log-odds.
         requests: Look-ups, each weighted with the share of semantic answers that are compared.
         compared: Semantic answers that were made again for comparison.
         wrong: The log-odds of those that differed, highest first.

@@ -105,7 +105,7 @@ class ConfidenceCalibrator:
             after: The number of tokens that the handoff waits for; selects the stage.
             quality: `edge.quality` of the prompt, where it is known.
             ended: `confidence` covers all tokens of the answer.
-            transcript_confidence: Of a request that was spoken; None: it was typed.
+            transcript_confidence: The confidence of a spoken request's transcript; None if it was typed.
         """
         within = [stage for stage in self._stages if stage.tokens <= after]
         stage = within[-1] if within else self._stages[0]

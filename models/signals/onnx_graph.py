@@ -70,7 +70,7 @@ def choose_providers(size_bytes: int, available: Collection[str] | None = None) 
     """Return the providers for a graph, best first; the CPU is always the last resort.
 
     Args:
-        size_bytes: Of the graph's file.
+        size_bytes: The size of the graph's file.
         available: Providers of this build of ONNX Runtime; None: asked.
     """
     found = onnxruntime.get_available_providers() if available is None else available

@@ -41,7 +41,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
         status: The HTTP status.
         content: The type of the body by media type; for server-sent events, the type of an event's data. None: any
             bytes.
-        meaning: When it is sent.
+        meaning: The condition under which it is sent.
         headers: Names of headers, with their meaning.
     """
 

@@ -191,7 +191,7 @@ def generation_operations(
         caller: The client that may call them.
         parameters: The headers that each takes.
         job_parameters: The headers that make a job of a request.
-        headers: Those of each answer, with their meaning.
+        headers: The headers of each answer, with their meaning.
         job: The type of a job's view.
         more_errors: The errors that each sends beside those of both servers.
     """

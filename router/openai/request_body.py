@@ -146,7 +146,7 @@ def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _A
     """Convert the document to the struct `kind`.
 
     Args:
-        advice: What to send instead of a wrong value, by field; advice for OpenAI's fields is the default.
+        advice: The advice for a wrong value, by field; advice for OpenAI's fields is the default.
 
     Raises:
         InvalidRequest: The document does not fit; `param` is written as by OpenAI.

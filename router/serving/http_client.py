@@ -75,9 +75,9 @@ class HttpResponse:
     """A response: its head, and its body as it arrives. The caller must `release` it.
 
     Attributes:
-        status: Of the final response.
+        status: The status of the final response.
         complete: Whether the whole body has arrived; some of it may not have been taken yet.
-        listener: Is asked first while a task waits for the body.
+        listener: The receiver that is called first while a task waits for the body.
     """
 
     def __init__(self, connection: HttpConnection) -> None:

@@ -401,7 +401,7 @@ class Listener:
 
     Attributes:
         plain: Method and path by request line.
-        connections: Those that are open.
+        connections: The open connections.
     """
 
     def __init__(

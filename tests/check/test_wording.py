@@ -17,6 +17,10 @@ FRAGMENTS = re.compile(
     r"|Whose)\b"
 )
 """First words that hang on the name, or begin a fragment. `Whether` may begin the meaning of a property or value."""
+ENTRY = re.compile(
+    r"^ +\w+: ((?:As|At|By|For|From|How|In|Is|Of|That|Those|To|What|When|Where|Which|Who|With) .*)", re.MULTILINE
+)
+"""An entry of `Args`, `Attributes` or `Raises` that is a fragment instead of a noun phrase or a sentence."""
 RIDDLES = re.compile(
     r"\banew\b|(?<!there )(?<!There )\b(?:is|are|was) no (?!longer\b|more\b|such\b|room\b|[a-z]+ one\b)"
 )
@@ -78,7 +82,11 @@ def hanging(tree: ast.Module) -> list[Finding]:
 
 
 def riddles(tree: ast.Module) -> list[Finding]:
-    return [(line, match[0]) for line, text, _ in docstrings(tree) for match in RIDDLES.finditer(text)]
+    return [
+        (line, match[0])
+        for line, text, _ in docstrings(tree)
+        for match in (*RIDDLES.finditer(text), *ENTRY.finditer(text))
+    ]
 
 
 def _text(node: ast.expr) -> str | None:

@@ -54,7 +54,7 @@ class Batch:
 
         Args:
             first: Position of the first one.
-            offsets: From there, int32 [3, rows]; None: one after the other.
+            offsets: The offsets from there, int32 [3, rows]; None: one after the other.
         """
         count = rows.stop - rows.start
         if self.parts is None:
@@ -95,7 +95,7 @@ class Context:
             sequences: The maximal number of sequences.
             batch_tokens: The maximal number of rows of a batch.
             outputs: The maximal number of rows of a batch that need an output.
-            kv_type: How keys and values are kept.
+            kv_type: The type of stored keys and values.
             embeddings: Return hidden states instead of logits.
 
         Raises:

@@ -153,8 +153,8 @@ def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
     """Return how many layers fit, counted from the last one, as llama.cpp offloads them.
 
     Args:
-        sizes: Of the layers, in bytes, in order.
-        free_bytes: Of all GPUs together.
+        sizes: The sizes of the layers in bytes, in order.
+        free_bytes: The free memory of all GPUs together.
     """
     room = int(free_bytes * _USABLE) - _BUFFER_BYTES
     taken = itertools.accumulate(reversed(sizes))
@@ -212,7 +212,7 @@ def plan_memory(
         options: The configured sizes.
         trained_context: The model's own context in tokens.
         kv_bytes_per_token: KV cache of one token.
-        weights_bytes: For the error message.
+        weights_bytes: The size of the weights, for the error message.
         free: Bytes of free memory.
 
     Raises:
@@ -326,8 +326,8 @@ class ThreadTuner:
         """Record a step that ran with `threads`.
 
         Args:
-            rows: Of answers; steps are compared only with those of the same number.
-            cost: What is compared, for example seconds for each row.
+            rows: The number of answer rows; only steps with the same number are compared.
+            cost: The compared value, for example seconds for each row.
             step_s: The step's duration in seconds.
         """
         if self._most is None:
@@ -399,7 +399,7 @@ class TunersBySize:
         Until a trial was decided, it has the most threads that any smaller work is done with.
 
         Args:
-            rows: Of the step.
+            rows: The rows of the step.
             prompt: Some are of prompts, most of which have no output: more work than any step of answers.
         """
         size = (prompt, rows.bit_length())

@@ -99,7 +99,7 @@ class Sequence:
             max_tokens: Limit of the answer.
             sampler: None for plain greedy decoding.
             deadline: Monotonic seconds.
-            adapter: That the job names; None: the model as it is.
+            adapter: The adapter of the job; None: the model without one.
         """
         self._vectors = prompt.vectors
         self.places = Places(prompt.tokens, prompt.placed)

@@ -65,7 +65,7 @@ class Branch(Protocol):
 
         Args:
             deadline: The loop's time.
-            terms: Of an audio clip.
+            terms: The terms of an audio clip.
             tell: Gets each segment as soon as it is understood; may not raise.
 
         Raises:
@@ -148,7 +148,7 @@ class PartMemory:
 
     Args:
         limit: Parts; the one that was kept first is forgotten.
-        remembered_s: How long a part is remembered.
+        remembered_s: The time for which a part is remembered.
         clock: Monotonic seconds.
     """
 

@@ -160,11 +160,11 @@ class EncoderGraph:
     """The encoders that a request may use.
 
     Args:
-        branches: By kind of part.
-        memory: Of what was found of earlier parts.
-        max_parts: Of one request.
+        branches: The branches by kind of part.
+        memory: The memory of earlier parts' facts.
+        max_parts: The maximum number of parts of a request.
         clock: Monotonic seconds.
-        projectors: For soft tokens; None: there are none.
+        projectors: The projectors for soft tokens; None if there are none.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class EncoderGraph:
         Args:
             deadline: Monotonic seconds; each branch also has its own.
             kinds: None: all that are read.
-            late: As in `read`.
+            late: See `read`.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.
@@ -230,7 +230,7 @@ class EncoderGraph:
         """Run a branch for each part of these kinds, and for those of the `projected` kinds for soft tokens of `model`.
 
         Args:
-            late: How long parts are read on for `late_facts`; None: a late branch ends.
+            late: The terms of reading late parts for `late_facts`; None: a late branch ends.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.

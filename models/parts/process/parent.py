@@ -71,7 +71,7 @@ class WorkerProcess:
         """Return the worker's result.
 
         Args:
-            deadline: In the loop's time; waiting for earlier jobs counts.
+            deadline: The deadline in the loop's time; waiting for earlier jobs counts.
             tell: Gets each segment that the child tells before the result; may not raise.
 
         Raises:
