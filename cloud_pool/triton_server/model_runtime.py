@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from causeway_server.models.llama_cpp.protocol import Emission, Emit, EngineStats, Job, OnFailure, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, Emit, EngineStats, OnFailure, Prompt, SequenceRequest
 from causeway_server.router.errors import CausewayError, ClientGone, DeadlineExceeded, InvalidRequest
 from causeway_server.router.types import TokenLogprob
 
@@ -67,14 +67,14 @@ class ModelResponse(msgspec.Struct, frozen=True):
     embedding: tuple[float, ...] = ()
 
 
-def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
+def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[SequenceRequest]:
     """Translate a request into one job per sequence. Raises InvalidRequest."""
     parameters = request.parameters
     if request.stream and request.with_input:
         raise InvalidRequest("exclude_input_in_output = false is not possible while streaming.")
     guided = parameters.guided
     return [
-        Job(
+        SequenceRequest(
             id=next(ids),
             # The gateway rendered the prompt and broke up special tokens in the user's text: those left are intended.
             # What is to be embedded is the user's text alone.
@@ -123,7 +123,7 @@ class Responder(Protocol[R_contra]):
 class ModelEngine(Protocol):
     """The part of `models.llama_cpp.engine.Engine` that is used here."""
 
-    def submit(self, job: Job) -> None: ...
+    def submit(self, job: SequenceRequest) -> None: ...
 
     def cancel(self, job_id: int) -> None: ...
 

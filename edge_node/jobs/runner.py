@@ -51,7 +51,7 @@ _PLACED_AT_ONCE = 200
 _DECIDED_ANEW_S = 600.0  # interval of deciding waiting jobs again; also when the policy or the cloud's state changes
 _BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _SOON_S = 2.0  # pause before a job that found no room on the device is tried again
-_LONGEST_PAUSE_S = 60.0  # interval of checks
+_MAX_PAUSE_S = 60.0  # interval of checks
 
 _CATCH_UP = 3.0  # maximum multiple of the configured rate
 _PAUSE_S = 2.0  # pause if the cloud names no time
@@ -141,7 +141,7 @@ class OutboxRunner:
             return _TICK_S
         await store.expire()
         if not store.stats.unfinished:
-            return _LONGEST_PAUSE_S
+            return _MAX_PAUSE_S
         reachable = self._is_reachable
         if (conditions := (self.service.revision, reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
             await store.reset_lanes()

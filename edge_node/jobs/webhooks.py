@@ -33,7 +33,7 @@ from .store import JobOutbox
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # for jobs that end without a run, and an unreachable cloud
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 600.0
 _MOST_AWAY = 1000  # maximum number of receivers whose pauses are remembered
 _AT_ONCE = 32  # number of cancellations
 
@@ -90,7 +90,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
 
     def _pause(self, receiver: str) -> None:
         earlier = self._away.pop(receiver, None)
-        pause_s = _FIRST_PAUSE_S if earlier is None else min(earlier.pause_s * 2.0, _LONGEST_PAUSE_S)
+        pause_s = _FIRST_PAUSE_S if earlier is None else min(earlier.pause_s * 2.0, _MAX_PAUSE_S)
         if len(self._away) >= _MOST_AWAY:
             del self._away[next(iter(self._away))]
         until = self._clock.monotonic() + pause_s * (0.8 + 0.4 * self._chance.random())

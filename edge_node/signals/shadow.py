@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from causeway_server.models.calibrate.prompts import answers_agree
-from causeway_server.models.calibrate.routing_curves import LEAST_ANSWERS, CalibrationDrift, measure_drift
+from causeway_server.models.calibrate.routing_curves import MIN_ANSWERS, CalibrationDrift, measure_drift
 from causeway_server.models.calibrate.shadow import ShadowAnswer
 from causeway_server.models.catalog.artifact import find_signal
 from causeway_server.models.signals.encoder import SentenceEncoder
@@ -151,7 +151,7 @@ class ShadowObserver:
                 (("model", model),),
             )
 
-    def _drifts(self, sha256: str, least: int = LEAST_ANSWERS) -> Iterator[tuple[str, CalibrationDrift]]:
+    def _drifts(self, sha256: str, least: int = MIN_ANSWERS) -> Iterator[tuple[str, CalibrationDrift]]:
         """Yield each signal with at least `least` answers."""
         recent = self._recent.get(sha256, ())
         for signal, stated in (

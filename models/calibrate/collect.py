@@ -18,7 +18,7 @@ from causeway_server.router.types import Confidence, Message, Sampling, TokenLog
 
 from ..catalog.artifact import Artifact
 from ..llama_cpp.process.parent import EngineProcess
-from ..llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from ..llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers, chosen_letter
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
@@ -92,7 +92,7 @@ class EngineAnswerer:
 
     async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
         """See `Answerer`."""
-        job = Job(
+        job = SequenceRequest(
             id=next(self._ids),
             prompt=Prompt(messages=(Message("user", prompt.question),)),
             max_tokens=prompt.answer_tokens,

@@ -22,15 +22,15 @@ from .prompts import LabelledAnswer
 from .routing_curves import Array64
 
 FOLDS = 5
-ROWS_PER_AXIS, MOST_AXES = 100, 64  # of the encoder's vectors: fewer rows tell fewer apart
+ROWS_PER_AXIS, MAX_AXES = 100, 64  # of the encoder's vectors: fewer rows tell fewer apart
 _KIND_RIDGE = 0.03
 _KIND_PRIOR = 10  # rows of the mean of all tasks that the mean of a task counts beside its own
 _QUALITY_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-_MOST_RIDGE = 10.0  # of what is added to the gain of the kind: it still tells prompts of one kind apart
+_MAX_RIDGE = 10.0  # of what is added to the gain of the kind: it still tells prompts of one kind apart
 _HANDOFF_RIDGES = (0.01, 0.1, 1.0, 10.0, 1000.0)  # the last one leaves `edge.quality` alone
 _FREE = 1e-6  # penalty of the kinds' gain as an input of `edge.quality`, and of `edge.quality` as one of a handoff
 _EVEN = 1e-9
-_LEAST_RIDGE = 1e-4  # penalty of an input that has no other
+_MIN_RIDGE = 1e-4  # penalty of an input that has no other
 _NEWTON_STEPS = 60
 
 Indices = NDArray[np.int64]
@@ -102,7 +102,7 @@ def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
     reduced, shapes = rows.inputs @ axes, [[ridge] * axes.shape[1] for ridge in _QUALITY_RIDGES]
     if kinds is not None:
         reduced = np.concatenate([reduced, gains[:, None]], axis=1)
-        shapes = [[*shape, _FREE] for shape in (*shapes, [_MOST_RIDGE] * axes.shape[1])]
+        shapes = [[*shape, _FREE] for shape in (*shapes, [_MAX_RIDGE] * axes.shape[1])]
     fitted, unseen = _fit_best(reduced, rows.enough, shapes, folds)
     weights = np.array(fitted.weights)
     width = axes.shape[1]
@@ -179,7 +179,7 @@ def _axes(inputs: Array64) -> Array64:
     """
     vectors = inputs[:, STRUCTURE:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
-    count = min(max(1, len(inputs) // ROWS_PER_AXIS), MOST_AXES, len(directions))
+    count = min(max(1, len(inputs) // ROWS_PER_AXIS), MAX_AXES, len(directions))
     principal = np.zeros((inputs.shape[1], count))
     principal[STRUCTURE:] = directions[:count].T
     return np.concatenate([np.eye(inputs.shape[1])[:, :STRUCTURE], principal], axis=1)
@@ -274,7 +274,7 @@ def fit_logistic(
     counts = np.ones(len(inputs)) if weights is None else weights
     mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     scaled = np.concatenate([(inputs - mean) / spread, np.ones((len(inputs), 1))], axis=1)
-    ridge = len(inputs) * np.diag([*(ridges or [_LEAST_RIDGE] * inputs.shape[1]), 1e-6])
+    ridge = len(inputs) * np.diag([*(ridges or [_MIN_RIDGE] * inputs.shape[1]), 1e-6])
     line = np.zeros(scaled.shape[1])
     for _ in range(_NEWTON_STEPS):
         predicted = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))

@@ -257,7 +257,7 @@ def _parse(line: bytes) -> CalibrationPrompt:
 
 F1_RIGHT = 0.5  # word overlap from which a text counts as the reference
 SIMILAR = 0.8  # cosine of the encoder's vectors from which two free texts agree
-LEAST_CHOICES = 2
+MIN_CHOICES = 2
 _CHOICE = re.compile(r"^\s*\(?([A-H])[.):]\s", re.MULTILINE)
 _BARE_LETTER = re.compile(r"^\W*([A-H])(?:[.):,]|\s*$)")  # "B. below", but not "A good way"
 _LETTER = re.compile(r"^\W*([A-Z])\b")
@@ -359,7 +359,7 @@ def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool
     """
     letters = _CHOICE.findall(question)
     chosen = [found[1] for text in (small, large) if (found := _BARE_LETTER.match(text)) and found[1] in letters]
-    if len(letters) >= LEAST_CHOICES and len(chosen) == 2:
+    if len(letters) >= MIN_CHOICES and len(chosen) == 2:
         return chosen[0] == chosen[1]
     prompt = CalibrationPrompt(prompt=question)
     return _agree(prompt, PairAnswers("", "", ModelAnswer(small), ModelAnswer(large)), encode)

@@ -19,7 +19,7 @@ from .fit import Indices, Rows, Unseen
 from .routing_curves import Array64, apgr, calibration_error, chart, reliability, routing_curves
 
 BOOTSTRAPS = 400
-LEAST_ROWS = 20  # of a task, from which it is judged by itself
+MIN_ROWS = 20  # of a task, from which it is judged by itself
 _Z = 1.96
 
 PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confidence", "short prompts"
@@ -76,7 +76,7 @@ class TaskReport(msgspec.Struct, frozen=True):
         chance = f"the small model is no better than chance ({self.chance:.0%})" if self.at_chance else ""
         if self.routable:
             return "routable" + (f", although {chance}" if chance else "")
-        if self.rows < LEAST_ROWS:
+        if self.rows < MIN_ROWS:
             return "too few rows to tell"
         return "nothing to route on these prompts: " + (chance or "no signal is better than random")
 

@@ -28,7 +28,7 @@ _COLOURS = {
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 340, 52, 34
 BINS = 10
-LEAST_ANSWERS = 100  # fewer tell nothing of a drift
+MIN_ANSWERS = 100  # fewer tell nothing of a drift
 
 
 class CurvePoint(msgspec.Struct, frozen=True):

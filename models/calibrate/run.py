@@ -39,7 +39,7 @@ from .report import (
 from .routing_curves import Array64
 from .shadow import read_shadow_rows
 
-LEAST_PROMPTS = 50  # fewer tell nothing
+MIN_PROMPTS = 50  # fewer tell nothing
 _PROGRESS = 25
 
 Echo = Callable[[str], None]
@@ -101,8 +101,8 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
 
     if not plan.judge and all(prompt.id in log.rows for prompt in prompts):
         return
-    if len(prompts) < LEAST_PROMPTS:
-        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {LEAST_PROMPTS}")
+    if len(prompts) < MIN_PROMPTS:
+        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {MIN_PROMPTS}")
     try:
         asyncio.run(ask())
     except BackendError as error:
@@ -172,8 +172,8 @@ def calibrate_from_shadow(plan: Plan, state_dir: Path, echo: Echo) -> Artifact |
 
 
 def _check_count(count: int, path: Path) -> None:
-    if count < LEAST_PROMPTS:
-        raise ArtifactError(f"{path}: {count} prompts are answered; {LEAST_PROMPTS} are the least to fit on")
+    if count < MIN_PROMPTS:
+        raise ArtifactError(f"{path}: {count} prompts are answered; {MIN_PROMPTS} are the least to fit on")
 
 
 def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_artifact: Artifact) -> Rows:

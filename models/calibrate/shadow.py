@@ -23,7 +23,7 @@ from . import SHADOW_FILE as FILE
 from .fit import Rows
 from .prompts import LabelledAnswer, Pair
 
-MOST_ANSWERS = 5000  # the newest are kept: about 6 MB
+MAX_ANSWERS = 5000  # the newest are kept: about 6 MB
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY AUTOINCREMENT, answer BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS spend (id INTEGER PRIMARY KEY, state TEXT NOT NULL);
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS semantic (id INTEGER PRIMARY KEY, findings TEXT NOT N
 """
 PUT_ANSWER = "INSERT INTO answers (answer) VALUES (?)"
 NEWEST_ANSWERS = "SELECT answer FROM answers ORDER BY id DESC LIMIT ?"
-TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MOST_ANSWERS} FROM answers)"
+TRIM_ANSWERS = f"DELETE FROM answers WHERE id <= (SELECT max(id) - {MAX_ANSWERS} FROM answers)"
 
 
 class ShadowAnswer(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def _read(path: Path) -> Iterator[ShadowAnswer]:
         raise ArtifactError(f"{path}: no such file. `shadow` in the daemon's policy makes it; see policies/README.md.")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            for (data,) in database.execute(NEWEST_ANSWERS, (MOST_ANSWERS,)):
+            for (data,) in database.execute(NEWEST_ANSWERS, (MAX_ANSWERS,)):
                 if (answer := decode_answer(data)) is not None:
                     yield answer
     except sqlite3.Error as error:

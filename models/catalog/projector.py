@@ -24,7 +24,7 @@ from .artifact import (
 )
 
 _PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, an image's pixels
-_LARGEST_PATCHES = 4 * 1024  # of an image of any size: 1,024 tokens, each of 2 × 2 patches
+_MAX_PATCHES = 4 * 1024  # of an image of any size: 1,024 tokens, each of 2 × 2 patches
 _ROWS = 12  # of a patch's width, kept for a block while it is calculated: an estimate, measured on no real weights
 _NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
 
@@ -148,7 +148,7 @@ def read_mmproj(path: Path) -> MmprojFile:
     if not values.get("clip.has_vision_encoder"):
         raise ArtifactError(f"{path}: an mmproj file without an encoder of images")
     side, patch, width, hidden = (_number(values, name) for name in _NUMBERS)
-    patches = max((side // patch) ** 2, _LARGEST_PATCHES) if patch else _LARGEST_PATCHES
+    patches = max((side // patch) ** 2, _MAX_PATCHES) if patch else _MAX_PATCHES
     kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type") or "unknown"
     buffers_bytes = 4 * patches * (_ROWS * width + 2 * hidden)
     return MmprojFile(str(kind), gguf.tensors_bytes + buffers_bytes + _PROCESS_BYTES)

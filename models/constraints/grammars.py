@@ -30,7 +30,7 @@ from .rewriting import Json, Node, Rewriter, Unenforceable, subschemas, target_o
 ANSWER_TOKENS = 256  # more than any call needs that does not repeat itself
 MAX_PIECES = 300  # words, marks and spaces of the text; beyond it arguments may have any text
 MAX_CHARACTERS = 4000  # likewise
-MOST_LISTED = 20  # words and marks whose runs, 210 at most, are listed
+MAX_LISTED = 20  # words and marks whose runs, 210 at most, are listed
 _PIECE = re.compile(r"\w+|\s+|[^\w\s]")
 _NAME: Final = {"type": "string", "pattern": "^[a-z_0-9]{1,48}$"}
 _RUN_IN_LARK: Final = r"""start: "{\"name\":" NAME ",\"arguments\":{" arguments "}}"
@@ -81,7 +81,7 @@ def call_grammar(copy_source: str) -> str:
     if len(pieces) > MAX_PIECES:
         return ANY_CALL
     starts = [at for at, piece in enumerate(pieces) if not piece.isspace()]
-    if len(starts) > MOST_LISTED:
+    if len(starts) > MAX_LISTED:
         run = json.dumps({"substring_chunks": [json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces]})
         return LLMatcher.grammar_from_lark(f"{_RUN_IN_LARK}{run}\n")
     runs = ("".join(pieces[start : end + 1]) for start in starts for end in starts if end >= start)

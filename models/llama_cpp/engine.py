@@ -33,7 +33,7 @@ from ..constraints.grammars import call_grammar, fault_of, framed_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
-from .protocol import Emission, Emit, EngineOptions, EngineStats, Job, ModelInfo, OnFailure, Prompt
+from .protocol import Emission, Emit, EngineOptions, EngineStats, ModelInfo, OnFailure, Prompt, SequenceRequest
 from .sampler import GrammarState, ThinkingBudget, TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import DraftPlanner
@@ -93,7 +93,7 @@ class Engine:
     def info(self) -> ModelInfo:
         return self._core.info
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SequenceRequest) -> None:
         """Queue a job. An invalid job ends with an emission that carries the error, like any other failure."""
         if job.json_schema or job.grammar:
             self._compiling.add(job.id)
@@ -149,21 +149,21 @@ class Engine:
 
     # --- the caller's thread, or that of grammars --------------------------------------------------------------------
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: SequenceRequest) -> None:
         try:
             self._inbox.append(self._prepare(job))
         except CausewayError as error:
             self._inbox.append(Emission(job.id, error=error.code, detail=error.message, param=error.param or ""))
         self._wake.set()
 
-    def _submit_compiled(self, job: Job) -> None:
+    def _submit_compiled(self, job: SequenceRequest) -> None:
         if job.id in self._compiling:
             self._submit(job)
         if job.id not in self._compiling:  # cancelled meanwhile
             self._inbox.append(Emission(job.id, error=ClientGone.code, detail="cancelled"))
         self._compiling.discard(job.id)
 
-    def _prepare(self, job: Job) -> Sequence:
+    def _prepare(self, job: SequenceRequest) -> Sequence:
         core, context = self._core, self._core.info.context_tokens
         deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
         adapter = core.adapters.find(job.adapter)
@@ -186,7 +186,7 @@ class Engine:
             prompt = msgspec.structs.replace(prompt, system_tokens=core.prompts.system_tokens(job.prompt))
         return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, adapter)
 
-    def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
+    def _make_sampler(self, job: SequenceRequest, prompt: Tokens) -> TokenSampler | None:
         sampling = job.sampling
         if sampling.temperature is None and self._options.temperature is not None:  # the model's own
             sampling = msgspec.structs.replace(sampling, temperature=self._options.temperature)
@@ -204,7 +204,7 @@ class Engine:
             thinking=thinking,
         )
 
-    def _grammar(self, job: Job) -> tuple[GrammarState | Future[GrammarState] | None, bool]:
+    def _grammar(self, job: SequenceRequest) -> tuple[GrammarState | Future[GrammarState] | None, bool]:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing.
 
         Each text has a call grammar of its own. It takes a millisecond to compile: meanwhile the prompt is prefilled.

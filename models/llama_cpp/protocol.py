@@ -132,7 +132,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     soft: tuple[SoftTokens, ...] = ()
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A sequence to generate. A request with n > 1 is n jobs with the same prompt, which share the prefix."""
 
     id: int  # unique in this engine
@@ -226,7 +226,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    jobs: tuple[Job, ...]
+    jobs: tuple[SequenceRequest, ...]
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -38,7 +38,7 @@ from causeway_server.router.types import Confidence, Sampling, TokenAlternative,
 from ..constraints.grammars import LIMITS
 from .native import bindings
 from .native.vocabulary import Tokens, Vocabulary
-from .protocol import Job
+from .protocol import SequenceRequest
 
 _KEPT = 64  # compiled grammars
 _SPECIAL = b"\xff"  # before the name of a token that is never text (toktrie's own mark)
@@ -224,7 +224,7 @@ class ThinkingBudget:
     The model then reads that it has finished thinking, and answers with what it has.
     """
 
-    def __init__(self, vocabulary: Vocabulary, job: Job) -> None:
+    def __init__(self, vocabulary: Vocabulary, job: SequenceRequest) -> None:
         """`job` has `thinking_tokens`, and `thinking`: whether its prompt ends inside a thought."""
         self._pieces = vocabulary.pieces
         self._ends = vocabulary.end_tokens

@@ -32,7 +32,7 @@ from .protected import Signature, opposed
 Vector = NDArray[np.float32]
 
 CODED: Final = 2048  # so many vectors at least have codes: fewer are searched as fast without
-_MOST_CANDIDATES: Final = 8  # one in this many vectors; above, all vectors are searched instead
+_MAX_CANDIDATES: Final = 8  # one in this many vectors; above, all vectors are searched instead
 _BLOCK = 1024  # vectors; OpenBLAS splits larger products over threads, and then waits for cores that the engine uses
 _LANES = 64  # columns; a stride of an odd multiple of it keeps the rows of codes in different sets of the cache
 _QUERY_ZERO = 64  # code of 0 in the query, which has no sign
@@ -46,7 +46,7 @@ GRAPH: Final = base64.b64decode(
 )
 
 CANDIDATES: Final = 4  # nearest entries that the judge looks at
-LEAST_SIMILARITY: Final = 0.3
+MIN_SIMILARITY: Final = 0.3
 ENTRIES: Final = 10_000
 _BucketKey = tuple[bytes, Signature]
 
@@ -157,7 +157,7 @@ class Codes:
         last = -math.inf if fewer else nearest[-1][1] * float(scale)
         bound = self._bound(math.sqrt(rotated @ rotated), math.sqrt(rest @ rest), last, least)
         rows = np.flatnonzero(products >= np.float32(bound / float(scale)))
-        return rows if len(rows) * _MOST_CANDIDATES <= self._count else None
+        return rows if len(rows) * _MAX_CANDIDATES <= self._count else None
 
     def _bound(self, length: float, missed: float, last: float, least: float) -> float:
         """Return the product of codes that a vector has at least if its inner product s may be among the greatest.
@@ -294,7 +294,7 @@ class SemanticIndex:
             return None
         nearest = [
             (bucket.questions[row], similarity, bucket.keys[row])
-            for row, similarity in bucket.vectors.nearest(question.vector, CANDIDATES, LEAST_SIMILARITY)
+            for row, similarity in bucket.vectors.nearest(question.vector, CANDIDATES, MIN_SIMILARITY)
             if not opposed(question.poles, bucket.questions[row].poles)
         ]
         if not nearest:

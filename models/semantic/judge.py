@@ -32,7 +32,7 @@ TEXT_BUCKETS, WORD_BUCKETS = 1 << 13, 1 << 12
 DELTA = 0.1  # the promised error rate holds with a probability of 1 - DELTA over the draw of the held-back rows
 SAME_WORDS = 100.0  # log-odds of two texts that differ in nothing but politeness, contractions and plurals
 _SMALL = 1e-4
-MOST_REQUESTS = 10_000.0  # then older findings count half
+MAX_REQUESTS = 10_000.0  # then older findings count half
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -301,7 +301,7 @@ class Findings(msgspec.Struct):
         """Count a look-up, hit or miss; return whether `least_log_odds` may have changed."""
         before = int(self.requests)
         self.requests += share
-        if self.requests > MOST_REQUESTS:
+        if self.requests > MAX_REQUESTS:
             self.requests, self.compared, self.wrong = self.requests / 2, self.compared // 2, self.wrong[::2]
         return int(self.requests) != before
 

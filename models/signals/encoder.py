@@ -25,7 +25,7 @@ PIECES_KEY, SPECIAL_IDS_KEY = "causeway.pieces", "causeway.around"
 TOKENS = 256  # the first tokens of a long text
 CHARACTERS = 4096  # a longer text is cut there first
 UNKNOWN = "[UNK]"
-_LONGEST_WORD = 100  # characters; a longer one is unknown
+_MAX_WORD = 100  # characters; a longer one is unknown
 _WORD = re.compile(r"[^\W_]+|[^\w\s]|_")
 _ACCENTS = re.compile(r"[\u0300-\u036f]")
 _IDEOGRAPHS = re.compile(r"([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
@@ -58,7 +58,7 @@ class WordPieces:
 
     def _split(self, word: str) -> list[int]:
         """Split a word that is not a piece; the whole word is unknown if any part of it is."""
-        if len(word) > _LONGEST_WORD:
+        if len(word) > _MAX_WORD:
             return [self.unknown]
         ids: list[int] = []
         start, prefix = 0, ""

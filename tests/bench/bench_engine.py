@@ -20,7 +20,7 @@ from causeway_server.edge_node.config.schema import EngineConfig
 from causeway_server.models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from causeway_server.models.llama_cpp.engine import Engine
 from causeway_server.models.llama_cpp.native.resources import choose_threads
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.types import Message
 from causeway_train.export.quantize import quantize
 from tests.bench.decoding.raw import Raw, prompt_of
@@ -118,7 +118,11 @@ class _InProcess:
         for number in range(batch):
             self._next += 1
             prompt = Prompt(tokens=prompt_of(number, PROMPT_TOKENS))
-            jobs.append(Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, ignore_eos=True))
+            jobs.append(
+                SequenceRequest(
+                    id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, ignore_eos=True
+                )
+            )
         started = time.perf_counter()
         for job in jobs:
             self._engine.submit(job)
@@ -180,7 +184,9 @@ class _Calls:
             text = COMMANDS[number % len(COMMANDS)]
             prompt, copy_source = Prompt(messages=(Message("user", text),)), text if held else None
             self._engine.submit(
-                Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, copy_source=copy_source)
+                SequenceRequest(
+                    id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, copy_source=copy_source
+                )
             )
         self._done.wait()
         return self._made / (time.perf_counter() - started)

@@ -24,7 +24,7 @@ from causeway_server.models.catalog.artifact import (
     find_signal,
 )
 from causeway_server.models.llama_cpp.engine import Engine
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.models.semantic.index import ENTRIES, SemanticIndex
 from causeway_server.models.semantic.judge import Judge
 from causeway_server.models.signals.calibration import ConfidenceCalibrator
@@ -180,7 +180,7 @@ class _Stream:
         prompt = Prompt(messages=(Message(role="user", content=text),))
         greedy = Sampling(temperature=0.0)
         copy_source = text if held else None
-        job = Job(
+        job = SequenceRequest(
             id=self._next,
             prompt=prompt,
             max_tokens=ANSWER_TOKENS,

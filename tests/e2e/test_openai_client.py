@@ -196,7 +196,7 @@ def test_a_prompt_of_token_ids(client: OpenAI, model: str) -> None:
     assert answer.usage.prompt_tokens == 4
     several = client.completions.create(model=model, prompt=[[5, 6], [7, 8]], max_tokens=3, temperature=0)
     assert len(several.choices) == 2
-    with pytest.raises(openai.BadRequestError, match="token id 99999999"):
+    with pytest.raises(openai.BadRequestError, match="Token id 99999999"):
         client.completions.create(model=model, prompt=[5, 99999999], max_tokens=3)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from causeway_server.models.catalog.artifact import Answers
 from causeway_server.models.constraints.grammars import hold
 from causeway_server.models.llama_cpp.process.parent import EngineProcess
-from causeway_server.models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router import errors
 from causeway_server.router.errors import (
     CausewayError,
@@ -188,7 +188,7 @@ class EngineBackend(Supervisor):
         deadline_s = _time_left_s(call)
         adapter = call.target.adapter
         jobs = [
-            Job(
+            SequenceRequest(
                 id=next(self._ids),
                 prompt=prompt,
                 adapter=adapter,
@@ -241,7 +241,7 @@ class EngineBackend(Supervisor):
             prompts = [msgspec.structs.replace(prompt, soft=call.soft) for prompt in prompts]
         numbered = ((prompt, choice) for prompt in prompts for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):
-            job = Job(
+            job = SequenceRequest(
                 id=next(self._ids),
                 prompt=prompt,
                 adapter=call.target.adapter,
@@ -269,7 +269,7 @@ class EngineBackend(Supervisor):
 class _ChoiceStream:
     """One choice of an answer: turns its sequence's emissions into Chunks."""
 
-    def __init__(self, job: Job, index: int, request: Request, answer_id: str) -> None:
+    def __init__(self, job: SequenceRequest, index: int, request: Request, answer_id: str) -> None:
         self.job = job
         self.index = index
         self.has_tokens = False  # at least one token was generated
@@ -319,7 +319,7 @@ class _EmissionQueue:
     nor keeps other requests waiting. `deadline`: the loop's clock.
     """
 
-    def __init__(self, process: EngineProcess, jobs: list[Job], deadline: float, at_once: int) -> None:
+    def __init__(self, process: EngineProcess, jobs: list[SequenceRequest], deadline: float, at_once: int) -> None:
         self._process = process
         self._jobs = jobs
         self._first = jobs[:at_once]

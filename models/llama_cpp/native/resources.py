@@ -255,7 +255,7 @@ _STEPS = 4  # on each side of a trial
 _GAIN = 1.05  # a larger count must be this much faster
 _HOPELESS = 1.5  # the second trial step that takes so many times longer ends the trial; one alone may be an accident
 _PRICE = 200.0  # seconds of work between trials for each second that a trial lost
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # of work between trials
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # of work between trials
 
 
 def allowed_cores() -> float:
@@ -371,7 +371,7 @@ class ThreadTuner:
             self._pause_s = _PAUSE_S
             self._refused = 0
         else:
-            self._pause_s = min(max(_PAUSE_S, lost_s * _PRICE), _LONGEST_PAUSE_S)
+            self._pause_s = min(max(_PAUSE_S, lost_s * _PRICE), _MAX_PAUSE_S)
             if self._upwards:
                 self._refused += 1
                 self._pause_s = min(self._pause_s, _PAUSE_S * 2**self._refused)

@@ -16,7 +16,7 @@ from causeway_server.router.errors import EngineUnavailable
 
 from ...child_process import child_environment, start_child
 from .. import protocol
-from ..protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
+from ..protocol import Emission, EngineOptions, ModelInfo, Prompt, SequenceRequest
 
 _COUNT_S = 2.0
 _EXIT_S = 2.0
@@ -106,7 +106,7 @@ class EngineProcess(asyncio.Protocol):
             raise
         self._send(protocol.Load(self._options))
 
-    def submit(self, jobs: Iterable[Job], sink: EmissionSink) -> None:
+    def submit(self, jobs: Iterable[SequenceRequest], sink: EmissionSink) -> None:
         """Submit jobs; `sink` receives their emissions, step by step."""
         jobs = tuple(jobs)
         if self.ended.done():

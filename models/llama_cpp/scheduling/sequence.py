@@ -14,7 +14,7 @@ from causeway_server.router.types import Confidence, FinishReason, TokenLogprob
 from ..native.vocabulary import Tokens, Vocabulary
 from ..native.weights import Adapter
 from ..prompts import Places, SequencePrompt
-from ..protocol import Emission, Job
+from ..protocol import Emission, SequenceRequest
 from ..sampler import NO_TOKEN, ConfidenceMeter, LogitsRow, TokenSampler, token_logprob
 from .kv_cache import SequenceSlot
 from .speculation import PromptLookup
@@ -85,7 +85,7 @@ class Sequence:
 
     def __init__(
         self,
-        job: Job,
+        job: SequenceRequest,
         prompt: SequencePrompt,
         max_tokens: int,
         sampler: TokenSampler | None,

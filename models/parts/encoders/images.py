@@ -19,8 +19,8 @@ from ..process.messages import Found, ImagePixels, Refusal, Segment, WorkerJob, 
 
 _SHORTER = 1.143  # of the square that the network sees: the margin around it is cut off, as in training
 _AT_MOST = 3  # labels
-_LEAST = 0.1  # probability of a label
-_LEAST_CONFIDENCE = 0.5  # of a line
+_MIN_PROBABILITY = 0.1  # probability of a label
+_MIN_CONFIDENCE = 0.5  # of a line
 _THREADS = 2
 
 
@@ -39,7 +39,9 @@ class ImageClassifier:
         rgb = Image.frombytes("RGB", (image.width, image.height), image.pixels)
         (probabilities,) = self._session.run(["probabilities"], {"pixels": _square(rgb, self._side)})
         best = np.argsort(probabilities)[::-1][:_AT_MOST]
-        return tuple(Label(self._labels[at], round(float(p), 4)) for at in best if (p := probabilities[at]) >= _LEAST)
+        return tuple(
+            Label(self._labels[at], round(float(p), 4)) for at in best if (p := probabilities[at]) >= _MIN_PROBABILITY
+        )
 
 
 def _square(image: Image.Image, side: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -57,7 +59,7 @@ class ImageEncoder:
     def __init__(self, spec: WorkerSpec) -> None:
         from rapidocr_onnxruntime import RapidOCR  # the classifier needs none of it
 
-        self._read = RapidOCR(intra_op_num_threads=_THREADS, inter_op_num_threads=1, text_score=_LEAST_CONFIDENCE)
+        self._read = RapidOCR(intra_op_num_threads=_THREADS, inter_op_num_threads=1, text_score=_MIN_CONFIDENCE)
         path = spec.options.get("classifier", "")
         self._classify = ImageClassifier(Path(path), _THREADS) if path else None
 

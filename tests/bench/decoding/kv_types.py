@@ -20,7 +20,7 @@ import psutil
 
 from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.llama_cpp.engine import Engine
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, KVType, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, KVType, Prompt, SequenceRequest
 from causeway_server.router.types import Message, Sampling
 from tests.tool import run_tool
 
@@ -88,7 +88,7 @@ class _Run:
         prompt = Prompt(messages=(Message("user", text),))
         started = time.perf_counter()
         self.engine.submit(
-            Job(
+            SequenceRequest(
                 id=id(prompt),
                 prompt=prompt,
                 max_tokens=tokens,

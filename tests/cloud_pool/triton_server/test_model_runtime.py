@@ -17,7 +17,14 @@ from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParamet
 from causeway_server.cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.llama_cpp.engine import Engine
-from causeway_server.models.llama_cpp.protocol import Emission, Emit, EngineOptions, EngineStats, Job, OnFailure
+from causeway_server.models.llama_cpp.protocol import (
+    Emission,
+    Emit,
+    EngineOptions,
+    EngineStats,
+    OnFailure,
+    SequenceRequest,
+)
 from causeway_server.router.errors import CausewayError
 
 pytestmark = pytest.mark.engine
@@ -168,7 +175,7 @@ class EarlyRefusal:
         self._emit, self._responder = emit, responder
         self.jobs: list[int] = []
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SequenceRequest) -> None:
         if self._responder.ended.is_set():
             self.jobs.append(job.id)
             return

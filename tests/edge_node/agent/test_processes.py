@@ -254,7 +254,7 @@ async def test_a_bundle_brings_adapters(publisher: Publisher, daemon: DaemonProc
 
     for lies, code in (
         ({"architecture": "qwen2"}, "model_unusable: m-small+night: an adapter for qwen2 models, and m-small is llama"),
-        ({"name": "blk.9.attn_q.weight"}, "model_unusable: m-small+night: the adapter night cannot be used"),
+        ({"name": "blk.9.attn_q.weight"}, "model_unusable: m-small+night: The adapter night cannot be used"),
         ({"golden": "The light is on."}, "golden_answer_differs: m-small+night answers"),
     ):
         bundle = release(**lies)

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from causeway_server.models.catalog.artifact import find_artifact
-from causeway_server.models.constraints.grammars import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, MOST_LISTED, call_grammar
+from causeway_server.models.constraints.grammars import ANY_CALL, MAX_CHARACTERS, MAX_LISTED, MAX_PIECES, call_grammar
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 
@@ -86,7 +86,7 @@ def test_without_words_there_are_no_arguments() -> None:
     "text",
     [
         *("six am", "a b a b a", "x x x x", 'the "the" \\ the "the"', "no, no,no no", "tick  tock"),
-        'a "b", ' * (MOST_LISTED // 2),
+        'a "b", ' * (MAX_LISTED // 2),
     ],
 )
 def test_a_value_is_a_run_of_words(text: str) -> None:
@@ -99,7 +99,7 @@ def test_a_value_is_a_run_of_words(text: str) -> None:
     assert [other for other in others | {text + " x"} if accepts(grammar, call(other))] == []
 
 
-@pytest.mark.parametrize("text", ["six am", "six am " * MOST_LISTED])
+@pytest.mark.parametrize("text", ["six am", "six am " * MAX_LISTED])
 def test_several_values_and_bounded_names(text: str) -> None:
     """Of the runs of a short text, which are listed, and of a long one."""
     grammar = call_grammar(text)
@@ -108,7 +108,7 @@ def test_several_values_and_bounded_names(text: str) -> None:
     assert not accepts(grammar, '{"name":"' + "f" * 49 + '","arguments":{}}')
 
 
-@pytest.mark.parametrize("grammar", [call_grammar("six am"), call_grammar("six am " * MOST_LISTED), ANY_CALL])
+@pytest.mark.parametrize("grammar", [call_grammar("six am"), call_grammar("six am " * MAX_LISTED), ANY_CALL])
 def test_an_answer_that_repeats_itself_ends(grammar: str) -> None:
     pairs = [f'"a{number}":"six"' for number in range(8)]
     assert accepts(grammar, '{"name":"f","arguments":{' + ",".join(pairs[:7]) + "}}")

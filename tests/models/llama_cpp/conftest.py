@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from causeway_server.models.llama_cpp.engine import Engine
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.models.llama_cpp.scheduling.speculation import DraftPlanner
 from causeway_server.router.types import Message, Sampling
 
@@ -58,13 +58,13 @@ class Rig:
         with self._changed:
             self._changed.notify_all()
 
-    def job(self, prompt: Prompt | str, **fields: object) -> Job:
+    def job(self, prompt: Prompt | str, **fields: object) -> SequenceRequest:
         self._next += 1
         if isinstance(prompt, str):
             prompt = Prompt(text=prompt)
         fields.setdefault("sampling", GREEDY)
         fields.setdefault("max_tokens", 8)
-        return Job(id=self._next, prompt=prompt, **fields)  # type: ignore[arg-type]
+        return SequenceRequest(id=self._next, prompt=prompt, **fields)  # type: ignore[arg-type]
 
     def start(self, prompt: Prompt | str, **fields: object) -> int:
         job = self.job(prompt, **fields)

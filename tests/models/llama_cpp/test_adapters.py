@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from causeway_server.models.llama_cpp.prompts import SequencePrompt
-from causeway_server.models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import AdapterFile, EngineOptions, Prompt, SequenceRequest
 from causeway_server.models.llama_cpp.scheduling.scheduler import AdapterTurns
 from causeway_server.models.llama_cpp.scheduling.sequence import Sequence
 
@@ -134,7 +134,7 @@ def test_crowded_and_cancelled_streams_of_several_adapters_leave_no_cells(
 
 def running(rig: Rig, turns: AdapterTurns, name: str) -> None:
     """Let a sequence of an adapter run."""
-    job = Job(id=1, prompt=Prompt(text="time"), adapter=name)
+    job = SequenceRequest(id=1, prompt=Prompt(text="time"), adapter=name)
     sequence = Sequence(job, SequencePrompt(np.zeros(1, np.int32)), 1, None, rig.engine.core.vocabulary, float("inf"))
     turns.group_of(sequence).decoding.append(sequence)
 

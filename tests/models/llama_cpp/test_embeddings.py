@@ -12,7 +12,7 @@ import pytest
 from causeway_server.models.llama_cpp.embedding import EmbeddingQueue
 from causeway_server.models.llama_cpp.native.vocabulary import Vocabulary
 from causeway_server.models.llama_cpp.prompts import SequencePrompt
-from causeway_server.models.llama_cpp.protocol import EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt, SequenceRequest
 from causeway_server.models.llama_cpp.scheduling.sequence import Sequence
 
 from .conftest import GREEDY, Rig
@@ -111,7 +111,9 @@ class Texts:
 
     def add(self, name: str, tokens: int) -> Sequence:
         """Add a text of the caller that the name begins with."""
-        job = Job(id=len(self._names), prompt=Prompt(text=name), sampling=GREEDY, embed=True, caller=name[0])
+        job = SequenceRequest(
+            id=len(self._names), prompt=Prompt(text=name), sampling=GREEDY, embed=True, caller=name[0]
+        )
         text = Sequence(job, SequencePrompt(np.zeros(tokens, np.int32)), 1, None, cast("Vocabulary", None), 0.0)
         self._names[text] = name
         self.queue.append(text)

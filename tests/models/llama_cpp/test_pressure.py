@@ -170,7 +170,7 @@ def test_a_broken_context_ends_every_job(tiny_options: EngineOptions) -> None:
     rig.on_step = spoil
     ends = [rig.answer(job).end for job in jobs]
     assert {end.error for end in ends} == {"engine_crashed"}
-    assert "llama_decode failed with -1" in ends[0].detail
+    assert "llama_decode returned -1" in ends[0].detail
     rig.engine.close()
     assert len(failures) == 1
 

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from causeway_server.models.semantic.judge import MOST_REQUESTS, Findings, likely_errors
+from causeway_server.models.semantic.judge import MAX_REQUESTS, Findings, likely_errors
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ def test_more_wrong_answers_than_explained_raise_the_bound_and_requests_lower_it
 
 
 def test_old_findings_count_half() -> None:
-    found = Findings("judge", MOST_REQUESTS, 100, [5.0, 4.0, 3.0, 2.0])
+    found = Findings("judge", MAX_REQUESTS, 100, [5.0, 4.0, 3.0, 2.0])
     assert found.look_up(1.0)
-    assert (found.requests, found.compared, found.wrong) == ((MOST_REQUESTS + 1) / 2, 50, [5.0, 3.0])
+    assert (found.requests, found.compared, found.wrong) == ((MAX_REQUESTS + 1) / 2, 50, [5.0, 3.0])
 
 
 def test_those_of_an_earlier_run_are_added() -> None:

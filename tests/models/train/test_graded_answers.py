@@ -11,7 +11,7 @@ pytest.importorskip("llama_cpp")
 
 from causeway_server.models.catalog.artifact import find_artifact
 from causeway_server.models.llama_cpp.engine import Engine
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.types import Confidence, Message, Sampling
 from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.evaluate.greedy import Answer, GreedyModel
@@ -101,7 +101,9 @@ def _reported(path: Path, refuse_token: str, text: str) -> list[Confidence]:
     prompt = Prompt(messages=(Message("user", text),))
     greedy = Sampling(temperature=0.0)
     engine.submit(
-        Job(id=1, prompt=prompt, max_tokens=128, sampling=greedy, confidence_tokens=CONFIDENCE_TOKENS, refusal="end")
+        SequenceRequest(
+            id=1, prompt=prompt, max_tokens=128, sampling=greedy, confidence_tokens=CONFIDENCE_TOKENS, refusal="end"
+        )
     )
     found: list[Confidence] = []
     while True:

@@ -13,7 +13,7 @@ import pytest
 
 from causeway_server.models.llama_cpp import protocol
 from causeway_server.models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERROR
-from causeway_server.models.llama_cpp.protocol import EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.types import Sampling
 
 pytestmark = pytest.mark.engine
@@ -70,8 +70,9 @@ def ready(link: Link, tiny_options: EngineOptions) -> Link:
     return link
 
 
-def job(number: int, text: str = "hello", **fields: object) -> Job:
-    return Job(id=number, prompt=Prompt(text=text), sampling=Sampling(temperature=0.0), ignore_eos=True, **fields)  # type: ignore[arg-type]
+def job(number: int, text: str = "hello", **fields: object) -> SequenceRequest:
+    greedy = Sampling(temperature=0.0)
+    return SequenceRequest(id=number, prompt=Prompt(text=text), sampling=greedy, ignore_eos=True, **fields)  # type: ignore[arg-type]
 
 
 def until_end(link: Link, number: int) -> list[protocol.Step]:

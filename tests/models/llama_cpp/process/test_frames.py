@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from causeway_server.models.llama_cpp import protocol
-from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from causeway_server.models.llama_cpp.protocol import Emission, EngineOptions, Prompt, SequenceRequest
 from causeway_server.router.types import (
     Confidence,
     Message,
@@ -29,7 +29,10 @@ PROMPT = Prompt(
 TO_CHILD: list[protocol.DaemonMessage] = [
     protocol.Load(EngineOptions(model_path="m.gguf")),
     protocol.Submit(
-        (Job(id=1, prompt=PROMPT, sampling=Sampling(logit_bias=((1, 2.0),))), Job(id=2, prompt=Prompt(text="x")))
+        (
+            SequenceRequest(id=1, prompt=PROMPT, sampling=Sampling(logit_bias=((1, 2.0),))),
+            SequenceRequest(id=2, prompt=Prompt(text="x")),
+        )
     ),
     protocol.Cancel((1, 2)),
     protocol.Count(3, Prompt(tokens=(1, 2, 3))),

@@ -37,8 +37,8 @@ from ..evaluate.same_answer import SOURCES, LabelledRow
 from ..evaluate.semantic_stream import paraphrase
 
 HIDDEN, PAIR_HIDDEN, FOLDS, NEAREST = 64, 48, 3, 8
-_LEAST_RIGHT, _LEAST_SEEN = 0.1, 15  # a harmless word: in so many pairs, and the answer is the same in that share
-_LEAST_SIMILARITY = 0.4
+_MIN_RIGHT, _MIN_SEEN = 0.1, 15  # a harmless word: in so many pairs, and the answer is the same in that share
+_MIN_SIMILARITY = 0.4
 _INTENT_EPOCHS = 12
 
 Pair = tuple[int, int]
@@ -257,7 +257,7 @@ def _near_pairs(rows: Sequence[LabelledRow], vectors: Vector) -> list[Pair]:
                 (int(one), int(own[at]))
                 for row, one in enumerate(some)
                 for at in nearest[row]
-                if similar[row, at] > _LEAST_SIMILARITY
+                if similar[row, at] > _MIN_SIMILARITY
             ]
     return pairs
 
@@ -271,7 +271,7 @@ def _harmless(rows: Sequence[LabelledRow], pairs: Sequence[Pair], right: NDArray
         seen.update(differs)
         if agrees:
             same.update(differs)
-    found = {word for word, count in seen.items() if count >= _LEAST_SEEN and same[word] >= _LEAST_RIGHT * count}
+    found = {word for word, count in seen.items() if count >= _MIN_SEEN and same[word] >= _MIN_RIGHT * count}
     return sorted(word for word in found - NEGATIONS - ORDERED if word.isalpha())
 
 

@@ -24,7 +24,7 @@ from .calibration import confidence_at, probability_at
 from .graded_answers import GradedAnswer, grade
 from .quality import correctness, halves
 
-_LEAST_COUNT = 2  # of a bigram or trigram that is kept
+_MIN_COUNT = 2  # of a bigram or trigram that is kept
 
 
 class HeardAnswer(msgspec.Struct, frozen=True):
@@ -111,5 +111,5 @@ def count_words(texts: Iterable[str], language: str) -> WordCounts:
         for at in range(2, len(words)):
             for length, counter in enumerate(counts, start=1):
                 counter[" ".join(words[at + 1 - length : at + 1])] += 1
-    kept = [{words: count for words, count in counter.items() if count >= _LEAST_COUNT} for counter in counts[1:]]
+    kept = [{words: count for words, count in counter.items() if count >= _MIN_COUNT} for counter in counts[1:]]
     return WordCounts(language, dict(counts[0]), kept[0], kept[1])
