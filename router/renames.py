@@ -23,7 +23,7 @@ class Renamed(msgspec.Struct, frozen=True):
         old: The name before.
         new: The name now; "": removed, or to be changed by hand.
         values: The values that have other names, too.
-        advice: What to do about a name without a successor: a sentence.
+        advice: The advice for a name without a successor, a sentence.
     """
 
     old: str

@@ -50,8 +50,8 @@ class Rewritten(msgspec.Struct, frozen=True):
 
     Attributes:
         text: The whole text.
-        changes: What was replaced, by line; empty: the text has no names of before.
-        left: What has to be changed by hand, in sentences with file and line.
+        changes: The replacements by line; empty if the text has no old names.
+        left: The names to change by hand, as sentences with file and line.
     """
 
     text: str
