@@ -80,7 +80,6 @@ class Engine:
             EngineUnavailable: The model cannot be loaded; the message says what to do.
         """
         self._core = EngineCore(self._options, self._planner)
-        self._compiler.submit(self._core.grammars.prepare)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -245,6 +244,7 @@ class Engine:
 
     def _serve(self) -> None:
         core, scheduler, embedder = self._core, self._core.scheduler, self._core.embedder
+        served = False
         while not self._closing:
             out: list[Emission] = []
             if self._inbox:
@@ -261,7 +261,10 @@ class Engine:
                 busy = True
             if out:
                 self._emit(out)
+                served = True
             elif not busy:
+                if served:  # not before: llguidance holds the GIL for half a second, which the first answer would wait
+                    core.grammars.prepare()
                 self._wake.wait()
                 self._wake.clear()
 
