@@ -50,11 +50,11 @@ from .files.store import DeviceFileStore
 from .http.api import Api, RequestReader
 from .http.inspection import Inspection
 from .jobs import FILE as JOBS_FILE
-from .jobs.entry import JobEntry
+from .jobs.lazy_jobs import LazyJobs
 from .observability.metrics import Metrics
-from .parts import AudioEntry
-from .serving.costly_signals import CostlySignals
+from .parts import LazyAudio
 from .serving.generation import AttemptRunner
+from .serving.on_demand_signals import OnDemandSignals
 from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
 
     from .agent.agent import Agent
-    from .agent.host import FleetLink
+    from .agent.interfaces import FleetLink
     from .backends.cloud.connection import Credentials
     from .serving.part_encoders import PartEncoders
 
@@ -221,7 +221,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         chance=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
-    costly = CostlySignals(
+    costly = OnDemandSignals(
         clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
@@ -279,8 +279,8 @@ def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> Way
     config, clock, part_encoders = device.config, device.clock, backends.encoders
     files = DeviceFileStore(device.state_dir, config.files, config.server.max_body_bytes, clock)
     reader = RequestReader(config.server, files)
-    jobs = JobEntry(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
-    audio = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
+    jobs = LazyJobs(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
+    audio = LazyAudio(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
     sessions = Sessions(
         config.realtime,

@@ -193,12 +193,12 @@ def _decisions() -> Iterator[Operation]:
             Parameter("limit", "At most so many; default 100.", kind=Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)]),
         ),
     )
-    found = (*ANY_REQUEST, *_AUTH, errors.NotFound)
-    yield _operation("GET", "/v1/decisions/{id}", "The record of one request.", DecisionRecord, errors=found)
+    responses = (*ANY_REQUEST, *_AUTH, errors.NotFound)
+    yield _operation("GET", "/v1/decisions/{id}", "The record of one request.", DecisionRecord, errors=responses)
 
 
 def _jobs() -> Iterator[Operation]:
-    one = (*ANY_REQUEST, *_AUTH, *_JOB_STORE, errors.NotFound)
+    responses = (*ANY_REQUEST, *_AUTH, *_JOB_STORE, errors.NotFound)
     yield _operation(
         "POST",
         "/v1/jobs",
@@ -212,9 +212,13 @@ def _jobs() -> Iterator[Operation]:
             *(errors.NoRoute, WebhookRefused, *_NAMED_FILES),
         ),
     )
-    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", EdgeJobList, parameters=_PAGE, errors=one)
-    yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", EdgeJobView, errors=one)
-    ended = (*one, errors.JobAlreadyEnded)
+    yield _operation(
+        "GET", "/v1/jobs", "The caller's jobs, newest first.", EdgeJobList, parameters=_PAGE, errors=responses
+    )
+    yield _operation(
+        "GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", EdgeJobView, errors=responses
+    )
+    ended = (*responses, errors.JobAlreadyEnded)
     yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", EdgeJobView, errors=ended)
     yield _operation(
         "GET",
@@ -223,13 +227,13 @@ def _jobs() -> Iterator[Operation]:
         None,
         parameters=(Parameter("Last-Event-ID", "Continue after this event.", "header"),),
         responses=(ApiResponse(200, {EVENTS: None}),),
-        errors=(*one, errors.QueueFull),
+        errors=(*responses, errors.QueueFull),
     )
     for action, summary, error in (
         ("retry", "Run a dead letter again.", JobNotDead),
         ("purge", "Delete a job that has ended.", JobNotEnded),
     ):
-        yield _operation("POST", f"/v1/jobs/{{id}}/{action}", summary, EdgeJobView, errors=(*one, error))
+        yield _operation("POST", f"/v1/jobs/{{id}}/{action}", summary, EdgeJobView, errors=(*responses, error))
 
 
 def _files() -> Iterator[Operation]:

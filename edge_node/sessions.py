@@ -33,7 +33,7 @@ from causeway_server.router.types import AUTO
 
 from .clock import Clock
 from .http.api import RequestReader, new_decision_id, routing_hints
-from .parts import AudioEntry
+from .parts import LazyAudio
 from .serving.requests import RequestContext
 from .serving.service import Service
 from .storage.policies import PolicyStore
@@ -54,7 +54,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
         voice: The voice of sessions that name none.
     """
 
-    entry: AudioEntry
+    entry: LazyAudio
     transcribes: bool
     detect: Detect | None
     max_clips: int
@@ -104,7 +104,7 @@ class DeviceSessions(msgspec.Struct, frozen=True):
         """Open a session with its requests. Raises ModelNotFound."""
         name = AUTO if model is None else model
         if name not in self.policies.active.model_names:
-            raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
+            raise ModelNotFound(f"The model `{name[:100]}` does not exist here.", param="model")
         limits = self.audio.limits(self.config)
         session = RealtimeSession(session_id, name, client.hints, limits, new_decision_id, NO_SPEECH)
         return session, DeviceSessionRequests(self, client)

@@ -26,9 +26,9 @@ from causeway_server.router.bundle.refusals import DiskFull, RequestsLeave, Upda
 from causeway_server.router.serving.logs import redacted
 
 from ..clock import Clock
-from .host import FleetLink, Host
-from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
-from .journal import TRANSITIONS, Booted, Event, JournalRow, event_of, first_whole, quarantine, rolled_back
+from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, ModelFile, UpdateCheckRequest
+from .interfaces import FleetLink, Host
+from .journal import TRANSITIONS, BootState, Event, JournalRow, event_of, first_whole, quarantine, rolled_back
 from .source import Download, disk_refusal
 from .store import Disk, InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
@@ -59,7 +59,7 @@ class Agent:
 
     _: KW_ONLY
     folder: Path
-    booted: Booted
+    booted: BootState
     link: FleetLink
     host: Host
     clock: Clock
@@ -73,7 +73,7 @@ class Agent:
         self._row = self.booted.row
         self._settings = self.link.settings
         self._woken = asyncio.Event()
-        self._looked_at = -math.inf
+        self._checked_at = -math.inf
         self.serials: dict[str, int] = {}  # serial by bundle, for bundles whose manifest this daemon has read
         self._wanted: str | None = None  # the bundle that the plan assigned at the last check
         self._manifest: BundleManifest | None = None  # the manifest of `_wanted`, if it is not the running bundle
@@ -145,7 +145,7 @@ class Agent:
                 with anyio.move_on_after(None if math.isinf(wait_s) else wait_s):
                     await self._woken.wait()
                 if self._woken.is_set():
-                    self._looked_at = -math.inf
+                    self._checked_at = -math.inf
                 self._woken.clear()
 
     async def advance(self) -> float:
@@ -157,7 +157,7 @@ class Agent:
         except OSError as error:
             return self._refused(disk_refusal(error, str(error.filename or self.folder)))
         except Exception as error:  # an internal error must not stop the search for better bundles
-            log.exception("the agent failed in %s", self.state)
+            log.exception("The agent failed in %s.", self.state)
             return self._refused(UpdateRefused(f"{type(error).__name__}: {redacted(error)}"))
 
     def _refused(self, refusal: UpdateRefused) -> float:
@@ -203,9 +203,9 @@ class Agent:
             except OSError as error:
                 if must:
                     raise
-                log.error("the fleet's journal cannot be written: %s", error.strerror or error)
+                log.error("The fleet's journal cannot be written: %s", error.strerror or error)
         self._row = row
-        log.info("fleet: %s%s", state, f" {row.bundle[:12]}" if row.bundle else "")
+        log.info("Fleet: %s%s", state, f" {row.bundle[:12]}" if row.bundle else "")
         self.link.on_change()
 
     # --- before anything changes -------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Agent:
         return 0.0
 
     async def _check(self) -> float:
-        plan = await self._look()
+        plan = await self._read_plan()
         wanted, manifest = self._wanted, self._manifest
         self._refusals = 0
         if plan is None or wanted is None or wanted == self.running or wanted in self._row.quarantined:
@@ -240,12 +240,12 @@ class Agent:
         )
         return 0.0
 
-    async def _look(self) -> RolloutPlan | None:
+    async def _read_plan(self) -> RolloutPlan | None:
         """Read the plan, and the manifest of the wanted bundle unless it is running. Raises UpdateRefused."""
         member, running = self.link.member(), self.running
-        self._looked_at = self.clock.monotonic()
-        looked = await self.inspector.look(
-            LookRequest(
+        self._checked_at = self.clock.monotonic()
+        result = await self.inspector.check_updates(
+            UpdateCheckRequest(
                 folder=str(self.folder / "tuf"),
                 root=member.root.encode(),
                 device=member.device,
@@ -257,15 +257,15 @@ class Agent:
             ),
             self.link.source,
         )
-        self._wanted = looked.wanted
-        if looked.manifest is not None and looked.wanted is not None:
-            self._manifest = looked.manifest
-            self.serials[looked.wanted] = looked.manifest.serial
-        return looked.plan
+        self._wanted = result.wanted
+        if result.manifest is not None and result.wanted is not None:
+            self._manifest = result.manifest
+            self.serials[result.wanted] = result.manifest.serial
+        return result.plan
 
     def _is_due(self) -> bool:
         """Return whether a check is due: the last one was `check_interval_s` ago, or `wake` was called."""
-        return self.clock.monotonic() - self._looked_at >= self._settings.check_interval_s
+        return self.clock.monotonic() - self._checked_at >= self._settings.check_interval_s
 
     def _note(self, bundle: InstalledBundle | None) -> None:
         """Remember the serial of a bundle that was loaded."""
@@ -283,7 +283,9 @@ class Agent:
         missing = await asyncio.to_thread(self._store.missing, manifest.blobs)
         needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
         if missing and self._store.free_bytes() < needed:
-            raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
+            raise DiskFull(
+                f"The update needs {needed} bytes of free disk space, and {self._store.free_bytes()} are free."
+            )
         download = Download(self.link.source, self.disk, self._settings.download, self.clock.monotonic)
         for blob in missing:
             await download.fetch(blob, self._store.partial(blob))
@@ -312,7 +314,7 @@ class Agent:
             )
         )
         log.info(
-            "fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown, %d would leave the device",
+            "Fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown; %d would leave the device.",
             *(report.cases, report.replayed, report.unchanged, report.unknown, report.leaving),
         )
         note = f"{report.leaving} of the last {report.replayed} decisions would or may leave the device"
@@ -331,7 +333,7 @@ class Agent:
             await asyncio.to_thread(self._store.stage, bundle, manifest, models)
             self._staged = await asyncio.to_thread(self._store.load, bundle)
         elif self._is_due():
-            await self._look()
+            await self._read_plan()
         self._check_plan()
         wait_s = await self.link.may_change(bundle)
         if wait_s > 0.0:
@@ -343,7 +345,7 @@ class Agent:
     def _check_plan(self) -> None:
         """Raise Withdrawn if the plan now assigns another bundle than the one being installed."""
         if self._wanted != self._row.bundle:
-            raise Withdrawn(f"the plan assigns {self._wanted} now")
+            raise Withdrawn(f"The plan assigns {self._wanted} now.")
 
     def _update(self) -> tuple[BundleManifest, str]:
         assert self._manifest is not None
@@ -380,7 +382,7 @@ class Agent:
             await self._ask_golden()
             condition = self.host.condition()
         if self._is_due():
-            await self._look_again()
+            await self._recheck_plan()
         now = self.clock.monotonic()
         if self._trial.judge(now, condition):
             self._enter(Event.DONE, must=True, unproven=False)
@@ -390,10 +392,10 @@ class Agent:
             return 0.0
         return settings.poll_s
 
-    async def _look_again(self) -> None:
+    async def _recheck_plan(self) -> None:
         """Withdraw the bundle if the plan does. A failed check does not affect the trial."""
         try:
-            await self._look()
+            await self._read_plan()
         except UpdateRefused as refusal:
             log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
             return
@@ -421,7 +423,7 @@ class Agent:
             try:
                 await self.host.use(bundle, must=True)
             except UpdateRefused as refusal:
-                log.error("the bundle before is not whole: %s: %s", refusal.code, refusal.message)
+                log.error("The previous bundle is damaged: %s: %s", refusal.code, refusal.message)
         if self._trial is not None:
             self._earlier.leave_out(self._trial.progress(self.clock.monotonic(), self.host.condition()).now)
             self._trial = None

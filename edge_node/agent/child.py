@@ -28,9 +28,9 @@ def main() -> None:
 
             reply = frame(examine(request))
         else:
-            from .verifier import look
+            from .verifier import check_updates
 
-            reply = frame(look(request, _fetch, time.monotonic))
+            reply = frame(check_updates(request, _fetch, time.monotonic))
     except UpdateRefused as refusal:
         reply = frame(Refusal(refusal.code, refusal.message))
     except OSError as error:

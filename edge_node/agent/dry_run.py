@@ -91,18 +91,18 @@ def check_policy(path: Path, find: Callable[[str], Manifest | None]) -> Policy:
     """Return the policy in a file, compiled for the models that `find` returns by name. Raises PolicyUnusable."""
 
     def temperature(model: str) -> float | None:
-        if (found := find(model)) is None:
+        if (manifest := find(model)) is None:
             return None
-        return OPENAI_TEMPERATURE if found.temperature is None else found.temperature
+        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
 
     def adapters(model: str) -> tuple[str, ...] | None:
-        return None if (found := find(model)) is None else tuple(found.adapters)
+        return None if (manifest := find(model)) is None else tuple(manifest.adapters)
 
     try:
         policy = parse_policy(path.read_text(encoding="utf-8"), "policy of the bundle", temperature)
         return with_adapters(policy, adapters)
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyUnusable(f"the policy cannot be read: {error}") from error
+        raise PolicyUnusable(f"The policy cannot be read: {error}") from error
     except PolicyError as error:
         raise PolicyUnusable(error.message) from error
 
@@ -115,11 +115,11 @@ def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
     """
     count, failed = 0, []
     for path in cases:
-        found, locations, problems = read_cases(path.read_text(encoding="utf-8", errors="replace"), "cases")
-        if found is None or problems:
-            raise CasesFailed(f"a case file is unreadable: {problems[0].message if problems else 'empty'}")
-        count += len(found.cases)
-        failed += [result for result in run_cases(found, locations, policy) if result.differences]
+        cases_found, locations, problems = read_cases(path.read_text(encoding="utf-8", errors="replace"), "cases")
+        if cases_found is None or problems:
+            raise CasesFailed(f"A case file is unreadable: {problems[0].message if problems else 'empty'}")
+        count += len(cases_found.cases)
+        failed += [result for result in run_cases(cases_found, locations, policy) if result.differences]
     if failed:
         first = failed[0].differences[0]
         others = f", and {len(failed) - 1} other cases" if len(failed) > 1 else ""
@@ -145,19 +145,19 @@ def check_fit(file: ModelFile, total_bytes: int) -> None:
     model = file.model
     size_bytes = sum(blob.size_bytes for blob in model.loaded)
     if size_bytes > Device("this-device", total_bytes, _USABLE_SHARE).usable_bytes:
-        raise ModelTooLarge(f"{model.name}: {size_bytes} bytes, this device has {total_bytes} bytes of memory")
+        raise ModelTooLarge(f"{model.name} has {size_bytes} bytes, and this device has {total_bytes} bytes of memory.")
     adapters_bytes = sum(adapter.blob.size_bytes for adapter in model.adapters)
     device = Device("this-device", total_bytes - adapters_bytes, _USABLE_SHARE)
     try:
-        found = read_gguf(Path(file.path))
+        header = read_gguf(Path(file.path))
         images_bytes = _images_bytes(file)
     except ArtifactError as error:
         raise ModelUnusable(f"{model.name}: {error}") from error
-    context = min(_CONTEXT_TOKENS, found.context_length or _CONTEXT_TOKENS)
-    if largest_batch(found, device, context, limit=1, vision_bytes=images_bytes) == 0:
+    context = min(_CONTEXT_TOKENS, header.context_length or _CONTEXT_TOKENS)
+    if largest_batch(header, device, context, limit=1, vision_bytes=images_bytes) == 0:
         beside = f" with {images_bytes} bytes for its projector" if images_bytes else ""
         raise ModelTooLarge(
-            f"{model.name}{beside}: does not fit into {device.usable_bytes} of {total_bytes} bytes of memory"
+            f"{model.name}{beside} does not fit into {device.usable_bytes} of {total_bytes} bytes of memory."
         )
 
 
@@ -184,7 +184,7 @@ def check_adapters(file: ModelFile, architecture: str) -> None:
         except ArtifactError as error:
             raise ModelUnusable(f"{name}: {error}") from error
         if adapted != architecture:
-            raise ModelUnusable(f"{name}: an adapter for {adapted} models, and {file.model.name} is {architecture}")
+            raise ModelUnusable(f"{name} is an adapter for {adapted} models, but {file.model.name} is {architecture}.")
 
 
 def check_projector(file: ModelFile) -> None:
@@ -197,10 +197,10 @@ def check_projector(file: ModelFile) -> None:
     projector = file.model.projector
     if projector is None:
         return
-    name = f"the projector of {file.model.name}"
+    name = f"The projector of {file.model.name}"
     if missing := missing_packages(has_encoder=projector.encoder is not None):
         raise ModelUnusable(
-            f"{name}: {', '.join(missing)} is not installed here: pip install 'causeway-router[images]'"
+            f"{name}: {', '.join(missing)} is not installed here. Run `pip install 'causeway-router[images]'`."
         )
     path, model = Path(file.projector[0]), Path(file.path)
     try:
@@ -232,7 +232,7 @@ def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_di
 
                 load_pair_file(artifact, model, others, model_dirs)
         except (ArtifactError, ImportError) as error:
-            raise ModelUnusable(f"the signal {signal.kind} of {model.name}: {error}") from error
+            raise ModelUnusable(f"The signal {signal.kind} of {model.name}: {error}") from error
 
 
 def _try_quality(artifact: Artifact, model: Artifact) -> None:
@@ -242,7 +242,7 @@ def _try_quality(artifact: Artifact, model: Artifact) -> None:
     try:
         estimator("hello")
     except Exception as error:  # onnxruntime's own exception classes have no common base
-        raise ArtifactError(f"{artifact.path}: computes no quality of a prompt ({error})") from error
+        raise ArtifactError(f"{artifact.path}: cannot estimate the quality of a prompt ({error}).") from error
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
@@ -255,7 +255,7 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
         ModelUnusable: The file is not a model.
     """
     try:
-        found = read_gguf(weights)
+        header = read_gguf(weights)
     except ArtifactError as error:
         raise ModelUnusable(f"{model.name}: {error}") from error
     fresh = Manifest(
@@ -264,16 +264,18 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
         sha256=model.blob.sha256,
         size_bytes=model.blob.size_bytes,
         format="gguf",
-        architecture=found.architecture,
-        quantisation=found.quantisation,
-        context_length=found.context_length,
-        licence=found.licence or "",
-        parameters=found.parameters,
-        refuse_token=found.refuse_token,
-        tokenizer_sha256=found.tokenizer_sha256,
+        architecture=header.architecture,
+        quantisation=header.quantisation,
+        context_length=header.context_length,
+        licence=header.licence or "",
+        parameters=header.parameters,
+        refuse_token=header.refuse_token,
+        tokenizer_sha256=header.tokenizer_sha256,
         adapters={
-            one.name: AdapterEntry(adapter_file(one.name), one.blob.sha256, one.blob.size_bytes, one.scale)
-            for one in model.adapters
+            adapter.name: AdapterEntry(
+                adapter_file(adapter.name), adapter.blob.sha256, adapter.blob.size_bytes, adapter.scale
+            )
+            for adapter in model.adapters
         },
         projector=None if model.projector is None else _projector_entry(model.projector),
     )

@@ -31,7 +31,7 @@ _LOOK_S = 180.0
 _EXAMINE_S = 1800.0
 
 
-class LookRequest(msgspec.Struct, frozen=True, tag=True):
+class UpdateCheckRequest(msgspec.Struct, frozen=True, tag=True):
     """Request to read the plan, and the manifest of the assigned bundle unless it is known.
 
     Attributes:
@@ -52,7 +52,7 @@ class LookRequest(msgspec.Struct, frozen=True, tag=True):
     not_before: float
 
 
-class Looked(msgspec.Struct, frozen=True, tag=True):
+class UpdateCheckResult(msgspec.Struct, frozen=True, tag=True):
     """The verified plan (None if the cohort has none), the bundle that it assigns, and its manifest unless that is
     known.
     """
@@ -129,8 +129,8 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request = LookRequest | BundleRequest
-Reply = FetchFile | Looked | BundleReport | Refusal
+Request = UpdateCheckRequest | BundleRequest
+Reply = FetchFile | UpdateCheckResult | BundleReport | Refusal
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _KINDS: dict[str, type[UpdateRefused]] = {
     kind.code: kind for kind in vars(refusals).values() if isinstance(kind, type) and issubclass(kind, UpdateRefused)
@@ -140,7 +140,7 @@ _KINDS: dict[str, type[UpdateRefused]] = {
 class Inspector(Protocol):
     """Verifies updates and tries bundles. Every method raises UpdateRefused for an update that must not be used."""
 
-    async def look(self, request: LookRequest, source: Source) -> Looked: ...
+    async def check_updates(self, request: UpdateCheckRequest, source: Source) -> UpdateCheckResult: ...
 
     async def examine(self, request: BundleRequest) -> BundleReport: ...
 
@@ -148,9 +148,9 @@ class Inspector(Protocol):
 class ChildInspector:
     """An `Inspector` that works in a child process."""
 
-    async def look(self, request: LookRequest, source: Source) -> Looked:
+    async def check_updates(self, request: UpdateCheckRequest, source: Source) -> UpdateCheckResult:
         result = await _inspect(request, source, _LOOK_S)
-        assert isinstance(result, Looked)
+        assert isinstance(result, UpdateCheckResult)
         return result
 
     async def examine(self, request: BundleRequest) -> BundleReport:
@@ -159,19 +159,19 @@ class ChildInspector:
         return result
 
 
-async def _inspect(request: Request, source: Source | None, limit_s: float) -> Looked | BundleReport:
+async def _inspect(request: Request, source: Source | None, limit_s: float) -> UpdateCheckResult | BundleReport:
     try:
         async with asyncio.timeout(limit_s), _child() as process:
             return await _converse(process, request, source)
     except TimeoutError as error:
         raise DownloadTooSlow(f"the inspection was not complete after {limit_s:g} s") from error
     except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise UpdateRefused("the inspection ended early; the daemon's error output says why") from error
+        raise UpdateRefused("The inspection ended early. See the daemon's error output.") from error
 
 
 async def _converse(
     process: asyncio.subprocess.Process, request: Request, source: Source | None
-) -> Looked | BundleReport:
+) -> UpdateCheckResult | BundleReport:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(frame(request))

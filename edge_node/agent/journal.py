@@ -138,7 +138,7 @@ def event_of(refusal: UpdateRefused, state: DeviceState, *, pointed: bool) -> Ev
 
 
 MEANING: Mapping[DeviceState, str] = {
-    DeviceState.IDLE: "waits for the next look: when the control plane wakes it, at the latest after 15 minutes",
+    DeviceState.IDLE: "waits for the next check: when the control plane wakes it, at the latest after 15 minutes",
     DeviceState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
     DeviceState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
     DeviceState.VERIFY: "hashes each file and gives it its name in the store",
@@ -255,7 +255,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-class Booted(msgspec.Struct, frozen=True):
+class BootState(msgspec.Struct, frozen=True):
     """The bundle to start with (None for the factory files). `row`: the journal row from which the agent continues."""
 
     bundle: InstalledBundle | None
@@ -264,7 +264,7 @@ class Booted(msgspec.Struct, frozen=True):
     journal: Journal
 
 
-def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = None) -> Booted:
+def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = None) -> BootState:
     """Choose the bundle to start with, and count this start if a bundle is on trial. Never raises for damaged files.
 
     1. A trial continues, unless the daemon ended too often during it, or this start cannot be recorded.
@@ -291,19 +291,23 @@ def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = N
     others = () if row.state is DeviceState.IDLE and journal.last.state in _UNDONE else pointer or ()
     candidates = tuple(b for b in dict.fromkeys((*row.bundles, *others)) if b not in row.quarantined)
     bundle, refusal = first_whole(store, candidates)  # (4)
-    found = () if bundle is None else candidates[candidates.index(bundle.id) :]
-    if refusal is not None and row.bundles[:1] != found[:1]:
-        log.error("%s; the daemon starts with %s", refusal.message, "the bundle before" if found else "its own files")
+    remaining = () if bundle is None else candidates[candidates.index(bundle.id) :]
+    if refusal is not None and row.bundles[:1] != remaining[:1]:
+        log.error(
+            "%s; the daemon starts with %s.",
+            refusal.message,
+            "the previous bundle" if remaining else "the factory files",
+        )
         row = msgspec.structs.replace(row, state=DeviceState.IDLE, code=refusal.code, reason=refusal.message, at=now)
-    row = msgspec.structs.replace(row, bundles=found)
+    row = msgspec.structs.replace(row, bundles=remaining)
     if pointer != row.bundles:
         try:
             store.point(row.bundles)
         except OSError as error:  # the next start decides the same from the existing rows
-            log.error("the fleet's pointer cannot be written: %s", error.strerror or error)
-            return Booted(bundle, row, store, journal)
+            log.error("The fleet's pointer cannot be written: %s", error.strerror or error)
+            return BootState(bundle, row, store, journal)
     _write(journal, row)
-    return Booted(bundle, row, store, journal)
+    return BootState(bundle, row, store, journal)
 
 
 def rolled_back(row: JournalRow, now: float) -> JournalRow:
@@ -332,7 +336,7 @@ def _write(journal: Journal, row: JournalRow) -> bool:
     try:
         journal.append(row)
     except OSError as error:
-        log.error("the fleet's journal cannot be written: %s", error.strerror or error)
+        log.error("The fleet's journal cannot be written: %s", error.strerror or error)
         return False
     return True
 
@@ -349,7 +353,7 @@ def _count(row: JournalRow, now: float, journal: Journal) -> JournalRow:
     code, reason = DiskFull.code, "the start of a trial cannot be written down, so that it would never end"
     if boots > _MAX_BOOTS:
         code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
-    log.error("bundle %s is rolled back: %s", row.bundle, reason)
+    log.error("Bundle %s is rolled back: %s", row.bundle, reason)
     row = msgspec.structs.replace(row, state=DeviceState.ROLLBACK, code=code, reason=reason)
     _write(journal, row)
     return row

@@ -109,7 +109,7 @@ class Download:
             if waiting:
                 self._disk.append(partial, bytes(waiting))
         if offset < blob.size_bytes:
-            raise UpdateUnavailable(f"blob {blob.sha256}: the source ended after {offset} of {blob.size_bytes} bytes")
+            raise UpdateUnavailable(f"Blob {blob.sha256}: the source ended after {offset} of {blob.size_bytes} bytes.")
 
     async def _chunks(self, blob: Blob, offset: int) -> AsyncIterator[bytes]:
         """Yield chunks from the source until the blob is complete. Raises DownloadTooSlow below the minimum rate."""
@@ -185,7 +185,7 @@ class SourceWithImport:
                 yield chunk
             return
         if self._monotonic() < self._away_until and self.stamp:
-            raise FileNotFoundError(f"what was imported has no {path}")
+            raise FileNotFoundError(f"The import has no {path}.")
         begun = False
         try:
             async for chunk in self._plane.fetch(path, offset):
@@ -199,7 +199,7 @@ class SourceWithImport:
                 raise
             self._away_until = self._monotonic() + _AWAY_S  # do not wait for a timeout for each file
         if not here:
-            raise FileNotFoundError(f"what was imported has no {path}")
+            raise FileNotFoundError(f"The import has no {path}.")
         async for chunk in FolderSource(self._folder).fetch(path, offset):
             yield chunk
 

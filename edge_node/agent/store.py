@@ -192,7 +192,7 @@ class BundleStore:
         partial = self.partial(blob)
         if not _has_content(partial, blob):
             self._disk.remove(partial)
-            raise BundleAltered(f"blob {blob.sha256}: the fetched content has another sha256 or length")
+            raise BundleAltered(f"Blob {blob.sha256}: the fetched content has the wrong SHA-256 or length.")
         self._disk.publish(partial, self.blob(blob))
 
     def free_bytes(self) -> int:
@@ -257,20 +257,20 @@ class BundleStore:
             for model in manifest.models:
                 self._rename_images(folder / "models" / model.name, model)
         except (OSError, ValueError) as error:
-            raise BundleAltered(f"bundle {bundle}: {error}") from error
+            raise BundleAltered(f"Bundle {bundle}: {error}") from error
         for blob in manifest.blobs:
             if not _has_content(self.blob(blob), blob):
-                raise BundleAltered(f"bundle {bundle}: the file {self.blob(blob)} is damaged or not there")
+                raise BundleAltered(f"Bundle {bundle}: the file {self.blob(blob)} is damaged or missing.")
         for model, artifact in zip(manifest.models, models, strict=True):
             projector = artifact.manifest.projector
             named = [artifact.manifest.sha256, *(one.sha256 for one in artifact.manifest.adapters.values())]
             named += () if projector is None else projector.files.values()
             linked = all(_has_link(path, self.blob(blob)) for path, blob in _files(artifact.folder, model))
             if named != [blob.sha256 for blob in model.loaded] or not linked:
-                raise BundleAltered(f"bundle {bundle}: the folder of the model {model.name} is damaged")
+                raise BundleAltered(f"Bundle {bundle}: the folder of the model {model.name} is damaged.")
             for signal in model.signals:
                 if not self._has_signal(folder / "models", model, signal):
-                    raise BundleAltered(f"bundle {bundle}: the signal {signal.kind} of {model.name} is damaged")
+                    raise BundleAltered(f"Bundle {bundle}: the signal {signal.kind} of {model.name} is damaged.")
         return InstalledBundle(bundle, manifest, self._policy(folder, manifest.policy), folder / "models")
 
     def _rename_images(self, place: Path, model: BundleModel) -> None:
@@ -317,9 +317,9 @@ class BundleStore:
                     freed += path.stat().st_size
                     self._disk.remove(path)
         except OSError as error:
-            log.warning("old bundles cannot be removed: %s", error)
+            log.warning("Old bundles cannot be removed: %s", error)
         if freed:
-            log.info("files of old bundles were removed: %d bytes", freed)
+            log.info("Files of old bundles were removed: %d bytes.", freed)
 
     def _listed(self, folder: Path) -> list[Path]:
         return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -26,10 +26,10 @@ from causeway_server.router.bundle.refusals import (
 
 from ..observability.metrics import DeviceCondition, Traffic
 
-_LEAST_BEFORE = 20  # minimum number of earlier requests for a comparison
+_MIN_BEFORE = 20  # minimum number of earlier requests for a comparison
 _LOOKS_BEFORE = 4  # period whose requests are compared with the trial's
 _DAY_S = 86400.0
-_MOST_LOOKS = 512  # checks of one day; wakes add more than one each 15 minutes
+_MAX_CHECKS = 512  # checks of one day; wakes add more than one each 15 minutes
 _SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of the earlier requests exceeded
 
 
@@ -83,19 +83,20 @@ class ConditionHistory:
     """The device's condition at the checks of the last day, with which a trial compares."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, DeviceCondition]] = deque(maxlen=_MOST_LOOKS)
+        self._checks: deque[tuple[float, DeviceCondition]] = deque(maxlen=_MAX_CHECKS)
 
     def add(self, at: float, condition: DeviceCondition) -> None:
         """Record the condition at a check, in monotonic seconds."""
-        self._looks.append((at, condition))
+        self._checks.append((at, condition))
 
     def leave_out(self, part: Traffic) -> None:
         """Exclude the requests of a bundle that was undone from the comparison."""
         none = Traffic()
         shifted = [
-            (at, msgspec.structs.replace(look, traffic=look.traffic - (none - part))) for at, look in self._looks
+            (at, msgspec.structs.replace(condition, traffic=condition.traffic - (none - part)))
+            for at, condition in self._checks
         ]
-        self._looks = deque(shifted, maxlen=_MOST_LOOKS)
+        self._checks = deque(shifted, maxlen=_MAX_CHECKS)
 
     def before(self, at: float, now: DeviceCondition) -> DeviceCondition:
         """Return the requests since the fourth check before, and the heat of the day before, if it is known.
@@ -103,11 +104,11 @@ class ConditionHistory:
         Heat follows the traffic: a device that changes in a quiet night gets warm in the morning under any bundle.
         """
         since = at - _DAY_S
-        earlier = [look for _, look in self._looks]
-        known = bool(earlier) and self._looks[0][0] <= since
-        day = [*(look for look_at, look in self._looks if look_at >= since), now] if known else []
-        heat = [look.temperature_c for look in day if look.temperature_c is not None]
-        throttled = [look.throttled for look in day if look.throttled is not None]
+        earlier = [condition for _, condition in self._checks]
+        known = bool(earlier) and self._checks[0][0] <= since
+        day = [*(condition for checked_at, condition in self._checks if checked_at >= since), now] if known else []
+        heat = [condition.temperature_c for condition in day if condition.temperature_c is not None]
+        throttled = [condition.throttled for condition in day if condition.throttled is not None]
         return msgspec.structs.replace(
             now,
             traffic=now.traffic - earlier[-_LOOKS_BEFORE:][0].traffic if earlier else now.traffic,
@@ -181,7 +182,7 @@ class Trial:
 
     def _shares(self, now: Traffic) -> Iterator[UpdateRefused]:
         settings, before = self._settings, self._before.traffic
-        known = before.requests >= _LEAST_BEFORE
+        known = before.requests >= _MIN_BEFORE
         rows: list[tuple[type[UpdateRefused], str, int, int, float]] = [
             (ErrorsRose, "failed", now.errors, before.errors, settings.errors_margin),
             (DegradedRose, "were answered by a fallback", now.degraded, before.degraded, settings.degraded_margin),

@@ -43,7 +43,7 @@ from causeway_server.router.bundle.refusals import (
     UpdateUnavailable,
 )
 
-from .inspection import Looked, LookRequest
+from .inspection import UpdateCheckRequest, UpdateCheckResult
 from .source import DownloadBounds
 from .store import Disk
 
@@ -161,15 +161,15 @@ class UpdateVerifier:
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""
-        found = self._versions()
+        versions = self._versions()
         path = self._folder / _FLOOR
         floor = _read_floor(path)
         for role, version in floor.items():
-            if found.get(role, 0) < version:
-                message = f"{role} has version {found.get(role, 0)}, but version {version} was verified before"
+            if versions.get(role, 0) < version:
+                message = f"{role} has version {versions.get(role, 0)}, but version {version} was verified before"
                 raise MetadataRollback(message)
-        if found != floor:
-            Disk().replace_synced(path, msgspec.json.encode(found, order="deterministic"))
+        if versions != floor:
+            Disk().replace_synced(path, msgspec.json.encode(versions, order="deterministic"))
 
     def _versions(self) -> dict[str, int]:
         root = Metadata[Root].from_file(str(self._folder / "root.json")).signed
@@ -233,17 +233,17 @@ class _BoundedFetcher(FetcherInterface):
                 self._check_rate(url)
                 yield chunk
         except FileNotFoundError as error:
-            raise tuf.DownloadHTTPError(f"{url}: not there", 404) from error
+            raise tuf.DownloadHTTPError(f"{url} does not exist.", 404) from error
         except OSError as error:
             raise tuf.DownloadError(f"{url}: {error}") from error
 
     def _check_rate(self, url: str) -> None:
         elapsed = self._monotonic() - self._started
         if elapsed > self._bounds.deadline_s:
-            raise tuf.SlowRetrievalError(f"{url}: not complete after {self._bounds.deadline_s:g} s")
+            raise tuf.SlowRetrievalError(f"{url} was not complete after {self._bounds.deadline_s:g} s.")
         if elapsed > self._bounds.grace_s and self._received < elapsed * self._bounds.least_bytes_per_s:
             rate = self._received / elapsed
-            raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, least {self._bounds.least_bytes_per_s:g}")
+            raise tuf.SlowRetrievalError(f"{url}: {rate:.0f} bytes/s, minimum {self._bounds.least_bytes_per_s:g}.")
 
 
 def _expired(role: str) -> type[UpdateRefused]:
@@ -266,7 +266,7 @@ def _read_floor(path: Path) -> dict[str, int]:
         return {}
 
 
-def look(request: LookRequest, fetch: Fetch, monotonic: Callable[[], float]) -> Looked:
+def check_updates(request: UpdateCheckRequest, fetch: Fetch, monotonic: Callable[[], float]) -> UpdateCheckResult:
     """Check the fleet's published files once: return the verified plan and manifest. Raises UpdateRefused, OSError."""
     update = UpdateVerifier(Path(request.folder), request.root, fetch, monotonic, not_before=request.not_before)
     update.refresh()
@@ -275,4 +275,4 @@ def look(request: LookRequest, fetch: Fetch, monotonic: Callable[[], float]) -> 
     manifest = None
     if wanted is not None and wanted not in request.known:
         manifest = update.manifest(wanted, request.daemon_version)
-    return Looked(plan, wanted, manifest)
+    return UpdateCheckResult(plan, wanted, manifest)

@@ -46,7 +46,7 @@ _GATEWAY_TIMEOUT = 504  # no target answered in time
 _RATE = 16_000  # sample rate, Hz
 _MAX_BYTES = 64 * 1024 * 1024
 _NO_MICROPHONE = (
-    "give a WAV file, or `-` for stdin; a microphone needs `pip install 'causeway-router[microphone]'` and PortAudio"
+    "Give a WAV file, or `-` for stdin. A microphone needs `pip install 'causeway-router[microphone]'` and PortAudio."
 )
 
 
@@ -54,7 +54,7 @@ _NO_MICROPHONE = (
 @click.argument("text")
 @request_options
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
-def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
+def ask(text: str, url: str, api_key: str, output_format: str, no_stream: bool, **flags: Any) -> None:
     """Send a prompt to the running daemon.
 
     TEXT `-` reads stdin. The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected
@@ -64,12 +64,12 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
     with _daemon(url, api_key) as (causeway, console):
         if no_stream:
             answer = causeway.chat(prompt, **arguments)
-        elif as_json:
+        elif output_format == "json":
             answer = causeway.chat(prompt, stream=True, **arguments).answer()
         else:
             _write_stream(causeway, prompt, arguments, console)
             return
-        if as_json:
+        if output_format == "json":
             _write_json(_answer_document(answer))
         else:
             _write_answer(answer, console)
@@ -90,7 +90,7 @@ def route(
     text: str,
     url: str,
     api_key: str,
-    as_json: bool,
+    output_format: str,
     policy_path: Path | None,
     settings: tuple[str, ...],
     **flags: Any,
@@ -103,12 +103,12 @@ def route(
     if policy_path is not None:
         document: object = _try_policy(policy_path, prompt, (*_request_settings(arguments), *settings))
     elif settings:
-        usage_error("--set needs --policy: the signals of a running daemon are its own")
+        usage_error("--set needs --policy: the signals of a running daemon are its own.")
     else:
         with _daemon(url, api_key) as (causeway, _):
             document = causeway.route(prompt, **arguments)
     out = Console()
-    if as_json:
+    if output_format == "json":
         out.print_json(msgspec.json.encode(document).decode())
         return
     for line in explain(msgspec.convert(document, RouteExplanation)):
@@ -119,24 +119,24 @@ def route(
 @click.argument("audio", default="")
 @request_options
 @click.option(
-    "--seconds",
+    "--duration-s",
     type=click.FloatRange(min=0.1, max=120.0),
     default=5.0,
     show_default=True,
-    help="Length of the recording, without AUDIO.",
+    help="Length of the recording in seconds, without AUDIO.",
 )
-def listen(audio: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
+def listen(audio: str, url: str, api_key: str, output_format: str, duration_s: float, **flags: Any) -> None:
     """Send a spoken request to the running daemon.
 
-    SOUND is an audio file, or `-` for stdin; without it the microphone is recorded. The answer goes to stdout; its
+    AUDIO is an audio file, or `-` for stdin; without it the microphone is recorded. The answer goes to stdout; its
     transcript, route and times to stderr. Exit codes as for ask.
     """
-    data = _read_audio(audio, seconds)
+    data = _read_audio(audio, duration_s)
     with _daemon(url, api_key) as (causeway, console):
         part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
         answer = causeway.chat([{"role": "user", "content": [part]}], **request_arguments(flags))
         transcript, parts = _transcript(causeway, data), _parts(causeway, answer.decision.id)
-        if as_json:
+        if output_format == "json":
             _write_json({"transcript": transcript, "parts": parts, **_answer_document(answer)})
             return
         words = transcript or "none: this device understands no speech"
@@ -260,9 +260,9 @@ def _read_audio(source: str, seconds: float) -> bytes:
         usage_error(f"{source}: {error.strerror}")
     name = "stdin" if source == "-" else source
     if not data:
-        usage_error(f"{name}: the audio is empty")
+        usage_error(f"{name}: the audio is empty.")
     if len(data) > _MAX_BYTES:
-        usage_error(f"{name}: larger than {_MAX_BYTES // 1024 // 1024} MiB; send it in pieces")
+        usage_error(f"{name}: the audio is larger than {_MAX_BYTES // 1024 // 1024} MiB. Send it in pieces.")
     return data
 
 
@@ -296,7 +296,7 @@ def _record(seconds: float) -> bytes:
         samples = sounddevice.rec(round(seconds * _RATE), samplerate=_RATE, channels=1, dtype="int16")
         sounddevice.wait()
     except sounddevice.PortAudioError as error:
-        usage_error(f"the microphone does not answer ({error}): {_NO_MICROPHONE}")
+        usage_error(f"The microphone does not answer ({error}): {_NO_MICROPHONE}")
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)

@@ -18,15 +18,15 @@ from causeway_server.router.errors import ConfigError
 from causeway_server.router.serving.process import ask
 
 from ..config.schema import Config
-from .options import PATH, config_options, read_prompt, usage_error
+from .options import PATH, config_options, output_format_option, read_prompt, usage_error
 
 if TYPE_CHECKING:
     from ..agent.link.connection import LinkRecord
     from ..agent.link.identity import Identity
 
 REFUSED, UNREACHABLE = 1, 3
-RESTART = "restart the daemon: systemctl restart causeway-edge"
-NO_FLEET = "this device is in no fleet"
+RESTART = "Restart the daemon: systemctl restart causeway-edge"
+NO_FLEET = "This device is not in a fleet"
 
 
 @click.group()
@@ -41,9 +41,9 @@ def fleet() -> None:
 @config_options
 @click.argument("control_plane", metavar="CONTROL_PLANE_URL")
 @click.option("--token", default="-", envvar="CAUSEWAY_JOIN_TOKEN", help="The join token; `-` reads stdin.")
-@click.option("--name", default="", help="The device id that the device wants; without it the control plane chooses.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Such as role=kiosk; repeatable.")
-@click.option("--site", default="", help="Where the device stands: few devices of a site change at once.")
+@click.option("--name", default="", help="Wanted device id; by default the control plane chooses one.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label, such as role=kiosk; repeatable.")
+@click.option("--site", default="", help="Site of the device; only a few devices of a site change at once.")
 @click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
 def join(
     config: Config,
@@ -64,7 +64,7 @@ def join(
 
     pairs = [label.partition("=") for label in labels]
     if bad := [label for label, pair in zip(labels, pairs, strict=True) if not pair[1]]:
-        usage_error(f"--label {bad[0]}: write KEY=VALUE")
+        usage_error(f"--label {bad[0]}: write KEY=VALUE.")
     request = JoinRequest(
         url=control_plane,
         token=read_prompt(token, "join token").strip(),
@@ -81,13 +81,13 @@ def join(
     except FleetError as error:
         click.echo(f"causeway-edge: not joined: {error}", err=True)
         sys.exit(UNREACHABLE if isinstance(error, FleetUnreachable) else REFUSED)
-    click.echo(f"joined {identity.fleet} as {identity.device} (tenant {identity.tenant}, cohort {identity.cohort})")
+    click.echo(f"Joined {identity.fleet} as {identity.device} (tenant {identity.tenant}, cohort {identity.cohort}).")
     click.echo(RESTART)
 
 
 @fleet.command()
 @config_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def leave(config: Config, yes: bool) -> None:
     """Leave the fleet and delete its identity, key and bundles.
 
@@ -102,7 +102,7 @@ def leave(config: Config, yes: bool) -> None:
     with as_owner(Path(config.state_dir)) as state_dir:
         folder, device = StateFolderLock(state_dir), "DEVICE"
         if not (state_dir / FOLDER).exists():
-            click.echo(f"{NO_FLEET}, so there is nothing to leave")
+            click.echo(f"{NO_FLEET}, so there is nothing to leave.")
             return
         with suppress(ConfigError):  # a damaged identity is removed as well
             if (identity := read_identity(state_dir / FOLDER)) is not None:
@@ -110,14 +110,14 @@ def leave(config: Config, yes: bool) -> None:
         try:
             folder.acquire()
             if not yes:
-                click.echo("to return, the device has to join anew, under another name")
+                click.echo("To return, the device must join again, under another name.")
             ask("causeway-edge", f"Remove the identity, the key and the bundles of {device}?", yes=yes)
             leave_fleet(state_dir)
         except ConfigError as error:
             usage_error(str(error))
         finally:
             folder.release()
-    click.echo(f"left; an operator revokes it at the control plane: causeway-fleet revoke {device}")
+    click.echo(f"Left the fleet. An operator revokes the device at the control plane: causeway-fleet revoke {device}")
 
 
 @fleet.command("import")
@@ -131,7 +131,7 @@ def import_(config: Config, medium: Path) -> None:
     """
     from ..agent.link.connection import read_record
     from ..agent.link.identity import FOLDER, as_owner, read_identity
-    from ..agent.link.medium import ImportFailed, import_medium
+    from ..agent.link.offline_media import ImportFailed, import_medium
 
     with as_owner(Path(config.state_dir)) as state_dir:
         folder = state_dir / FOLDER
@@ -140,7 +140,7 @@ def import_(config: Config, medium: Path) -> None:
         except ConfigError as error:
             usage_error(str(error))
         if identity is None:
-            usage_error(f"{NO_FLEET}, so it trusts no signatures: causeway-edge fleet join, once")
+            usage_error(f"{NO_FLEET}, so it trusts no signatures. Run `causeway-edge fleet join` once.")
         record = read_record(folder)
         running = None if record is None else record.report.running
         try:
@@ -150,18 +150,18 @@ def import_(config: Config, medium: Path) -> None:
             click.echo(f"causeway-edge: not imported: {reason}", err=True)
             sys.exit(REFUSED)
     if imported.wanted is None:
-        click.echo(f"imported: it has no bundle for {identity.device} of the cohort {identity.cohort}")
+        click.echo(f"Imported: it has no bundle for {identity.device} of the cohort {identity.cohort}.")
     elif imported.wanted == running:
-        click.echo(f"imported: this device runs bundle {running} already")
+        click.echo(f"Imported: this device already runs bundle {running}.")
     else:
-        click.echo(f"imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files")
-        click.echo("the daemon takes it within a minute, or at its next start: causeway-edge fleet status")
+        click.echo(f"Imported bundle {imported.wanted}, serial {imported.serial}, {imported.blobs} files.")
+        click.echo("The daemon installs it within a minute, or at its next start. See `causeway-edge fleet status`.")
 
 
 @fleet.command()
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(config: Config, as_json: bool) -> None:
+@output_format_option
+def status(config: Config, output_format: str) -> None:
     """Print this device's identity, its bundle and its problems.
 
     The daemon wrote them last. Exit code: 0 in a fleet, 1 not in a fleet or with problems, 2 usage error.
@@ -175,7 +175,7 @@ def status(config: Config, as_json: bool) -> None:
     except ConfigError as error:
         usage_error(str(error))
     record = read_record(folder)
-    if as_json:
+    if output_format == "json":
         click.echo(msgspec.json.encode(_document(identity, record)).decode())
     else:
         for line in _lines(identity, record, folder):

@@ -32,11 +32,11 @@ def jobs() -> None:
 
 @jobs.command("list")
 @daemon_options
-@click.option("--status", type=click.Choice([state.value for state in JobState]), help="Only jobs of this status.")
+@click.option("--status", type=click.Choice([state.value for state in JobState]), help="Only jobs with this status.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many, newest first."
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum number of jobs, newest first."
 )
-def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
+def list_(url: str, api_key: str, output_format: str, status: str | None, limit: int) -> None:
     """Print id, status, attempts and last error of each job, newest first."""
 
     def run(causeway: Causeway) -> list[Job]:
@@ -47,36 +47,36 @@ def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int)
             after = page[-1].id
         return found[:limit]
 
-    _print(_ask(url, api_key, run), as_json=as_json)
+    _print(_ask(url, api_key, run), output_format=output_format)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def show(url: str, api_key: str, as_json: bool, job: str) -> None:
+def show(url: str, api_key: str, output_format: str, job: str) -> None:
     """Print one job with its webhook and its answer."""
-    (found,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
-    _print([found], as_json=as_json)
-    if found.webhook and not as_json:
-        click.echo(f"webhook {found.webhook_status or 'after its end'}: {found.webhook}")
-    if found.answer is not None and not as_json:
-        click.echo(found.answer.text)
+    (shown,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
+    _print([shown], output_format=output_format)
+    if shown.webhook and output_format == "human":
+        click.echo(f"webhook {shown.webhook_status or 'after its end'}: {shown.webhook}")
+    if shown.answer is not None and output_format == "human":
+        click.echo(shown.answer.text)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
+def retry(url: str, api_key: str, output_format: str, job: str) -> None:
     """Queue a dead letter again, with all attempts and a new deadline."""
-    _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), as_json=as_json)
+    _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), output_format=output_format)
 
 
 @jobs.command()
 @daemon_options
 @click.argument("job")
-def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
+def purge(url: str, api_key: str, output_format: str, job: str) -> None:
     """Delete a job that has ended, with its request and its answer."""
-    _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), as_json=as_json)
+    _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), output_format=output_format)
 
 
 def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
@@ -89,9 +89,9 @@ def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[J
         sys.exit(REFUSED if isinstance(error, CausewayAPIError) else UNREACHABLE)
 
 
-def _print(found: list[Job], *, as_json: bool) -> None:
-    for job in found:
-        if as_json:
+def _print(jobs: list[Job], *, output_format: str) -> None:
+    for job in jobs:
+        if output_format == "json":
             click.echo(json.dumps(asdict(job)))
             continue
         click.echo(

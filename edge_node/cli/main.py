@@ -18,7 +18,7 @@ from causeway_server.router.serving.process import ProgramGroup
 from .. import daemon_version
 from ..config.loader import config_variable
 from ..config.schema import Config
-from .options import CONFIG_VARIABLE, PATH, command_line, config_options, usage_error
+from .options import CONFIG_VARIABLE, PATH, command_line, config_options, output_format_option, usage_error
 
 _CLIENTS = {"ask": "ask", "route": "ask", "listen": "ask", "fleet": "fleet", "jobs": "jobs"}
 """The commands that talk to a running daemon, and their modules."""
@@ -60,15 +60,15 @@ def serve(config: Config) -> None:
 
 @main.command()
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(config: Config, as_json: bool) -> None:
+@output_format_option
+def doctor(config: Config, output_format: str) -> None:
     """Check everything that the daemon needs and say how to fix it.
 
     Exit code 1 if a check fails.
     """
     from .doctor.report import run
 
-    sys.exit(run(config, as_json=as_json))
+    sys.exit(run(config, as_json=output_format == "json"))
 
 
 def _list_keys(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -154,7 +154,7 @@ def decisions() -> None:
 
 @decisions.command()
 @config_options
-@click.option("--since", default="", metavar="DURATION", help="Only records of the last, for example, 24h or 7d.")
+@click.option("--since", default="", metavar="DURATION", help="Only records of this last period, such as 24h or 7d.")
 def export(config: Config, since: str) -> None:
     """Print the records on disk as JSON lines, oldest first.
 
@@ -166,7 +166,7 @@ def export(config: Config, since: str) -> None:
     try:
         oldest = time.time() - (seconds(since) or 0.0) if since else 0.0
     except ValueError:
-        usage_error(f"--since must be a duration such as 30m, 24h or 7d, not {since[:32]!r}")
+        usage_error(f"--since must be a duration such as 30m, 24h or 7d, not {since[:32]!r}.")
     try:
         stored = read_stored(Path(config.state_dir), since=oldest)
         sys.stdout.buffer.writelines(msgspec.json.encode(record) + b"\n" for record in stored.records)
@@ -190,7 +190,7 @@ def export(config: Config, since: str) -> None:
 @click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton; the policy is written for it.")
 @click.option("--no-cloud", is_flag=True, help="Start the daemon alone: no Triton, no gateway.")
 @click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
-@click.option("--run-dir", type=PATH, help="Folder of logs and state.")
+@click.option("--run-dir", type=PATH, help="Folder for logs and state.")
 def up(config: Config, small: str | None, large: str | None, no_cloud: bool, once: bool, run_dir: Path | None) -> None:
     """Start Triton, the gateway and the daemon on this machine.
 
@@ -199,7 +199,7 @@ def up(config: Config, small: str | None, large: str | None, no_cloud: bool, onc
     """
     flags = click.get_current_context().params
     if flags["policy"] is not None and (small is not None or large is not None):
-        usage_error("--policy names its models itself: leave out --small and --large")
+        usage_error("--policy already names the models: omit --small and --large.")
     from causeway_server.models.catalog.artifact import ArtifactError
 
     from .up.models import choose_models

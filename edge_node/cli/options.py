@@ -59,7 +59,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         for setting in settings:
             key, separator, value = setting.partition("=")
             if not separator:
-                usage_error(f"--set {setting}: write KEY=VALUE")
+                usage_error(f"--set {setting}: write KEY=VALUE.")
             by_key[key.strip()] = value
         flags = {key: rest.pop(name) for name, key in _CONFIG_FLAGS.items()}
         by_key |= {key: value for key, value in flags.items() if value is not None}
@@ -86,17 +86,27 @@ def command_line(flags: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
 
 
+output_format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["human", "json"]),
+    default="human",
+    show_default=True,
+    help="Output for people, or JSON.",
+)
+
+
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
+        click.option("--model", default="auto", show_default=True, help="Target, or auto: the policy decides."),
         click.option(
-            "--model", default="auto", show_default=True, help="auto: the policy decides; or the name of a target."
+            "--prefer", type=click.Choice(get_args(Prefer)), help="Preference, which can only narrow the policy."
         ),
-        click.option("--prefer", type=click.Choice(get_args(Prefer)), help="Narrows the policy, never widens it."),
         click.option("--tag", "tags", multiple=True, help="Tag for the policy's rules, such as `private`; repeatable."),
-        click.option("--temperature", type=float, help="Without it, the target's own is used."),
-        click.option("--max-tokens", type=click.IntRange(min=1)),
-        click.option("--deadline", "deadline_s", type=click.FloatRange(min=0, min_open=True), help="Seconds."),
+        click.option("--temperature", type=float, help="Sampling temperature; default: the target's."),
+        click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of the answer."),
+        click.option("--deadline-s", type=click.FloatRange(min=0, min_open=True), help="Deadline in seconds."),
     ]
     return _with_options(daemon_options(command), options)
 
@@ -104,9 +114,9 @@ def request_options(command: F) -> F:
 def daemon_options(command: F) -> F:
     """Add the flags of commands that talk to a running daemon: those of `connect`, and `--format`."""
     options = [
-        click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
+        click.option("--url", default="", help="URL of the daemon; unix:///path for a Unix socket. [$CAUSEWAY_URL]"),
         click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        output_format_option,
     ]
     return _with_options(command, options)
 
@@ -135,9 +145,9 @@ def read_prompt(text: str, what: str = "prompt") -> str:
         text = sys.stdin.read() if text == "-" else text
         text.encode()  # Python passes bytes that are not UTF-8 as lone surrogates
     except UnicodeError:
-        usage_error(f"the {what} is not UTF-8 text")
+        usage_error(f"The {what} is not UTF-8 text.")
     if not text.strip():
-        usage_error(f"the {what} is empty")
+        usage_error(f"The {what} is empty.")
     return text
 
 

@@ -16,7 +16,7 @@ from ..app import App, build
 from ..config.schema import Config
 
 if TYPE_CHECKING:
-    from ..agent.host import FleetLink
+    from ..agent.interfaces import FleetLink
 
 
 def run(config: Config, fleet: FleetLink | None = None) -> int:

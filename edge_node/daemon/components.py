@@ -18,9 +18,9 @@ from ..clock import Clock
 from ..files.store import DeviceFileStore
 from ..http.api import RequestReader
 from ..http.inspection import Reachability, Readiness
-from ..jobs.entry import JobEntry
+from ..jobs.lazy_jobs import LazyJobs
 from ..observability.metrics import Metrics
-from ..parts import AudioEntry
+from ..parts import LazyAudio
 from ..serving.requests import Admission, Records, SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
@@ -77,8 +77,8 @@ class WaysIn:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     reader: RequestReader
     files: DeviceFileStore
-    jobs: JobEntry
-    audio: AudioEntry
+    jobs: LazyJobs
+    audio: LazyAudio
     sessions: Sessions[DeviceClient]
     mqtt: MqttBridge | None  # None without a configured broker
     tracing: RequestTracer | None
@@ -116,7 +116,7 @@ class Components(Backends, Serving, WaysIn):
     def problems(self) -> tuple[str, ...]:
         """Return the problems for operators: missing models, the cloud, failed storage."""
         disks = (self.cache.disk(), self.decisions.disk(), self.spend.disk())
-        found = (
+        problems = (
             *(() if self.engines is None else self.engines.problems),
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
@@ -129,7 +129,7 @@ class Components(Backends, Serving, WaysIn):
             *(() if self.fleet is None else self.fleet.problems),
             self.fleet_problem,
         )
-        return tuple(problem for problem in found if problem)
+        return tuple(problem for problem in problems if problem)
 
     def can_answer(self) -> bool:
         """Return whether the start is complete: a model is loaded, or a cloud is configured, for a target of the
@@ -247,7 +247,7 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
         yield Gauge("causeway_edge_cloud_token_refused", "1: the cloud refuses the token (HTTP 401).", refused)
 
 
-def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
+def _job_gauges(jobs: LazyJobs) -> Iterator[Gauge]:
     if (stats := jobs.stats) is None:
         return
     bulk, others = (("class", "bulk"),), (("class", "reserved"),)

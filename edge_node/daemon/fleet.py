@@ -35,8 +35,8 @@ from causeway_server.router.types import Message, Request, Sampling, Target, Tex
 
 from .. import daemon_version
 from ..agent.agent import Agent
-from ..agent.host import AgentSettings, FleetLink
-from ..agent.journal import Booted
+from ..agent.interfaces import AgentSettings, FleetLink
+from ..agent.journal import BootState
 from ..agent.link.connection import AgentReport, FleetConnection
 from ..agent.link.control_plane import carries_secrets
 from ..agent.link.identity import open_key, read_identity
@@ -96,7 +96,7 @@ def connect(
 
 
 def make_agent(
-    booted: Booted,
+    booted: BootState,
     link: FleetLink | None,
     connection: FleetConnection | None,
     parts: Components,
@@ -162,7 +162,7 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
     if connection is None or cloud.api_key or not cloud.url:
         return None
     if not carries_secrets(cloud.url):
-        log.warning("cloud.url is plain HTTP: the fleet's token is not sent there; use https://, or set cloud.api_key")
+        log.warning("cloud.url is plain HTTP: the fleet's token is not sent there. Use https://, or set cloud.api_key.")
         return None
     return connection.tokens
 
@@ -202,7 +202,7 @@ async def _check_answers(
             if len(answers) == tries:
                 raise GoldenAnswerDiffers(
                     f"{target.name} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, "
-                    f"not {golden.answer[:80]!r}"
+                    f"not {golden.answer[:80]!r}."
                 )
             answers.append(await golden_answer(engine, target, golden.prompt, soft))
 
@@ -250,7 +250,7 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
         yield _no_image
         return
     if not config.enabled:
-        raise ModelUnusable(f"{model.name}: a golden prompt has an image, and this device reads none: parts.enabled")
+        raise ModelUnusable(f"{model.name}: a golden prompt has an image, and this device reads none (parts.enabled).")
     # Imported only if a bundle needs it.
     from causeway_server.models.parts.installed import DECODER
     from causeway_server.models.parts.process.messages import PartLimits, Refusal, WorkerSpec
@@ -262,10 +262,10 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
     decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=config.decoder_memory_bytes))
     try:
         folder = find_artifact(model.name, model_dirs).folder
-        found = await asyncio.to_thread(find_projector, model.name, tuple(model_dirs))
+        projector = await asyncio.to_thread(find_projector, model.name, tuple(model_dirs))
     except ArtifactError as error:
         raise ModelUnusable(f"{model.name}: {error}") from error
-    projectors = Projectors(lambda _: found, decoder, remembered=1, timeout_s=_GOLDEN_S)
+    projectors = Projectors(lambda _: projector, decoder, remembered=1, timeout_s=_GOLDEN_S)
     projectors.kinds(model.name)
 
     async def see(image: Blob) -> SoftTokens:
@@ -286,7 +286,7 @@ async def golden_images(model: BundleModel, model_dirs: Sequence[Path], config: 
 
 
 async def _no_image(image: Blob) -> SoftTokens:
-    raise ModelUnusable(f"no projector reads the image {image.sha256[:12]}")
+    raise ModelUnusable(f"No projector reads the image {image.sha256[:12]}.")
 
 
 def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
@@ -419,7 +419,7 @@ class BundleHost:
     async def check_model(self, model: BundleModel) -> None:
         engines = self.parts.engines
         if engines is None:
-            raise ModelUnusable(f"{model.name}: this device runs no models (engine.enabled)")
+            raise ModelUnusable(f"{model.name}: this device runs no models (engine.enabled).")
         if (model.name, engines.weights(model.name)) not in self._checked_models:
             await check_golden(engines, model, self.model_dirs, self._running.parts, _GOLDEN_TRIES)
 

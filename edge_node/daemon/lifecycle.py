@@ -137,14 +137,14 @@ class App:
             raise
         self._listening.set()
         log.info(
-            "listening on port %s%s", self.port, f" and {self.config.server.socket}" * bool(self.config.server.socket)
+            "Listening on port %s%s.", self.port, f" and {self.config.server.socket}" * bool(self.config.server.socket)
         )
 
     def _root_ended(self, started: asyncio.Future[None], root: asyncio.Task[None]) -> None:
         """End the daemon when its background tasks end: without them it would no longer repair faults."""
         if self._stop.is_set() or root.cancelled():
             return
-        error = root.exception() or RuntimeError("the background tasks ended")
+        error = root.exception() or RuntimeError("The background tasks ended.")
         log.critical("A background task failed, and the daemon ends: %s", redacted(_first_cause(error)))
         self.failed = True
         self.notifier.stopping("a background task failed")
@@ -154,7 +154,7 @@ class App:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Return False if some are left at the timeout."""
-        log.info("draining for up to %g s, requests in progress: %d", self.config.server.drain_s, self.in_flight)
+        log.info("Draining for up to %g s. Requests in progress: %d.", self.config.server.drain_s, self.in_flight)
         if self.stop_request.restarting:
             self.notifier.reloading("draining, to start anew with other settings")
         else:
@@ -171,7 +171,7 @@ class App:
         parts.admission.end()
         parts.shadows.stop()
         if self.in_flight:
-            log.warning("requests cut before their end: %d; their clients get an error", self.in_flight)
+            log.warning("Requests cut off at the end of the drain: %d. Their clients get an error.", self.in_flight)
         await parts.sessions.close()
         await self._listener.close()
         self._stop.set()
@@ -214,12 +214,12 @@ class App:
 
         def terminate() -> None:
             if not stop_requested.is_set():
-                log.info("SIGTERM received")
+                log.info("SIGTERM received.")
             self.stop_request.restarting = False
             stop_requested.set()
 
         def interrupt() -> None:
-            log.info("SIGINT received%s", ": the drain ends now" * stop_requested.is_set())
+            log.info("SIGINT received%s.", ": the drain ends now" * stop_requested.is_set())
             self.stop_request.restarting = False
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
@@ -242,7 +242,7 @@ class App:
                 draining.cancel_scope.cancel()
         finally:
             await self.close()
-            log.info("stopped")
+            log.info("Stopped.")
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class App:
             return
         report = self.parts.policies.report
         self.notifier.ready(f"policy {report.name}@{report.revision}")
-        log.info("ready: a target can answer")
+        log.info("Ready: a target can answer.")
         self._ready.set()
 
     async def _call_when_ready(self, on_ready: Callable[[App], None]) -> None:
@@ -334,7 +334,7 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object] | None]) -
             if (unfinished := work()) is not None:
                 await unfinished
         except Exception as error:
-            log.error("a recurring task failed: %s", redacted(error))
+            log.error("A recurring task failed: %s", redacted(error))
 
 
 async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:

@@ -22,7 +22,7 @@ from ..backends.engine.engines import Engine
 from ..clock import Clock
 from ..config.schema import Config, EngineConfig, OutboxConfig
 from ..http.api import RequestReader, new_decision_id
-from ..jobs.entry import JobEntry, JobParts
+from ..jobs.lazy_jobs import JobParts, LazyJobs
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..signals.estimators import LearnedEstimators
@@ -31,7 +31,7 @@ from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
 
-    from ..agent.journal import Booted
+    from ..agent.journal import BootState
     from ..agent.link.connection import FleetConnection
     from ..backends.cloud.connection import Credentials
     from ..mqtt.bridge import MqttBridge
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .components import Backends, Serving
 
 
-def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[Booted | None, Config]:
+def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[BootState | None, Config]:
     """Return the bundle to start with, and the configuration under it; None for a device that was never in a fleet.
 
     Raises:
@@ -107,17 +107,17 @@ def make_part_encoders(
     detector: WorkerSpec | None,
 ) -> PartEncoders | None:
     """Return the encoders of audio and images; None if this device has none, or its configuration forbids them."""
-    found = given if given is not None else find_encoders(model_dirs)
+    specs = given if given is not None else find_encoders(model_dirs)
     if given is None:
         detector = find_speech_detector()
-    if not found or not config.parts.enabled:
+    if not specs or not config.parts.enabled:
         return None
     from causeway_server.models.catalog.projector import find_projector
 
     from ..serving.part_encoders import PartEncoders
 
     return PartEncoders(
-        found,
+        specs,
         config.parts,
         clock,
         Manifests(model_dirs).transcripts,
@@ -185,12 +185,12 @@ def make_shadow(
     return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, Manifests(model_dirs).weights)
 
 
-def make_mqtt_bridge(config: Config, jobs: JobEntry, service: Service, metrics: Metrics) -> MqttBridge | None:
+def make_mqtt_bridge(config: Config, jobs: LazyJobs, service: Service, metrics: Metrics) -> MqttBridge | None:
     """Return the bridge to the configured broker. Raises ConfigError."""
     if not config.mqtt.url:
         return None
     if not config.state_dir:
-        raise ConfigError("messages are kept in a state folder: set state_dir", where="mqtt.url")
+        raise ConfigError("messages require a state folder. Set state_dir.", where="mqtt.url")
     try:
         from ..mqtt.bridge import MqttBridge
     except ModuleNotFoundError as error:

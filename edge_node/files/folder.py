@@ -153,7 +153,7 @@ class FileFolder:
         try:
             _overwrite(path)
         except OSError as error:  # the name is removed in any case
-            log.warning("an uploaded file was deleted without being overwritten: %s", error.strerror)
+            log.warning("An uploaded file was deleted without being overwritten: %s", error.strerror)
         path.unlink()
         sync(self.path)
 

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FOLDER = "files"  # folder in the state folder
-_MOST_UPLOADS = 32  # maximum concurrent uploads; each has about 2 MiB in memory
+_MAX_UPLOADS = 32  # maximum concurrent uploads; each has about 2 MiB in memory
 _WRITE_BYTES = 1024 * 1024
 _MARK_S = 600.0  # interval of recording the time, while there are files
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -78,7 +78,7 @@ class DeviceFileStore:
         self._time = DeviceTime(clock)
         self._files: dict[str, DeviceFile] = {}
         self._writing: set[DeviceFileWriter] = set()
-        self._uploads = FairShare(_MOST_UPLOADS)
+        self._uploads = FairShare(_MAX_UPLOADS)
         self._expired = 0
         self._aside = 0  # number of files that cannot be read
         self._marked_at = 0.0
@@ -102,13 +102,13 @@ class DeviceFileStore:
     @property
     def problems(self) -> tuple[str, ...]:
         """Return the problems for operators."""
-        found = [self._fault.problem] if self._fault.problem else []
+        problems = [self._fault.problem] if self._fault.problem else []
         if self._aside:
-            found.append(
+            problems.append(
                 f"uploaded files that cannot be read: {self._aside}, damaged or of a newer version of the daemon, "
                 "which reads them after an upgrade; they are kept as long as others (files.ttl_s)"
             )
-        return tuple(found)
+        return tuple(problems)
 
     async def start(self) -> None:
         """Read the files of an earlier run."""
@@ -116,7 +116,7 @@ class DeviceFileStore:
             try:
                 await self._open()
             except FileFolderUnavailable as error:
-                self._fault.begin(f"the uploaded files are not available: {error.message}")
+                self._fault.begin(f"The uploaded files are not available: {error.message}")
 
     def close(self) -> None:
         """Record the time. Blocking."""
@@ -124,7 +124,7 @@ class DeviceFileStore:
             try:
                 self._folder.write_mark(self._time.mark())
             except OSError as error:
-                log.warning("the time of the uploaded files was not noted: %s", error.strerror)
+                log.warning("The time of the uploaded files was not recorded: %s", error.strerror)
         self._thread.shutdown()
 
     # --- files of clients --------------------------------------------------------------------------------------------
@@ -133,14 +133,14 @@ class DeviceFileStore:
         """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
         file = self._files.get(name)
         if file is None or file.owner != owner or file.expires <= self._time.now():
-            raise NotFound(f"there is no file {name[:80]!r} of yours: it expired, was deleted, or never was here")
+            raise NotFound(f"File {name[:80]!r} not found: it expired, was deleted, or never existed.")
         return file
 
     def list_owned(self, owner: str) -> list[DeviceFile]:
         """Return all files of `owner`, newest first."""
         now = self._time.now()
-        found = [file for file in self._files.values() if file.owner == owner and file.expires > now]
-        return sorted(found, key=lambda file: (file.created_unix, file.id), reverse=True)
+        files = [file for file in self._files.values() if file.owner == owner and file.expires > now]
+        return sorted(files, key=lambda file: (file.created_unix, file.id), reverse=True)
 
     def view(self, file: DeviceFile) -> FileView:
         """Return the API's view of a file."""
@@ -153,10 +153,10 @@ class DeviceFileStore:
         if data is not None:
             return data
         if file.id not in self._files:
-            raise NotFound(f"the file {file.id} was deleted in the meantime")
-        self._fault.begin(f"the uploaded file {file.id} is damaged on the disk")
+            raise NotFound(f"The file {file.id} was deleted in the meantime.")
+        self._fault.begin(f"The uploaded file {file.id} is damaged on the disk.")
         raise FileFolderUnavailable(
-            f"the file {file.id} is damaged on this device's disk. Delete it and upload it again"
+            f"The file {file.id} is damaged on this device's disk. Delete it and upload it again."
         )
 
     async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
@@ -222,7 +222,7 @@ class DeviceFileStore:
         if not self._uploads.hold(writer, network_of(owner)):
             raise QueueFull(
                 f"You upload {self._uploads.held_by(network_of(owner))} files at the same time, your share of "
-                f"{_MOST_UPLOADS}. Wait until one is there.",
+                f"{_MAX_UPLOADS}. Wait until one is there.",
                 retry_after_s=1.0,
             )
         try:
@@ -245,7 +245,7 @@ class DeviceFileStore:
             try:
                 await self._delete(file.id)
             except FileFolderUnavailable as error:
-                self._fault.begin(f"an uploaded file that expired cannot be deleted: {error.message}")
+                self._fault.begin(f"An uploaded file that expired cannot be deleted: {error.message}")
                 return
             self._expired += 1
         if self._aside:
@@ -260,8 +260,8 @@ class DeviceFileStore:
         """Reserve room for `size` bytes of a file. Raises BodyTooLarge or StorageFull."""
         if size > self.max_file_bytes:
             raise BodyTooLarge(
-                f"the file has more than {self.max_file_bytes} bytes, the most that a request can carry in base64 "
-                "(`server.max_body_bytes`)"
+                f"The file has more than {self.max_file_bytes} bytes, the most that a request can carry in base64 "
+                "(`server.max_body_bytes`)."
             )
         if not self._has_room(writer, size):
             await self.sweep()
@@ -269,28 +269,28 @@ class DeviceFileStore:
                 stats = self.stats
                 if self._fits(writer, size):
                     raise StorageFull(
-                        "your files would be more than your share of this device's "
+                        "Your files would be more than your share of this device's "
                         f"{self._config.max_files} files and {self._config.max_bytes} bytes (files.max_files, "
                         "files.max_bytes): half while others have some, else seven eighths. Delete files, or wait "
-                        "until they expire"
+                        "until they expire."
                     )
                 raise StorageFull(
-                    f"this device has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
+                    f"This device has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
                     f"{self._config.max_files} with {self._config.max_bytes}, those included that are being uploaded "
-                    "(files.max_files, files.max_bytes): delete files, or wait until they expire"
+                    "(files.max_files, files.max_bytes): delete files, or wait until they expire."
                 )
         writer.reserved = size
 
     def _has_room(self, writer: DeviceFileWriter, size: int) -> bool:
         """Return whether a file fits into the folder, and into its owner's share of it."""
         owner = network_of(writer.owner)
-        own = [file.bytes for file in self._files.values() if network_of(file.owner) == owner]
-        own += [one.reserved for one in self._writing if one is not writer and network_of(one.owner) == owner]
-        has_others = len(own) < len(self._files) + sum(one is not writer for one in self._writing)
+        sizes = [file.bytes for file in self._files.values() if network_of(file.owner) == owner]
+        sizes += [one.reserved for one in self._writing if one is not writer and network_of(one.owner) == owner]
+        has_others = len(sizes) < len(self._files) + sum(one is not writer for one in self._writing)
         return (
             self._fits(writer, size)
-            and len(own) < stored_share(self._config.max_files, has_others)
-            and sum(own) + size <= stored_share(self._config.max_bytes, has_others)
+            and len(sizes) < stored_share(self._config.max_files, has_others)
+            and sum(sizes) + size <= stored_share(self._config.max_bytes, has_others)
         )
 
     def _fits(self, writer: DeviceFileWriter, size: int) -> bool:
@@ -325,11 +325,11 @@ class DeviceFileStore:
     def _check_accepts(self) -> None:
         if not self._config.accept:
             raise UnsupportedFeature(
-                "this device keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
-                "data: URL in base64"
+                "This device keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
+                "data: URL in base64."
             )
         if not self._has_folder:
-            raise FileFolderUnavailable("uploaded files need a state folder: set state_dir")
+            raise FileFolderUnavailable("Uploaded files require a state folder. Set state_dir.")
 
     async def _open(self) -> None:
         async with self._lock:
@@ -344,7 +344,7 @@ class DeviceFileStore:
             self._files = {file.id: file for file in kept}
             self._aside = await self.on_disk(self._folder.sweep_aside, self._time.now())
             self._opened = True
-            self._fault.end("the uploaded files are available")
+            self._fault.end("The uploaded files are available")
         await self.sweep()
 
     async def _delete(self, name: str) -> None:
@@ -355,7 +355,7 @@ class DeviceFileStore:
         try:
             await self.on_disk(self._folder.discard, writer.draft)
         except FileFolderUnavailable as error:  # the next start erases it
-            log.warning("what was written of a file remains until the next start: %s", error.message)
+            log.warning("A partly written file remains until the next start: %s", error.message)
 
     async def on_disk(self, work: Callable[..., T], *args: object) -> T:
         """Run `work` in the thread for the disk. Raises StorageFull or FileStoreUnavailable."""
@@ -363,10 +363,10 @@ class DeviceFileStore:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except OSError as error:
             if error.errno in _FULL:
-                raise StorageFull("the disk of this device is full: the file was not kept") from error
-            log.warning("the folder of uploaded files fails: %s", error.strerror)
+                raise StorageFull("The disk of this device is full, and the file was not stored.") from error
+            log.warning("The folder of uploaded files has failed: %s", error.strerror)
             raise FileFolderUnavailable(
-                f"the folder of uploaded files fails ({error.strerror}). Try again later"
+                f"The folder of uploaded files has failed ({error.strerror}). Try again later."
             ) from error
 
 

@@ -191,11 +191,11 @@ class RequestReader:
             return Caller(request.remote or "unix", reads_all_decisions=True)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise AuthenticationFailed("an API key is needed: send `Authorization: Bearer <key>`")
+            raise AuthenticationFailed("An API key is required: send `Authorization: Bearer <key>`.")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         matches = [caller for key_digest, caller in self._keys if hmac.compare_digest(key_digest, digest)]
         if not matches:
-            raise AuthenticationFailed("this API key is unknown")
+            raise AuthenticationFailed("This API key is unknown.")
         return matches[0]
 
     async def request(self, request: HttpExchange, kind: Endpoint | None) -> ParsedRequest:
@@ -342,8 +342,8 @@ class Api:
             **self.more_paths,
         }
         self.paths = {path.replace(_ANY_ID, _ID): methods for path, (methods, _) in paths.items()}
-        self._paths = {path: found for path, found in paths.items() if "{" not in path}
-        self._patterns = [(_pattern(path), found) for path, found in paths.items() if "{" in path]
+        self._paths = {path: handlers for path, handlers in paths.items() if "{" not in path}
+        self._patterns = [(_pattern(path), handlers) for path, handlers in paths.items() if "{" in path]
 
     async def handle(self, http: HttpExchange) -> web.StreamResponse:
         """Handle one request. Raises only CancelledError, when the client disconnects."""
@@ -357,21 +357,21 @@ class Api:
             return _refusal(http, error)
         except Exception as failure:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
-            return _refusal(http, CausewayError("internal error"))
+            return _refusal(http, CausewayError("Internal error."))
 
     def _handler(self, http: HttpExchange) -> ExchangeHandler:
         """Return the handler of a request. Raises NotFound or MethodNotAllowed."""
         if isinstance(http, PlainRequest):
             return cast("ExchangeHandler", self._paths[http.path][1])  # its method and path are of `PLAIN`
-        found = self._paths.get(http.raw_path) or self._paths.get(http.path)
-        if found is None:
-            found = next((one for pattern, one in self._patterns if pattern.fullmatch(http.path)), None)
-        if found is None:
-            raise NotFound(f"there is nothing at {http.path[:200]}{self._advice(http.path)}")
-        methods, handler = found
+        handlers = self._paths.get(http.raw_path) or self._paths.get(http.path)
+        if handlers is None:
+            handlers = next((entry for pattern, entry in self._patterns if pattern.fullmatch(http.path)), None)
+        if handlers is None:
+            raise NotFound(f"There is nothing at {http.path[:200]}{self._advice(http.path)}")
+        methods, handler = handlers
         if http.method != methods and served_method(http.method, http.headers) not in methods.split(", "):
             allowed = allowed_methods(methods)
-            raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
+            raise MethodNotAllowed(f"{http.path[:200]} supports {allowed}, not {http.method[:20]}.", allow=allowed)
         return cast("ExchangeHandler", handler)
 
     def _advice(self, path: str) -> str:
@@ -429,7 +429,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 def _refusal(http: HttpExchange, error: CausewayError) -> web.Response:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
-    log.debug("%s refused: %s (%s) request=%s", http.path, error.status, error.code, request_id)
+    log.debug("%s refused: %s (%s) request=%s.", http.path, error.status, error.code, request_id)
     return error_response(error, {"x-request-id": request_id})
 
 

@@ -99,7 +99,7 @@ class Inspection:
         self.reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self.policies.active.model_names:
-            raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
+            raise ModelNotFound(f"The model `{name[:100]}` does not exist here.", param="model")
         return body_response(encode_model(self._object(name)))
 
     def _object(self, name: str) -> ModelObject:
@@ -109,15 +109,15 @@ class Inspection:
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self.reader.caller(http)
-        found = await self.decisions.find(_query(http.query, caller), caller.name)
-        return json_response({"object": "list", "data": found})
+        records = await self.decisions.find(_query(http.query, caller), caller.name)
+        return json_response({"object": "list", "data": records})
 
     async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self.reader.caller(http)
         decision_id = http.path.removeprefix("/v1/decisions/")
         record = await self.decisions.get(decision_id, client=caller.reads_decisions_of)
         if record is None:
-            raise NotFound(f"no decision {decision_id[:100]!r}; old ones are deleted")
+            raise NotFound(f"Decision {decision_id[:100]!r} not found. Old ones are deleted.")
         return json_response(record)
 
     # --- health ------------------------------------------------------------------------------------------------------
@@ -145,14 +145,17 @@ def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
     for name in filters:
         if name not in DecisionQuery.__struct_fields__:
             known = ", ".join(DecisionQuery.__struct_fields__)
-            raise InvalidRequest(f"there is no filter {name[:64]!r}; known: {known}", param=name[:64])
+            raise InvalidRequest(f"Unknown filter {name[:64]!r}. Use one of: {known}.", param=name[:64])
     # "" matches everything; the first of several values counts
-    given = {name: filters[name] for name in filters if filters[name]}
-    route, status = read_choice(given, "route", get_args(Route)), read_choice(given, "status", get_args(Status))
+    set_filters = {name: filters[name] for name in filters if filters[name]}
+    route, status = (
+        read_choice(set_filters, "route", get_args(Route)),
+        read_choice(set_filters, "status", get_args(Status)),
+    )
     client = filters.get("client", "") or caller.reads_decisions_of
     if caller.reads_decisions_of not in ("", client):
         raise PermissionDenied(
-            f"The API key of {caller.name!r} reads its own decision records alone. To read those of {client[:64]!r}, "
+            f"The API key of {caller.name!r} reads only its own decision records. To read those of {client[:64]!r}, "
             "add `rights: [decisions]` to it in server.keys."
         )
     return DecisionQuery(
@@ -175,5 +178,5 @@ def _number(filters: Mapping[str, str], name: str, least: float, most: float, de
         value = float("nan")
     if not least <= value <= most:
         bounds = f"from {least:g} to {most:g}" if most < float("inf") else f"of at least {least:g}"
-        raise InvalidRequest(f"`{name}` must be a number {bounds}, not {text[:32]!r}", param=name)
+        raise InvalidRequest(f"`{name}` must be a number {bounds}, not {text[:32]!r}.", param=name)
     return value

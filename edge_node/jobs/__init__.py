@@ -1,6 +1,6 @@
 """Jobs of this device: requests that are accepted now, also offline, and answered later.
 
-entry      the handlers of /v1/jobs; opens the other parts with the first job, or if their file exists
+lazy_jobs  the handlers of /v1/jobs; opens the other parts with the first job, or if their file exists
 api        /v1/jobs and events of jobs over HTTP, and acceptance of jobs from every source
 store      the outbox: one SQLite file, committed before a job is acknowledged; in a thread
 schema     its tables and queries, the row of a job, and unreadable rows

@@ -46,8 +46,8 @@ class OutboxAcceptance:
             known = read_row(*row)
             if not is_same_request(known.digest, job.digest):
                 raise IdempotencyConflict(
-                    f"this `Idempotency-Key` was used with another body or other headers, for {known.id}; "
-                    "send those again, or a new key"
+                    f"This `Idempotency-Key` was used with another body or other headers, for {known.id}; "
+                    "send those again, or a new key."
                 )
             if reply is not None and known.has_ended:  # its sender has lost the answer
                 rows.replies.set_due(db, known.seq, rows.time.now())
@@ -63,18 +63,18 @@ class OutboxAcceptance:
 
     def _make_room(self, db: sqlite3.Connection, job: EdgeJob, body_bytes: int) -> None:
         """Make room for a new job, cases (1) to (4). Raises OutboxFull before any job is dropped."""
-        lacking, own = self._lacking(job, body_bytes), self._lacking_share(job, body_bytes)
+        lacking, client_lack = self._lacking(job, body_bytes), self._lacking_share(job, body_bytes)
         victims: list[EdgeJob] = []
-        if lacking.any or own.any:
-            for is_own, record in self._giving_way(db, job, own_alone=own.any):
+        if lacking.any or client_lack.any:
+            for is_own, record in self._giving_way(db, job, own_alone=client_lack.any):
                 victims.append(decode_job(record))
                 lacking = lacking.less(victims[-1])
-                own = own.less(victims[-1]) if is_own else own
-                if not (lacking.any or own.any):
+                client_lack = client_lack.less(victims[-1]) if is_own else client_lack
+                if not (lacking.any or client_lack.any):
                     break
-        if lacking.any or own.any:
-            raise OutboxFull(self._full(own.any, job), retry_after_s=30.0)
-        dropped = JobDropped("the outbox was full, and a newer job took the place of the oldest bulk jobs")
+        if lacking.any or client_lack.any:
+            raise OutboxFull(self._full(client_lack.any, job), retry_after_s=30.0)
+        dropped = JobDropped("The outbox was full, and a newer job took the place of the oldest bulk jobs.")
         for victim in victims:
             self._rows.end(db, victim, JobEvent.CANCEL, {"error": encode_job_error(dropped)})
             self._rows.stats.dropped += 1
@@ -101,23 +101,23 @@ class OutboxAcceptance:
 
     def _lacking_share(self, job: EdgeJob, body_bytes: int) -> _Lack:
         """Return the jobs and bytes that a new job lacks within its client's share. (3)"""
-        config, stats, own = self._config, self._rows.stats, self._rows.held_by(job.owner)
-        jobs = stored_share(config.max_jobs, stats.unfinished > own.unfinished)
-        size = stored_share(config.max_bytes, stats.bytes > own.bytes)
-        lack = _Lack(own.unfinished + 1 - jobs, own.bytes + body_bytes - size)
-        if job.priority != "bulk" or stats.bulk == own.bulk:
+        config, stats, held = self._config, self._rows.stats, self._rows.held_by(job.owner)
+        jobs = stored_share(config.max_jobs, stats.unfinished > held.unfinished)
+        size = stored_share(config.max_bytes, stats.bytes > held.bytes)
+        lack = _Lack(held.unfinished + 1 - jobs, held.bytes + body_bytes - size)
+        if job.priority != "bulk" or stats.bulk == held.bulk:
             return lack
         jobs, size = int(config.max_jobs * config.bulk_share) // 2, int(config.max_bytes * config.bulk_share) // 2
         return _Lack(
-            max(lack.jobs, own.bulk + 1 - max(1, jobs)), max(lack.size, own.bulk_bytes + body_bytes - max(1, size))
+            max(lack.jobs, held.bulk + 1 - max(1, jobs)), max(lack.size, held.bulk_bytes + body_bytes - max(1, size))
         )
 
     def _full(self, is_share: bool, job: EdgeJob) -> str:
-        stats, own = self._rows.stats, self._rows.held_by(job.owner)
+        stats, held = self._rows.stats, self._rows.held_by(job.owner)
         if is_share:
             return (
-                f"The outbox holds {own.unfinished} jobs and {own.bytes} bytes of this client, its share beside other "
-                "clients. Wait for their ends, purge results, or raise jobs.max_jobs or jobs.max_bytes."
+                f"The outbox holds {held.unfinished} jobs and {held.bytes} bytes of this client, its share beside "
+                "other clients. Wait for their ends, purge results, or raise jobs.max_jobs or jobs.max_bytes."
             )
         return (
             f"The outbox holds {stats.unfinished} jobs and {stats.bytes} bytes, and no waiting bulk job gives way. "

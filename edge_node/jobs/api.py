@@ -55,7 +55,7 @@ from .run import JobFeed
 from .runner import OutboxRunner
 from .store import JobOutbox
 
-_MOST_FOLLOWERS = 64
+_MAX_FOLLOWERS = 64
 COMMENT: Final = b": still there\n\n"
 _ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end|last|r[1-9][0-9]{0,2})")
 _WAIT, _END = 1 << 40, 1 << 41  # position after all text
@@ -80,7 +80,7 @@ def read_last_id(header: str) -> Position | None:
         return None
     match = _ID.fullmatch(header)
     if match is None:
-        raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent")
+        raise InvalidRequest("`Last-Event-ID` must be an id of this stream, or absent.")
     return int(match[1]), _read_place(match[2])
 
 
@@ -192,7 +192,7 @@ class OutboxApi:
         self._intake = intake
         self._service = service
         self._reader = reader
-        self._followers = FairShare(_MOST_FOLLOWERS)
+        self._followers = FairShare(_MAX_FOLLOWERS)
 
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle POST /v1/jobs."""
@@ -277,7 +277,7 @@ class OutboxApi:
         if not self._followers.hold(id(http), network_of(owner)):
             raise QueueFull(
                 f"You follow {self._followers.held_by(network_of(owner))} event streams here, your share of "
-                f"{_MOST_FOLLOWERS}. Poll the job instead.",
+                f"{_MAX_FOLLOWERS}. Poll the job instead.",
                 retry_after_s=5.0,
             )
         try:
@@ -309,8 +309,8 @@ class OutboxApi:
         owner, rotate = self._reader.caller(http).name, http.method == "POST"
         if rotate:
             self._service.admit(owner)
-        found = await self._store.run(self._store.webhooks.secrets, owner, rotate=rotate)
-        body = WebhookSecrets(found[0], found[1] if len(found) > 1 else None)
+        secrets_now = await self._store.run(self._store.webhooks.secrets, owner, rotate=rotate)
+        body = WebhookSecrets(secrets_now[0], secrets_now[1] if len(secrets_now) > 1 else None)
         return json_response(body, headers={"Cache-Control": "no-store"})
 
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
@@ -383,7 +383,7 @@ class JobIntake:
         if FILE_MARK not in job.body:
             return job.body
         if job.reply is not None and named_files(job.body) is not None:
-            raise UnsupportedFeature("messages name no uploaded files: send the bytes as a data: URL in base64")
+            raise UnsupportedFeature("Messages cannot name uploaded files. Send the bytes as a data: URL in base64.")
         try:
             return await self._reader.with_files(job.body, job.hints.client)
         except NotFound:

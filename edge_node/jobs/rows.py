@@ -114,7 +114,7 @@ class OutboxRows:
         """Return a job of `owner`; None stands for all clients. Raises NotFound."""
         row = db.execute("SELECT owner, state, record FROM jobs WHERE seq = ?", (self.seq_of(job_id),)).fetchone()
         if row is None or owner not in (None, row[0]):
-            raise NotFound(f"no job {job_id[:100]!r}; a job that ended is deleted after a time")
+            raise NotFound(f"Job {job_id[:100]!r} not found. Jobs are deleted some time after their end.")
         return read_row(*row[1:])
 
     def seq_of(self, job_id: str) -> int:
@@ -329,14 +329,14 @@ class OutboxCancellations:
         self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE deadline <= ?", (now,)).rowcount
         return [Cancellation(key, bool(unknown)) for key, unknown in db.execute(_DUE, (now, limit))]
 
-    def settle(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
+    def settle(self, db: sqlite3.Connection, cancellation: Cancellation, *, known: bool) -> None:
         """Record the cloud's response: the cancellation is finished, or sent once more if the job was unknown. (2)"""
-        if known or one.unknown:
-            found = db.execute("DELETE FROM cancellations WHERE key = ?", (one.key,)).rowcount
-            self._stats.cancellations_due -= found
+        if known or cancellation.unknown:
+            deleted = db.execute("DELETE FROM cancellations WHERE key = ?", (cancellation.key,)).rowcount
+            self._stats.cancellations_due -= deleted
         else:
             due = self._time.now() + _AGAIN_S
-            db.execute("UPDATE cancellations SET due = ?, unknown = 1 WHERE key = ?", (due, one.key))
+            db.execute("UPDATE cancellations SET due = ?, unknown = 1 WHERE key = ?", (due, cancellation.key))
 
 
 class OutboxWebhooks:
@@ -372,16 +372,16 @@ class OutboxWebhooks:
     ) -> list[OutboxWebhook]:
         """Return the webhooks that must be sent now, except to these receivers and with these numbers."""
         excluded = _encoder.encode(list(receivers)).decode(), _encoder.encode(list(in_flight)).decode()
-        found, claimed = [], int(self._time.unix() * 1000.0)
+        due, claimed = [], int(self._time.unix() * 1000.0)
         for number, attempts, notice, record in db.execute(DUE_WEBHOOKS, (self._time.now(), *excluded, limit)):
             job = decode_job(record)
             fields = msgspec.structs.asdict(decode_notice(notice))
-            found.append(
+            due.append(
                 OutboxWebhook(
                     **fields, number=number, owner=job.owner, url=job.webhook, attempts=attempts, claimed=claimed
                 )
             )
-        return found
+        return due
 
     def postpone(self, db: sqlite3.Connection, number: int, delay_s: float) -> None:
         """Count a failed attempt; another follows after `delay_s`."""
@@ -409,7 +409,7 @@ class OutboxWebhooks:
         """End the webhooks of a job whose receiver was unreachable for too long. (2)"""
         self._delete(db, job.seq, "expired")
         db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
-        log.warning("%s: its webhooks are given up: the receiver was away for too long", job.id)
+        log.warning("%s: its webhooks are given up: the receiver was unreachable for too long.", job.id)
 
     def _delete(self, db: sqlite3.Connection, seq: int, outcome: str) -> None:
         count = db.execute("DELETE FROM webhooks WHERE seq = ?", (seq,)).rowcount

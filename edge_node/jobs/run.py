@@ -125,7 +125,7 @@ class JobRuns:
             await self.service.answer(context)
             result = reply.body()
             if len(result) > self.config.max_result_bytes:
-                raise ResultTooLarge(f"the answer is larger than {self.config.max_result_bytes} bytes")
+                raise ResultTooLarge(f"The answer is larger than {self.config.max_result_bytes} bytes.")
         except CausewayError as error:
             return RunFailure(_errors(context, error), decision)
         assert reply.head is not None
@@ -316,7 +316,7 @@ class JobRevisions:
             with scope:
                 await self._revise_all(claimed)
         except Exception as error:
-            log.error("an answer could not be revised: %s", redacted(error))
+            log.error("An answer could not be revised: %s", redacted(error))
         finally:
             self.leave_room()
             self.running.end(seq)
@@ -340,7 +340,7 @@ class JobRevisions:
     async def _read(self, claimed: Claimed, by: float, kind: Modality) -> None:
         """Wait until the parts of one kind have been read. Raises CausewayError."""
         if self.reader is None:
-            raise RevisionDropped("this device reads no parts any more")
+            raise RevisionDropped("This device reads no parts any more.")
         check_read(await self.reader.read_late(self.runs.request(claimed, ""), by, (kind,)), kind)
 
     async def _revise(self, claimed: Claimed, kinds: Sequence[Modality]) -> EdgeJob | None:
@@ -354,7 +354,7 @@ class JobRevisions:
         number = job.revision + 1
         while True:
             if self.store.time.now() >= job.deadline:
-                raise DeadlineExceeded("the job's deadline passed before its answer was revised")
+                raise DeadlineExceeded("The job's deadline passed before its answer was revised.")
             request = self.runs.request(claimed, late.target)
             lane = await self.runs.lane(request)
             if not self.take(lane):

@@ -49,13 +49,13 @@ _TICK_S = 1.0
 _LOOK_S = 0.01  # minimum interval of checks: many jobs may arrive at once
 _PLACED_AT_ONCE = 200
 _DECIDED_ANEW_S = 600.0  # interval of deciding waiting jobs again; also when the policy or the cloud's state changes
-_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
-_SOON_S = 2.0  # pause before a job that found no room on the device is tried again
+_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 60.0
+_RETRY_S = 2.0  # pause before a job that found no room on the device is tried again
 _MAX_PAUSE_S = 60.0  # interval of checks
 
 _CATCH_UP = 3.0  # maximum multiple of the configured rate
 _PAUSE_S = 2.0  # pause if the cloud names no time
-_LONGEST_WAIT_S = 60.0
+_MAX_WAIT_S = 60.0
 
 
 @dataclass(eq=False, repr=False)
@@ -118,7 +118,7 @@ class OutboxRunner:
                 return await work()
             except CausewayError as error:
                 if not isinstance(error, JobStoreUnavailable):  # the store reports that itself
-                    log.error("the jobs of an earlier run of the daemon could not be read: %s", redacted(error))
+                    log.error("The jobs of an earlier run of the daemon could not be read: %s", redacted(error))
                 await asyncio.sleep(_TICK_S)
 
     async def _look(self, runs: anyio.abc.TaskGroup) -> None:
@@ -129,7 +129,7 @@ class OutboxRunner:
         except JobStoreUnavailable:
             pass  # the store reports it; accepted jobs wait in it
         except Exception as error:
-            log.error("jobs could not be looked for: %s", redacted(error))
+            log.error("Waiting jobs could not be read: %s", redacted(error))
         with anyio.move_on_after(wait_s):
             await self._wake.wait()
             await asyncio.sleep(_LOOK_S)
@@ -173,7 +173,7 @@ class OutboxRunner:
             except CausewayError:
                 pass
             except Exception as error:  # an error of one job, which does not affect the others
-                log.error("a job could not be decided: %s", redacted(error))
+                log.error("A job could not be decided: %s", redacted(error))
             lanes.append((claimed.job, lane))
         if lanes:
             await self.store.place(lanes)
@@ -194,8 +194,8 @@ class OutboxRunner:
     # --- one run -----------------------------------------------------------------------------------------------------
 
     def _start_all(self, runs: anyio.abc.TaskGroup, claimed: list[Claimed], lane: Lane) -> None:
-        for one in claimed:
-            runs.start_soon(self._run, runs, one, self._running.start(one.job.seq, lane))
+        for job in claimed:
+            runs.start_soon(self._run, runs, job, self._running.start(job.job.seq, lane))
 
     async def _run(self, runs: anyio.abc.TaskGroup, claimed: Claimed, scope: anyio.CancelScope) -> None:
         job, stored = claimed.job, False
@@ -204,8 +204,8 @@ class OutboxRunner:
             with scope:
                 end = await self._answer(claimed)
         except Exception as error:  # an error of one job, which does not affect the others
-            log.error("a job could not be run: %s", redacted(error))
-            end = _RunEnd(self._failed(job, [CausewayError("internal error")], ""))
+            log.error("A job could not be run: %s", redacted(error))
+            end = _RunEnd(self._failed(job, [CausewayError("Internal error.")], ""))
         finally:
             self._running.end(job.seq)
             if not scope.cancel_called:
@@ -233,9 +233,9 @@ class OutboxRunner:
                 if self._stopping:
                     return False
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2.0, _LONGEST_BACKOFF_S)
+                pause_s = min(pause_s * 2.0, _MAX_BACKOFF_S)
             except CausewayError as error:  # a bug: the job counts as running until its deadline, or a restart
-                log.error("the end of a run could not be stored: %s", redacted(error))
+                log.error("The end of a run could not be stored: %s", redacted(error))
                 return False
 
     async def _answer(self, claimed: Claimed) -> _RunEnd:
@@ -267,9 +267,9 @@ class OutboxRunner:
             unpin = isinstance(error, CloudUnreachable) and error.phase == "connect" and not job.target
             # A device that is not ready is asked again soon; one that handed off waits for the cloud.
             lane: Lane = "edge" if any(isinstance(one, DEVICE_BUSY) for one in errors) else "cloud"
-            return lambda: store.release(job, until=now + _SOON_S, unpin=unpin, lane=lane)
+            return lambda: store.release(job, until=now + _RETRY_S, unpin=unpin, lane=lane)
         if isinstance(error, DEVICE_BUSY):
-            until = now + max(_SOON_S, error.retry_after_s or 0.0)
+            until = now + max(_RETRY_S, error.retry_after_s or 0.0)
             return lambda: store.release(job, until=until)
         if isinstance(error, DeadlineExceeded) and now >= job.deadline - _TICK_S:
             return lambda: store.fail(job, JobEvent.EXPIRE, error, decision=decision)
@@ -277,7 +277,7 @@ class OutboxRunner:
             return lambda: store.fail(job, JobEvent.FAIL, error, decision=decision)
         if job.attempts + 1 >= self.config.max_attempts:
             return lambda: store.fail(job, JobEvent.EXHAUST, error, decision=decision)
-        longest_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
+        longest_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
         until = now + self.chance.random() * longest_s
         return lambda: store.postpone(job, until, error, decision=decision)
 
@@ -324,5 +324,5 @@ class CloudGate:
 
     def pause(self, now: float, seconds: float | None) -> None:
         """Pause after a request of the cloud, or after its failure."""
-        wait_s = _PAUSE_S if seconds is None else min(seconds, _LONGEST_WAIT_S)
+        wait_s = _PAUSE_S if seconds is None else min(seconds, _MAX_WAIT_S)
         self._opens = max(self._opens, now + wait_s * (1.0 + 0.25 * self._chance.random()))

@@ -132,15 +132,15 @@ _NEWEST = "SELECT max(coalesce((SELECT max(ended) FROM jobs), 0.0), coalesce((SE
 
 def set_aside(db: sqlite3.Connection, now: float) -> int:
     """Set unreadable jobs aside (1), and return their number. `now`: the device's own time, s."""
-    found = [
+    unreadable = [
         seq
         for seq, state, record in db.execute(_UNREAD_NOW)
         if (job := _decoded(decode_job, record)) is None or job.state.value != state
     ]
-    db.executemany(_SET_ASIDE, [(now, seq) for seq in found])
-    if found:
-        log.error("jobs of the outbox that cannot be read, damaged or of a newer version: %d", len(found))
-    return len(found)
+    db.executemany(_SET_ASIDE, [(now, seq) for seq in unreadable])
+    if unreadable:
+        log.error("%d jobs of the outbox cannot be read: they are damaged, or of a newer version.", len(unreadable))
+    return len(unreadable)
 
 
 def take_back(db: sqlite3.Connection) -> None:
@@ -149,7 +149,7 @@ def take_back(db: sqlite3.Connection) -> None:
     jobs = [job for (record,) in records if (job := _decoded(decode_job, record)) is not None]
     db.executemany(UPDATE, [updated(job) for job in jobs])
     if jobs:
-        log.info("jobs of the outbox that could not be read and now can: %d", len(jobs))
+        log.info("%d jobs of the outbox that could not be read are restored.", len(jobs))
 
 
 def read_row(state: str, record: bytes) -> EdgeJob:
@@ -183,18 +183,18 @@ def unreadable_job(seq: int, job_id: str, error: RecordUnreadable) -> EdgeJob:
 
 def unreadable_notices(db: sqlite3.Connection) -> list[int]:
     """Return the numbers of webhooks whose notice cannot be read. (4)"""
-    found = db.execute("SELECT number, notice FROM webhooks")
-    return [number for number, notice in found if _decoded(decode_notice, notice) is None]
+    rows = db.execute("SELECT number, notice FROM webhooks")
+    return [number for number, notice in rows if _decoded(decode_notice, notice) is None]
 
 
 def read_mark(db: sqlite3.Connection, mark: bytes | None) -> ClockMark | None:
     """Return the recorded time; if it is damaged, the newest end of a job, so that no job is overdue."""
     if mark is None:
         return None
-    if (found := _decoded(_decode_mark, mark)) is not None:
-        return found
+    if (decoded := _decoded(_decode_mark, mark)) is not None:
+        return decoded
     (elapsed,) = db.execute(_NEWEST).fetchone()
-    log.error("the outbox's time cannot be read: it goes on from the newest end of a job")
+    log.error("The outbox's time cannot be read: it continues from the newest end of a job.")
     return ClockMark("", 0.0, float("inf"), float(elapsed))
 
 

@@ -56,7 +56,7 @@ from .schema import (
 )
 
 READ_BYTES = 16 * 1024 * 1024  # bytes of requests that are read at once; a single one may be larger
-_MOST_LOST = 32  # runs that end with the daemon, before the job counts as the cause
+_MAX_LOST = 32  # runs that end with the daemon, before the job counts as the cause
 _ENDED_AT_ONCE = 500  # maximum number of jobs that one transaction expires or deletes
 
 P = ParamSpec("P")
@@ -105,16 +105,16 @@ class JobOutbox:
     @property
     def problems(self) -> tuple[str, ...]:
         """Faults of the file, a full outbox, or unreadable jobs."""
-        found, stats = list(self._file.problems), self.stats
+        problems, stats = list(self._file.problems), self.stats
         if stats.unfinished >= self._config.max_jobs or stats.bytes >= self._config.max_bytes:
-            found.append(f"the outbox is full ({stats.unfinished} jobs, {stats.bytes} bytes): jobs are refused")
+            problems.append(f"The outbox is full ({stats.unfinished} jobs, {stats.bytes} bytes): jobs are refused.")
         if stats.unreadable:
-            found.append(
-                f"the outbox has jobs that cannot be read: {stats.unreadable}, damaged or of a newer version of the "
+            problems.append(
+                f"The outbox has jobs that cannot be read: {stats.unreadable}, damaged or of a newer version of the "
                 "daemon, which runs them after an upgrade; they are kept as long as a dead letter "
-                "(jobs.dead_letter_ttl_s)"
+                "(jobs.dead_letter_ttl_s)."
             )
-        return tuple(found)
+        return tuple(problems)
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ class JobOutbox:
                 self._rows.cancellations.add(db, revision_id(job.cloud_key, job.revision + 1), job.deadline)
             return self._drop_revision(db, job, JobCancelled("the job was cancelled before the part was read"))
         if job.has_ended:
-            raise JobAlreadyEnded(f"the job has ended: {job.state.value}")
+            raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")
         return self._rows.end(db, job, JobEvent.CANCEL, {})
 
     @transaction
@@ -191,9 +191,9 @@ class JobOutbox:
         """Queue a dead letter again, with all attempts and a new deadline. Raises NotFound or JobNotDead."""
         job = self._rows.find(db, job_id, owner)
         if job.state is not JobState.DEAD:
-            raise JobNotDead(f"only a dead letter can be retried; this job is {job.state.value}")
+            raise JobNotDead(f"Only a dead letter can be retried; this job is {job.state.value}.")
         if not job.body_bytes:
-            raise JobNotDead("the time of this dead letter has passed and its request is deleted: submit it again")
+            raise JobNotDead("The time of this dead letter has passed and its request is deleted. Submit it again.")
         now = self.time.now()
         job = msgspec.structs.replace(
             job,
@@ -227,7 +227,7 @@ class JobOutbox:
             self._rows.delete_unreadable(db, job.seq)
             return job
         if not job.has_ended:
-            raise JobNotEnded(f"the job is {job.state.value}; cancel it first")
+            raise JobNotEnded(f"The job is {job.state.value}. Cancel it first.")
         self._rows.delete(db, job)
         return job
 
@@ -242,8 +242,8 @@ class JobOutbox:
         for (record,) in db.execute("SELECT record FROM jobs WHERE state = 'running'").fetchall():
             job = decode_job(record)
             job = msgspec.structs.replace(job, lost=job.lost + 1)
-            if job.lost >= _MOST_LOST:
-                error = JobLost(f"the daemon ended during {job.lost} runs of this job")
+            if job.lost >= _MAX_LOST:
+                error = JobLost(f"The daemon ended during {job.lost} runs of this job.")
                 self._rows.end(db, job, JobEvent.EXHAUST, {"error": encode_job_error(error)})
             else:
                 self._rows.save(db, msgspec.structs.replace(job, state=next_state(job.state, JobEvent.RELEASE)))
@@ -268,15 +268,15 @@ class JobOutbox:
         return self._waiting(db, "", limit)
 
     def _waiting(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
-        found: list[Claimed] = []
+        waiting: list[Claimed] = []
         left_bytes = READ_BYTES
         for record, body in db.execute(DUE, (lane, self.time.now(), limit)):
             job = decode_job(record)
-            found.append(Claimed(job, body_of(body, job.body_bytes)))
+            waiting.append(Claimed(job, body_of(body, job.body_bytes)))
             left_bytes -= job.body_bytes
             if left_bytes <= 0:  # requests with images are large
                 break
-        return found
+        return waiting
 
     @transaction
     def place(self, db: sqlite3.Connection, lanes: Sequence[tuple[EdgeJob, Lane]]) -> None:
@@ -380,7 +380,7 @@ class JobOutbox:
         """End jobs whose deadline has passed, and delete those that ended long ago. Return the number of both."""
         now, config = self.time.now(), self._config
         late = _found(db, LATE, now, _ENDED_AT_ONCE)
-        error = encode_job_error(DeadlineExceeded("the job's deadline passed before it was answered"))
+        error = encode_job_error(DeadlineExceeded("The job's deadline passed before it was answered."))
         for job in late:
             self._rows.end(db, job, JobEvent.EXPIRE, {"error": error})
         deleted = 0
@@ -400,18 +400,18 @@ class JobOutbox:
         return len(late) + deleted
 
     def _delete(self, db: sqlite3.Connection, query: str, *arguments: float) -> int:
-        found = _found(db, query, *arguments)
-        for job in found:
+        jobs = _found(db, query, *arguments)
+        for job in jobs:
             self._rows.delete(db, job)
-        return len(found)
+        return len(jobs)
 
     # --- what may still revise the answer of a job that has succeeded ------------------------------------------------
 
     @transaction
     def late(self, db: sqlite3.Connection) -> list[Claimed]:
         """Return the jobs whose answers may still be revised: their requests are kept until then."""
-        found = [(decode_job(record), body) for record, body in db.execute(REVISABLE)]
-        return [Claimed(job, body_of(body, job.body_bytes)) for job, body in found]
+        jobs = [(decode_job(record), body) for record, body in db.execute(REVISABLE)]
+        return [Claimed(job, body_of(body, job.body_bytes)) for job, body in jobs]
 
     @transaction
     def pin_revision(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:

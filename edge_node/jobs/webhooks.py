@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # for jobs that end without a run, and an unreachable cloud
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 600.0
-_MOST_AWAY = 1000  # maximum number of receivers whose pauses are remembered
+_MAX_AWAY = 1000  # maximum number of receivers whose pauses are remembered
 _AT_ONCE = 32  # number of cancellations
 
 
@@ -91,7 +91,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
     def _pause(self, receiver: str) -> None:
         earlier = self._away.pop(receiver, None)
         pause_s = _FIRST_PAUSE_S if earlier is None else min(earlier.pause_s * 2.0, _MAX_PAUSE_S)
-        if len(self._away) >= _MOST_AWAY:
+        if len(self._away) >= _MAX_AWAY:
             del self._away[next(iter(self._away))]
         until = self._clock.monotonic() + pause_s * (0.8 + 0.4 * self._chance.random())
         self._away[receiver] = _Away(until, pause_s)
@@ -131,15 +131,15 @@ class CloudCanceller:
             return False
         try:
             due = await self._store.run(self._store.cancellations.due, _AT_ONCE)
-            for one in due:
-                outcome = await self._cloud.cancel_job(one.key)
+            for cancellation in due:
+                outcome = await self._cloud.cancel_job(cancellation.key)
                 if outcome == "later":
                     await anyio.sleep(_POLL_S)
                     return False
-                await self._store.run(self._store.cancellations.settle, one, known=outcome == "settled")
+                await self._store.run(self._store.cancellations.settle, cancellation, known=outcome == "settled")
         except CausewayError:  # the store reports it
             return False
         except Exception as error:
-            log.error("the cloud could not be told of a cancelled job: %s", redacted(error))
+            log.error("The cloud could not be notified of a cancelled job: %s", redacted(error))
             return False
         return bool(due)

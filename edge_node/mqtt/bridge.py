@@ -23,7 +23,7 @@ from causeway_server.router.serving.request import PRIORITY, read_choice
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.api import Caller, routing_hints
 from ..jobs.api import SubmittedJob
-from ..jobs.entry import JobEntry, JobParts
+from ..jobs.lazy_jobs import JobParts, LazyJobs
 from ..jobs.record import DueReply, OutboxFull, ReplyTo
 from ..jobs.run import JobFeed
 from ..jobs.store import JobOutbox
@@ -49,7 +49,7 @@ from .topics import BrokerUrl, Topics
 
 log = logging.getLogger(__name__)
 
-_SHORTEST_S, _LONGEST_S = 1.0, 60.0  # pause between two attempts to connect
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0  # pause between two attempts to connect
 _GOODBYE_S = 2.0
 _SHORT_S = 10.0  # a connection that lasts no longer indicates a fault,
 _SHORT_ONES = 3  # and this many of them in a row are reported
@@ -58,7 +58,7 @@ _AT_ONCE = 8
 _POLL_S = 1.0  # for jobs that end without a run
 _REFUSED_S = 60.0  # pause before an answer that the broker refused is sent again
 _MESSAGES = "Messages, by what was done (accepted, known, refused, ignored, dropped: QoS 0 without room)."
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0  # pause before a message without room is tried again
+_MIN_WAIT_S, _MAX_WAIT_S = 1.0, 30.0  # pause before a message without room is tried again
 _NO_ROOM = (OutboxFull, RateLimited, JobStoreUnavailable, Draining)
 
 
@@ -172,8 +172,8 @@ class MessageIntake:
         except CausewayError as error:
             await self._refuse(connection, config, address, error)
         except Exception as error:
-            log.error("a message could not be taken: %s", redacted(error))
-            failure = CausewayError("the message could not be taken; the log of the device says why")
+            log.error("A message could not be accepted: %s", redacted(error))
+            failure = CausewayError("The message could not be accepted. See the device's log.")
             await self._refuse(connection, config, address, failure)
         return "refused"
 
@@ -189,14 +189,12 @@ class MessageIntake:
             except _NO_ROOM as error:
                 if message.qos == 0 or (job.priority == "bulk" and isinstance(error, OutboxFull)):
                     raise
-                self._waiting.begin(f"messages wait unacknowledged, and the broker keeps the others: {error.message}")
+                self._waiting.begin(f"Messages wait unacknowledged, and the broker keeps the others: {error.message}")
                 if isinstance(error, JobStoreUnavailable) and job.reply is not None:  # it may be stored
                     job = msgspec.structs.replace(job, reply=ReplyTo(job.reply.address))
-                await self.jobs.runner.feed.change(
-                    min(max(error.retry_after_s or 0.0, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
-                )
+                await self.jobs.runner.feed.change(min(max(error.retry_after_s or 0.0, _MIN_WAIT_S), _MAX_WAIT_S))
             else:
-                self._waiting.end("messages are taken again")
+                self._waiting.end("Messages are accepted again")
                 return "known" if accepted.known else "accepted"
 
     async def _refuse(
@@ -206,15 +204,15 @@ class MessageIntake:
         self.metrics.request_rejected(error.code)
         if (config.filter, error.code) not in self._told:
             self._told.add((config.filter, error.code))
-            log.warning("messages on %r are refused (%s); the metrics count them", config.filter, error.code)
+            log.warning("Messages on %r are refused (%s); the metrics count them.", config.filter, error.code)
         if not address.topic:
             return
         try:
             await connection.publish(refusal(address, error))
         except (PublishRefused, AnswerTooLarge) as failure:
-            self._refusing.begin(f"errors cannot be published to {address.topic!r}: {failure}")
+            self._refusing.begin(f"Errors cannot be published to {address.topic!r}: {failure}")
         else:
-            self._refusing.end("errors are published again")
+            self._refusing.end("Errors are published again")
 
 
 class MqttBridge:
@@ -232,7 +230,7 @@ class MqttBridge:
     """
 
     def __init__(
-        self, config: MqttConfig, jobs: JobEntry, service: Service, metrics: Metrics, chance: random.Random
+        self, config: MqttConfig, jobs: LazyJobs, service: Service, metrics: Metrics, chance: random.Random
     ) -> None:
         self._config = config
         self._broker = BrokerUrl(config.url)
@@ -273,15 +271,15 @@ class MqttBridge:
             self.stats,
         )
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
-        pause_s, short = _SHORTEST_S, 0
+        pause_s, short = _MIN_PAUSE_S, 0
         while True:
             connection = Connection(self._config, client_id, state_topic, self._intake.receive)
             began = anyio.current_time()
             try:
                 error = await self._converse(connection, self._intake, self._answers, topics, state_topic)
             except Exception as failure:  # an internal error: the next connection may work
-                log.error("the connection to the broker failed: %s", redacted(failure))
-                error = BrokerError(f"{self._broker}: an internal error")
+                log.error("The connection to the broker failed: %s", redacted(failure))
+                error = BrokerError(f"{self._broker}: an internal error.")
             finally:
                 await self._leave(connection, state_topic)
                 was_connected, self.stats.connected = self.stats.connected, False
@@ -292,13 +290,13 @@ class MqttBridge:
                 error = BrokerError(message, lasting=True)
             self._tell(error)
             await anyio.sleep(pause_s * (0.75 + 0.5 * self._chance.random()))
-            pause_s = min(pause_s * 2.0, _LONGEST_S) if is_short or not was_connected else _SHORTEST_S
+            pause_s = min(pause_s * 2.0, _MAX_PAUSE_S) if is_short or not was_connected else _MIN_PAUSE_S
 
     async def _parts(self) -> JobParts:
         while True:
             with contextlib.suppress(JobStoreUnavailable):  # the store reports it
                 return await self._jobs.open()
-            await anyio.sleep(_SHORTEST_S)
+            await anyio.sleep(_MIN_PAUSE_S)
 
     async def _converse(
         self,
@@ -328,29 +326,29 @@ class MqttBridge:
         """Record and log a new connection, and publish that the device is online."""
         if self._was_connected and not connection.session_present:
             log.warning(
-                "%s has forgotten this device: messages since it was connected last are lost (mqtt.session_expiry_s)",
+                "%s has forgotten this device: messages since it was connected last are lost (mqtt.session_expiry_s).",
                 self._broker,
             )
         if not self._was_connected and not self._away.problem and not self._refused.problem:
-            log.info("connected to the broker %s", self._broker)
+            log.info("Connected to the broker %s.", self._broker)
         self._was_connected = self.stats.connected = True
-        self._away.end(f"the broker {self._broker} is connected again")
-        self._refused.end(f"the broker {self._broker} accepts this device again")
+        self._away.end(f"The broker {self._broker} is connected again")
+        self._refused.end(f"The broker {self._broker} accepts this device again")
         if refused:
-            self._denied.begin(f"the broker refuses subscriptions: {', '.join(refused)}")
+            self._denied.begin(f"The broker refuses subscriptions: {', '.join(refused)}")
         else:
-            self._denied.end("the broker accepts all subscriptions again")
+            self._denied.end("The broker accepts all subscriptions again")
 
     def _tell(self, error: BrokerError) -> None:
         fault, other = (self._refused, self._away) if error.lasting else (self._away, self._refused)
         other.problem = ""
-        fault.begin(f"the broker cannot be used: {error.message}")
+        fault.begin(f"The broker cannot be used: {error.message}")
 
     async def _publish_state(self, connection: Connection, topic: str, state: str) -> None:
         try:
             await connection.publish_state(topic, state)
         except PublishRefused as error:
-            log.warning("the broker refuses this device's state on %s (%s)", topic, error)
+            log.warning("The broker refuses this device's state on %s (%s).", topic, error)
 
     async def _leave(self, connection: Connection, state_topic: str) -> None:
         """Publish that this device is offline, and close the connection."""
@@ -403,16 +401,16 @@ class AnswerPublisher:
                 await connection.publish(error_answer(reply, ResultTooLarge(str(error))))
             await self._store.run(self._store.replies.sent, reply)
         except PublishRefused as error:
-            self.refused.begin(f"the broker refuses answers ({error}): correct what it allows this device to publish")
+            self.refused.begin(f"The broker refuses answers. Correct its permissions for this device: {error}")
             await self._postpone(reply)
         except (BrokerError, JobStoreUnavailable):
             await anyio.sleep(_POLL_S)  # it is published again
         except Exception as error:  # an error of one answer, such as an unreadable address
-            log.error("an answer could not be published: %s", redacted(error))
+            log.error("An answer could not be published: %s", redacted(error))
             await self._postpone(reply)
         else:
             self._stats.answers += 1
-            self.refused.end("the broker takes answers again")
+            self.refused.end("The broker accepts answers again")
 
     async def _postpone(self, reply: DueReply) -> None:
         try:
@@ -423,5 +421,7 @@ class AnswerPublisher:
     def _tell_lost(self) -> None:
         lost = self._store.stats.replies_lost
         if lost > self._lost:
-            log.warning("%d answers were deleted before they could be published: jobs.result_ttl_s", lost - self._lost)
+            log.warning(
+                "%d answers were deleted before they could be published (jobs.result_ttl_s).", lost - self._lost
+            )
         self._lost = lost

@@ -58,7 +58,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = self._loop.create_future()
         self._lost = asyncio.Event()
-        self._error = BrokerError("the connection was closed")
+        self._error = BrokerError("The connection was closed.")
         self._pending: dict[int, asyncio.Future[None]] = {}
         self._room = asyncio.Semaphore(_IN_FLIGHT)
         self._max_packet_bytes: int | None = None
@@ -86,14 +86,14 @@ class Connection:
         except BrokerError:
             raise
         except ssl.SSLEOFError as error:
-            raise BrokerError(f"{self._broker} closed the connection during the TLS handshake") from error
+            raise BrokerError(f"{self._broker} closed the connection during the TLS handshake.") from error
         except ssl.SSLError as error:
             raise BrokerError(f"TLS with {self._broker}: {error.reason or error}", lasting=True) from error
         except OSError as error:
             raise BrokerError(f"{self._broker}: {error.strerror or error}") from error
         sock = self._client.socket()
         if sock is None:
-            raise BrokerError(f"{self._broker} closed the connection")
+            raise BrokerError(f"{self._broker} closed the connection.")
         self._fd = sock.fileno()
         self._client.on_socket_register_write = self._start_writing
         self._client.on_socket_unregister_write = self._stop_writing
@@ -128,7 +128,7 @@ class Connection:
         """
         size = len(answer.payload) + len(answer.topic.encode()) + _ENVELOPE_BYTES
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:
-            raise AnswerTooLarge(f"the broker takes no message of more than {self._max_packet_bytes} bytes")
+            raise AnswerTooLarge(f"The broker's maximum message size is {self._max_packet_bytes} bytes.")
         properties = _properties_of(
             PacketTypes.PUBLISH,
             ContentType=answer.content_type,
@@ -214,7 +214,7 @@ class Connection:
             async with asyncio.timeout(seconds):
                 await future
         except TimeoutError:
-            error = BrokerError(f"{self._broker} {problem} for {seconds:g} s")
+            error = BrokerError(f"{self._broker} {problem} for {seconds:g} s.")
             self._lose(error)
             raise error from None
 
@@ -234,13 +234,13 @@ class Connection:
                 if not isinstance(sock, ssl.SSLSocket) or not sock.pending():
                     return
         except Exception as error:
-            self._lose(BrokerError(f"{self._broker} sent what is not MQTT ({type(error).__name__})"))
+            self._lose(BrokerError(f"{self._broker} violated the MQTT protocol ({type(error).__name__})."))
 
     def _write(self) -> None:
         try:
             self._client.loop_write()
         except Exception as error:
-            self._lose(BrokerError(f"{self._broker}: {type(error).__name__} while sending"))
+            self._lose(BrokerError(f"{self._broker}: {type(error).__name__} while sending."))
 
     # --- paho's callbacks, in the loop -------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class Connection:
     ) -> None:
         if not flags.is_disconnect_packet_from_server:
             during = "" if self._connected.done() else " before it accepted it: does it ask for TLS or a certificate?"
-            self._lose(BrokerError(f"{self._broker} closed the connection{during}"))
+            self._lose(BrokerError(f"{self._broker} closed the connection{during}."))
             return
         taken_over = ": another client has the name mqtt.client_id" if reason.value == _TAKEN_OVER else ""
         message = f"{self._broker} ended the connection: {reason}{taken_over}"
@@ -351,7 +351,7 @@ def _tls_context(config: MqttConfig) -> ssl.SSLContext:
             context.load_cert_chain(config.cert_file, config.key_file or None)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(file for file in (config.ca_file, config.cert_file, config.key_file) if file)
-        raise BrokerError(f"the TLS files of mqtt ({files}) cannot be used: {error}", lasting=True) from error
+        raise BrokerError(f"The TLS files of mqtt ({files}) cannot be used: {error}", lasting=True) from error
     return context
 
 

@@ -167,7 +167,7 @@ def event_expires_s(properties: Mapping[str, str], unix: float) -> float | None:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"`{_EXPIRY}`: {error}", param=_EXPIRY) from None
     if (left_s := expiry.timestamp() - unix) <= 0.0:
-        raise DeadlineExceeded("the event had expired when it was received")
+        raise DeadlineExceeded("The event had expired when it was received.")
     return left_s
 
 
@@ -205,7 +205,7 @@ def _text_of(data: msgspec.Raw) -> bytes:
     try:
         return msgspec.json.decode(data, type=str).encode()
     except (msgspec.DecodeError, UnicodeError):
-        raise InvalidRequest("`data` of an event on this topic is text, a JSON string", param="data") from None
+        raise InvalidRequest("`data` of an event on this topic is text, a JSON string.", param="data") from None
 
 
 _MAX_CORRELATION_BYTES = 1024
@@ -252,11 +252,11 @@ def check_message(message: Message, max_bytes: int) -> None:
     if message.fault is not None:
         raise message.fault
     if message.retain:
-        raise InvalidRequest("a retained message is no request: the broker would send it again and again")
+        raise InvalidRequest("A retained message is not a request: the broker would send it again and again.")
     if len(message.payload) > max_bytes:
-        raise InvalidRequest(f"the message is larger than {max_bytes} bytes")
+        raise InvalidRequest(f"The message is larger than {max_bytes} bytes.")
     if len(message.correlation) > _MAX_CORRELATION_BYTES:
-        raise InvalidRequest(f"the correlation data are longer than {_MAX_CORRELATION_BYTES} bytes")
+        raise InvalidRequest(f"The correlation data are longer than {_MAX_CORRELATION_BYTES} bytes.")
 
 
 def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Submission:
@@ -277,9 +277,9 @@ def _chat_of(payload: bytes, system: str) -> bytes:
     try:
         text = payload.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("the message is not UTF-8 text") from None
+        raise InvalidRequest("The message is not UTF-8 text.") from None
     if not text.strip():
-        raise InvalidRequest("the message is empty")
+        raise InvalidRequest("The message is empty.")
     messages = [{"role": "system", "content": system}] if system else []
     return msgspec.json.encode({"model": "auto", "messages": [*messages, {"role": "user", "content": text}]})
 
@@ -292,8 +292,8 @@ def _key_of(message: Message, headers: Mapping[str, str]) -> str:
     """
     number = str(message.mid) if message.is_known_by_number else ""
     digest = hashlib.sha256()
-    own = (f"{name}: {headers[name]}" for name in sorted(headers) if name.startswith("x-causeway-"))
-    for part in (message.topic, message.response_topic, number, *(message.event or ()), *own):
+    fields = (f"{name}: {headers[name]}" for name in sorted(headers) if name.startswith("x-causeway-"))
+    for part in (message.topic, message.response_topic, number, *(message.event or ()), *fields):
         digest.update(len(part.encode()).to_bytes(4, "big") + part.encode())
     digest.update(len(message.correlation).to_bytes(4, "big") + message.correlation + message.payload)
     return digest.hexdigest()

@@ -25,10 +25,10 @@ class BrokerUrl:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.path not in ("", "/"):
             raise ConfigError(
-                f"must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}", where="mqtt.url"
+                f"must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}.", where="mqtt.url"
             )
         if parts.username or parts.password:
-            raise ConfigError("holds credentials: set mqtt.username and mqtt.password_file", where="mqtt.url")
+            raise ConfigError("holds credentials: set mqtt.username and mqtt.password_file.", where="mqtt.url")
         self.tls = parts.scheme == "mqtts"
         self.host = parts.hostname
         try:
@@ -49,10 +49,10 @@ def overlaps(first: str, second: str) -> bool:
     """Return whether a topic exists that both filters match. A topic's name is the filter that matches it alone."""
     if "$" in (first[:1], second[:1]) and first[:1] != second[:1]:
         return False  # a wildcard does not match the broker's own topics
-    for one, other in zip_longest(first.split("/"), second.split("/")):
-        if "#" in (one, other):
+    for level, other in zip_longest(first.split("/"), second.split("/")):
+        if "#" in (level, other):
             return True
-        if one is None or other is None or (one != other and "+" not in (one, other)):
+        if level is None or other is None or (level != other and "+" not in (level, other)):
             return False
     return True
 
@@ -66,7 +66,7 @@ class Topics:
 
     def __init__(self, config: MqttConfig, state_topic: str) -> None:
         if not config.topics:
-            raise ConfigError("takes nothing: list at least one filter", where="mqtt.topics")
+            raise ConfigError("is empty: add at least one filter.", where="mqtt.topics")
         self._topics = [(_unshared(topic.filter), topic) for topic in config.topics]
         self._response_topics = config.response_topics
         self._state_topic = state_topic
@@ -74,15 +74,15 @@ class Topics:
             _check_filter(text)
         for (first, _), (second, _) in combinations(self._topics, 2):
             if overlaps(first, second):
-                raise ConfigError(f"{first!r} and {second!r} match the same topics", where="mqtt.topics")
+                raise ConfigError(f"{first!r} and {second!r} match the same topics.", where="mqtt.topics")
         if state_topic and self.find(state_topic) is not None:
-            raise ConfigError("is a topic that requests are taken from", where="mqtt.state_topic")
+            raise ConfigError("is a topic that requests are taken from.", where="mqtt.state_topic")
         for text, topic in self._topics:
             if not topic.answer_topic and not config.response_topics:
                 message = f"{text!r} has nowhere to answer to: set its answer_topic, or mqtt.response_topics"
                 raise ConfigError(message, where="mqtt.topics")
             if topic.system and topic.form != "text":
-                raise ConfigError(f"{text!r}: `system` is for `form: text`", where="mqtt.topics")
+                raise ConfigError(f"{text!r}: `system` is for `form: text`.", where="mqtt.topics")
             sample = text.replace("+", "any").replace("#", "any")
             if topic.answer_topic and (problem := self._problem(topic.answer_topic.replace("{topic}", sample))):
                 raise ConfigError(f"{text!r}: answer_topic {problem}", where="mqtt.topics")
@@ -106,12 +106,12 @@ class Topics:
         if configured and response_topic in ("", configured):
             return configured
         if not response_topic:
-            raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
+            raise InvalidRequest("The message names no response topic, and this topic has no answer_topic.")
         problem = self._problem(response_topic)
         if not problem and not any(overlaps(text, response_topic) for text in self._response_topics):
             problem = "is not among mqtt.response_topics of this device"
         if problem:
-            raise InvalidRequest(f"the response topic {problem}")
+            raise InvalidRequest(f"The response topic {problem}")
         return response_topic
 
     def own_answer_topic(self, config: MqttTopicConfig, topic: str) -> str:

@@ -39,7 +39,7 @@ class Fault:
     def end(self, message: str) -> None:
         """Record that the fault is over. No-op if there was none."""
         if self.problem:
-            self._log.info("%s (after %.1f s)", message, self._monotonic() - self._since)
+            self._log.info("%s (after %.1f s).", message, self._monotonic() - self._since)
             self.problem = ""
 
 
@@ -52,7 +52,14 @@ def log_arrival(request_id: str, request: Request) -> None:
     tags = f", tags {','.join(hints.tags)}" if hints.tags else ""
     prefer = f", {hints.prefer}" if hints.prefer else ""
     log.debug(
-        "%s arrived: %s %s from %s%s%s%s", request_id, request.kind, request.model, hints.client, streamed, tags, prefer
+        "%s arrived: %s %s from %s%s%s%s.",
+        request_id,
+        request.kind,
+        request.model,
+        hints.client,
+        streamed,
+        tags,
+        prefer,
     )
 
 
@@ -60,18 +67,18 @@ def log_decision(request_id: str, decision: Decision) -> None:
     targets = ", ".join(plan.target.name for plan in decision.attempts) or "no target"
     rule = f" by {decision.rule}" if decision.rule else ""
     bound = "; bound to the device" if decision.on_device else ""
-    log.debug("%s decided: %s%s%s", request_id, targets, rule, bound)
+    log.debug("%s decided: %s%s%s.", request_id, targets, rule, bound)
 
 
 def log_outcome(record: DecisionRecord) -> None:
     """Log the attempts, then the outcome."""
     outcome = record.outcome
     for attempt in outcome.attempts:
-        log.debug("%s attempt %s: %s", record.id, attempt.target, _attempt(attempt))
+        log.debug("%s attempt %s: %s.", record.id, attempt.target, _attempt(attempt))
     cache = f"{outcome.cache} ({outcome.cache_reason})" if outcome.cache_reason else outcome.cache
     error = f", {outcome.error}" if outcome.error else ""
     log.debug(
-        "%s ended: %s %d%s, route %s, cache %s, %.1f ms",
+        "%s ended: %s %d%s, route %s, cache %s, %.1f ms.",
         record.id, outcome.status, outcome.http_status, error, outcome.route, cache, outcome.total_ms,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SPEECH = "/v1/audio/speech"
 
 
-class AudioEntry:
+class LazyAudio:
     """Constructs the audio service when it is first used.
 
     Args:

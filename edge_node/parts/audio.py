@@ -156,11 +156,11 @@ class AudioService:
         request = TranscriptionRequest(audio, AUTO)
         deadline = self._clock.monotonic() + self._time_s(hints)
         try:
-            found, _, _ = await self._graph.transcribe(request, deadline, keep=False)
+            transcript, _, _ = await self._graph.transcribe(request, deadline, keep=False)
         except (Refusal, WorkerFailed) as error:
-            log.debug("a part of an audio clip could not be read: %s", error)
+            log.debug("A part of an audio clip could not be read: %s", error)
             return ""
-        return found.fact.text
+        return transcript.fact.text
 
     async def say(self, text: str, voice: str, speed: float) -> bytes:
         """Return the speech of an answer in progress, as `SpokenText.pcm`; the answer already has a permit and a
@@ -207,14 +207,14 @@ class AudioService:
             raise UnsupportedFeature(NO_SPEECH)
         started = self._clock.monotonic()
         try:
-            found, seconds, known = await self._graph.transcribe(request, deadline, tell)
+            transcript, seconds, known = await self._graph.transcribe(request, deadline, tell)
         except Refusal as refusal:
             param = refusal.param or "file"
             raise InvalidRequest(f"`{param}`: {refusal}.", param=param) from None
         except WorkerFailed as error:
-            log.warning("an audio clip could not be read: %s", error)
-            raise EncoderFailed(f"the audio could not be read: {error}. Send it again.") from None
-        fact = found.fact
+            log.warning("An audio clip could not be read: %s", error)
+            raise EncoderFailed(f"The audio could not be read: {error}. Send it again.") from None
+        fact = transcript.fact
         parts.append(
             PartRecord(
                 part="file",
@@ -227,7 +227,7 @@ class AudioService:
                 confidence=fact.confidence,
             )
         )
-        return transcript_of(found, seconds, words=request.words)
+        return transcript_of(transcript, seconds, words=request.words)
 
     async def _run(
         self,
@@ -252,12 +252,12 @@ class AudioService:
         except asyncio.CancelledError:
             failure = ClientGone("the client disconnected")
             if self._admission.ending:
-                failure = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
+                failure = Draining("This server shut down before the answer was complete.", retry_after_s=1.0)
                 raise failure from None
             raise
         except Exception as error:
-            log.error("an audio clip failed unexpectedly: %s", redacted(error))
-            failure = CausewayError("internal error")
+            log.error("An audio clip failed unexpectedly: %s", redacted(error))
+            failure = CausewayError("Internal error.")
             raise failure from error
         finally:
             record = DecisionRecord(
@@ -284,9 +284,9 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
     """Check the requested model and the hints. Raises ModelNotFound or NoRoute."""
     if requested not in (AUTO, model):
         names = f"{AUTO}, {model}"
-        raise ModelNotFound(f"the model `{requested[:64]}` does not exist here; available: {names}", param="model")
+        raise ModelNotFound(f"The model `{requested[:64]}` does not exist here; available: {names}.", param="model")
     if hints.prefer == "only_cloud":
-        raise NoRoute("only_cloud excludes this device, and audio is understood and spoken nowhere else")
+        raise NoRoute("only_cloud excludes this device, the only place for speech.")
 
 
 def _outcome(kind: AudioKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:

@@ -119,7 +119,7 @@ class Espeak:
         program = find_program(self._environ)
         if program is None:
             raise UnsupportedFeature(
-                f"this device has no {PROGRAM}, which speaks: install it, such as by `apt install {PROGRAM}`."
+                f"{PROGRAM}, which speaks, is not installed. Install it, for example with `apt install {PROGRAM}`."
             )
         return program
 
@@ -224,10 +224,10 @@ class Speaker:
     def model_of(self, voice: str) -> str:
         """Return the model that speaks for `voice`: an added voice's name, or the program's."""
         try:
-            found = self._voices.find(self._named(voice))
+            named = self._voices.find(self._named(voice))
         except ArtifactError:  # reported when it speaks
             return self._named(voice).partition(SEPARATOR)[0]
-        return PROGRAM if found is None else found[0].name
+        return PROGRAM if named is None else named[0].name
 
     async def speak(self, text: str, voice: str, speed: float, deadline: float) -> SpokenText:
         """Return the speech of a text: the sentences of `sentences` together. Raises the same errors."""
@@ -251,14 +251,14 @@ class Speaker:
         """
         voice = self._named(voice)
         try:
-            found = self._voices.find(voice)
+            named = self._voices.find(voice)
         except ArtifactError as error:
-            log.error("the voice %s cannot be used: %s", voice, error)
-            raise EncoderFailed(f"the voice {voice!r} cannot be used: its files are damaged.") from None
-        if found is None:
+            log.error("The voice %s cannot be used: %s", voice, error)
+            raise EncoderFailed(f"The voice {voice!r} cannot be used: its files are damaged.") from None
+        if named is None:
             yield await self._espeak.speak(text, voice, speed, deadline, self._voices.names())
             return
-        async with contextlib.aclosing(self._added(found[0], _speaker_id(*found), text, speed, deadline)) as pieces:
+        async with contextlib.aclosing(self._added(named[0], _speaker_id(*named), text, speed, deadline)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -275,7 +275,7 @@ class Speaker:
         """Yield the sentences, spoken by an added voice."""
         if not is_onnxruntime_installed():
             raise UnsupportedFeature(
-                "this device has no ONNX Runtime, which runs voices: `pip install 'causeway-router[voice]'`."
+                "ONNX Runtime, which runs voices, is not installed. Run `pip install 'causeway-router[voice]'`."
             )
         made = 0
         try:
@@ -288,19 +288,19 @@ class Speaker:
                     pause = bytes(2 * round(_PAUSE_S * rate)) if made else b""
                     made += len(pause) + len(samples)
                     if made > _MAX_BYTES:
-                        raise EncoderFailed(f"the voice {voice.name!r} made too much audio. Send a shorter text.")
+                        raise EncoderFailed(f"The voice {voice.name!r} made too much audio. Send a shorter text.")
                     yield SpokenText(pause + samples, rate)
         except (WorkerTimeout, TimeoutError):
-            raise EncoderFailed(f"the voice {voice.name!r} took too long. Send a shorter text.") from None
+            raise EncoderFailed(f"The voice {voice.name!r} took too long. Send a shorter text.") from None
         except WorkerFailed as error:
-            log.error("the voice %s failed: %s", voice.name, error)
-            raise EncoderFailed(f"the voice {voice.name!r} failed: {error}. Send the text again.") from None
+            log.error("The voice %s failed: %s", voice.name, error)
+            raise EncoderFailed(f"The voice {voice.name!r} failed: {error}. Send the text again.") from None
         except Refusal as refusal:
-            log.error("the voice %s cannot be used: %s", voice.name, refusal)
-            raise EncoderFailed(f"the voice {voice.name!r} cannot speak this, or is damaged; see the log.") from None
+            log.error("The voice %s cannot be used: %s", voice.name, refusal)
+            raise EncoderFailed(f"The voice {voice.name!r} cannot speak this, or is damaged. See the log.") from None
         if not made:
             raise NothingToSpeak(
-                f"`input`: the voice {voice.name!r} knows no audio of it. Send words of its language.", param="input"
+                f"`input`: the voice {voice.name!r} cannot pronounce it. Send words of its language.", param="input"
             )
 
     async def _sentence(
@@ -373,24 +373,24 @@ class Voices:
     @property
     def starts(self) -> int:
         """Number of processes started so far."""
-        return self._former_starts + sum(one.worker.starts for one in self._loaded.values())
+        return self._former_starts + sum(process.worker.starts for process in self._loaded.values())
 
     @property
     def running(self) -> int:
         """Number of running processes."""
-        return sum(one.worker.pid is not None for one in self._loaded.values())
+        return sum(process.worker.pid is not None for process in self._loaded.values())
 
     @property
     def busy(self) -> int:
         """Number of sentences that are being spoken now."""
-        return sum(one.worker.busy for one in self._loaded.values())
+        return sum(process.worker.busy for process in self._loaded.values())
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the present voices."""
         try:
-            return tuple(one.name for one in list_voices(self._model_dirs))
+            return tuple(voice.name for voice in list_voices(self._model_dirs))
         except ArtifactError as error:
-            log.warning("the voices cannot be listed: %s", error)
+            log.warning("The voices cannot be listed: %s", error)
             return ()
 
     def find(self, name: str) -> tuple[Voice, str] | None:
@@ -418,26 +418,26 @@ class Voices:
         key = (voice.path, voice.sha256)
         async with asyncio.timeout_at(deadline), self._changed:
             await self._changed.wait_for(lambda: key in self._loaded or self._has_place())
-            one = self._loaded.pop(key, None) or await self._load(voice)
-            self._loaded[key] = one
-            one.uses += 1
-        if one.ends is not None:
-            one.ends.cancel()
-            one.ends = None
+            process = self._loaded.pop(key, None) or await self._load(voice)
+            self._loaded[key] = process
+            process.uses += 1
+        if process.ends is not None:
+            process.ends.cancel()
+            process.ends = None
         try:
-            yield one.worker
+            yield process.worker
         finally:
-            one.uses -= 1
-            if not one.uses:
-                one.ends = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle, key)
+            process.uses -= 1
+            if not process.uses:
+                process.ends = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle, key)
             await asyncio.shield(self._tell())
 
     async def close(self) -> None:
         """End all processes."""
-        for one in self._loaded.values():
-            if one.ends is not None:
-                one.ends.cancel()
-            await one.worker.close()
+        for process in self._loaded.values():
+            if process.ends is not None:
+                process.ends.cancel()
+            await process.worker.close()
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -452,11 +452,11 @@ class Voices:
         return _VoiceProcess(WorkerProcess(spec))
 
     def _remove(self, key: tuple[Path, str]) -> WorkerProcess:
-        one = self._loaded.pop(key)
-        if one.ends is not None:
-            one.ends.cancel()
-        self._former_starts += one.worker.starts
-        return one.worker
+        process = self._loaded.pop(key)
+        if process.ends is not None:
+            process.ends.cancel()
+        self._former_starts += process.worker.starts
+        return process.worker
 
     def _end_idle(self, key: tuple[Path, str]) -> None:
         task = asyncio.get_running_loop().create_task(self._remove(key).close())

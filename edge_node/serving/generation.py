@@ -350,7 +350,7 @@ class AttemptRunner:
         target = attempt.plan.target
         assert generation.decision is not None
         if generation.decision.on_device and target.at != "edge":
-            raise NoRoute(f"this request may not leave the device, and {target.name} is in the cloud")
+            raise NoRoute(f"This request may not leave the device, and {target.name} is in the cloud.")
         backend = self.backends.get(target.at)
         if backend is None:
             raise _no_backend(target)
@@ -359,7 +359,7 @@ class AttemptRunner:
         if (attempt.plan.facts or attempt.plan.soft) and self.encoders is not None:
             request, soft = await self.encoders.prepare(generation, attempt.plan)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
-            raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
+            raise NoRoute(f"Parts of this request may not leave the device, and {target.name} is in the cloud.")
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
@@ -567,7 +567,7 @@ def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -
     """Return the error of a timeout: (2) precedes (1), as another target is pointless with no time left."""
     target = attempt.plan.target
     if _now() >= generation.deadline - _TIMER_STEP_S:
-        return DeadlineExceeded(f"the deadline passed while {target.name} was answering")
+        return DeadlineExceeded(f"The deadline passed while {target.name} was answering.")
     if isinstance(error, CloudTimeout):
         return error
     timeout = EngineTimeout if target.at == "edge" else CloudTimeout
@@ -586,7 +586,7 @@ def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:
     if isinstance(failure, CausewayError):
         return failure
     log.error("%s failed unexpectedly: %s", target.name, redacted(failure))
-    return BackendError(f"{target.name} failed unexpectedly ({type(failure).__name__})")
+    return BackendError(f"{target.name} failed unexpectedly ({type(failure).__name__}).")
 
 
 def _fail(attempt: Attempt, error: CausewayError) -> None:
@@ -610,7 +610,7 @@ def _refuse_degraded(generation: Generation) -> None:
     degraded.
     """
     if generation.degraded:
-        raise BackendError("the answer is degraded, and the cached one is not")
+        raise BackendError("The answer is degraded, and the cached one is not.")
 
 
 def _now() -> float:

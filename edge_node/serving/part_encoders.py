@@ -116,8 +116,8 @@ class PartEncoders:
             InvalidRequest: A part is invalid, or a request that is one audio clip has no speech.
             EncoderFailed: The request's last message would be empty.
         """
-        found = await self._ask(generation, kinds)
-        return fuse(generation.request, found.facts, kinds, self._transcripts(model))
+        facts = await self._ask(generation, kinds)
+        return fuse(generation.request, facts.facts, kinds, self._transcripts(model))
 
     async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]:
         """Return the request in the form that the plan's target reads: parts as text, or as soft tokens, which come
@@ -170,8 +170,8 @@ class PartEncoders:
                 sizes = await self._measured(generation, "image", self._branches["image"].pixels)
                 estimates = msgspec.structs.replace(estimates, image_pixels=None if sizes is None else sum(sizes))
             if IMAGES_TEXT in signals and estimates.images_text is None:
-                found = await self._ask(generation, ("image",))
-                estimates = msgspec.structs.replace(estimates, images_text=found.says("image"))
+                facts = await self._ask(generation, ("image",))
+                estimates = msgspec.structs.replace(estimates, images_text=facts.says("image"))
             generation.estimates = estimates  # also known if an audio part is invalid
         if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
             if AUDIO_S in signals and estimates.audio_s is None:
@@ -179,8 +179,8 @@ class PartEncoders:
                 seconds = None if lengths is None else round(sum(lengths), 3)
                 estimates = msgspec.structs.replace(estimates, audio_s=seconds)
             if not signals.isdisjoint((LANGUAGE, AUDIO_SPEECH)) and estimates.audio_speech is None:
-                found = await self._ask(generation, ("audio",))
-                speech, language = found.says("audio"), found.language
+                facts = await self._ask(generation, ("audio",))
+                speech, language = facts.says("audio"), facts.language
                 estimates = msgspec.structs.replace(estimates, audio_speech=speech, language=language)
         generation.estimates = estimates
 
@@ -188,8 +188,8 @@ class PartEncoders:
         """Return the generation's facts about these kinds and those requested earlier. Raises InvalidRequest."""
         known = generation.facts or RequestFacts()
         if missing := [kind for kind in kinds if kind not in known.kinds]:
-            found = await self.graph.facts(generation.request, generation.deadline, missing, _late(generation))
-            known = known.joined(found)
+            facts = await self.graph.facts(generation.request, generation.deadline, missing, _late(generation))
+            known = known.joined(facts)
             generation.facts = known
         return known
 
@@ -212,7 +212,7 @@ class PartEncoders:
             except Refusal as refusal:
                 raise invalid_part(part, refusal) from None
             except WorkerFailed as failure:
-                log.warning("a part could not be measured: %s (%s, sha256 %s)", failure, kind, part.sha256[:16])
+                log.warning("A part could not be measured: %s (%s, sha256 %s).", failure, kind, part.sha256[:16])
                 return None
         return measured
 
@@ -338,18 +338,18 @@ class Projectors:
         """
         projector = self._known.get(model)
         if projector is None:
-            raise WorkerFailed(f"{model} has no projector any more")
+            raise WorkerFailed(f"{model} has no projector any more.")
         deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
         decoded = await self._decoder.run(Decode("image", image), deadline)
         assert isinstance(decoded, ImagePixels)
         self._reading[projector.digest] += 1
         try:
-            found = await self._worker_of(projector).run(ProjectImage(decoded), deadline)
+            projected = await self._worker_of(projector).run(ProjectImage(decoded), deadline)
         finally:
             self._reading[projector.digest] -= 1
             self._end_unused()
-        assert isinstance(found, Projected)
-        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors, found.runs)
+        assert isinstance(projected, Projected)
+        soft = self._remembered[projector.digest, sha256] = SoftTokens(projected.vectors, projected.runs)
         if len(self._remembered) > self._limit:
             self._remembered.popitem(last=False)
         return soft

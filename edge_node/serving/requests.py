@@ -130,7 +130,7 @@ class Admission:
             Draining: The daemon is shutting down.
         """
         if self.draining:
-            raise Draining("this server is shutting down", retry_after_s=1.0)
+            raise Draining("This server is shutting down.", retry_after_s=1.0)
         rate = self._limits.per_client_rps
         if rate is None:
             return
@@ -143,7 +143,7 @@ class Admission:
         self.buckets[client] = (tokens - 1.0 if tokens >= 1.0 else tokens, now)
         if tokens < 1.0:
             wait_s = (1.0 - tokens) / rate if rate > 0.0 else _MAX_RETRY_S
-            raise RateLimited(f"more than {rate:g} requests per second", retry_after_s=wait_s)
+            raise RateLimited(f"The rate limit is {rate:g} requests per second.", retry_after_s=wait_s)
 
     # --- permits -----------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,10 @@ class Admission:
         seconds.
         """
         wait_s = min(_MAX_RETRY_S, max(1.0, self._average_held_s / max(1, self._limits.concurrent)))
-        return QueueFull(f"{self.running} requests running and {self.waiting} queued", retry_after_s=wait_s)
+        return QueueFull(
+            f"The queue is full: {self.running} requests are running and {self.waiting} are queued.",
+            retry_after_s=wait_s,
+        )
 
     # --- work in idle time -----------------------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class Admission:
 
 def _expire(turn: asyncio.Future[None]) -> None:
     if not turn.done():
-        turn.set_exception(DeadlineExceeded("the deadline passed while the request was queued"))
+        turn.set_exception(DeadlineExceeded("The deadline passed while the request was queued."))
 
 
 # --- one client's request ---------------------------------------------------------------------------------------------
@@ -520,7 +523,7 @@ class SharedGenerations:
         subscriber. The generation is cancelled when its last subscriber leaves.
         """
         if self._tasks is None:
-            raise Draining("this server has not started")
+            raise Draining("This server has not started.")
         shared = self._by_key.get(key)
         started = shared is None or not shared.joinable
         if shared is None or started:
@@ -542,10 +545,10 @@ class SharedGenerations:
                 except CausewayError as failure:
                     error = failure
                 except Exception as failure:
-                    log.error("a generation failed unexpectedly: %s", redacted(failure))
-                    error = CausewayError("internal error")
+                    log.error("A generation failed unexpectedly: %s", redacted(failure))
+                    error = CausewayError("Internal error.")
                 ended = True
         finally:
             if self._by_key.get(key) is shared:
                 del self._by_key[key]
-            shared.finish(error if ended else Draining("this server stopped while the answer was being generated"))
+            shared.finish(error if ended else Draining("This server stopped while the answer was being generated."))

@@ -4,7 +4,7 @@
     admission            `requests`: a rate limit per client; a bounded queue in front of bounded concurrency
     cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
                          with the same meaning; `requests`: identical requests in progress share one answer
-    Request → Decision   `router.decision.decide`: pure; `costly_signals`: its inputs, if the policy names them
+    Request → Decision   `router.decision.decide`: pure; `on_demand_signals`: its inputs, if the policy names them
     Decision → Chunks    `generation`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `requests`: exactly one per request: metrics, trace, decision record
 
@@ -61,8 +61,8 @@ from ..observability.logs import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
-from .costly_signals import CostlySignals
 from .generation import AttemptRunner, Generation, SemanticCheck
+from .on_demand_signals import OnDemandSignals
 from .requests import Admission, Records, RequestContext, SharedGeneration, SharedGenerations, Subscriber
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Service:
     sources: AnswerSources
     attempts: AttemptRunner
     signals: SignalCollector
-    costly: CostlySignals
+    costly: OnDemandSignals
     records: Records
     shadows: Shadows
     default_deadline_s: float
@@ -160,7 +160,7 @@ class Service:
             except CausewayError as error:
                 if isinstance(error, ClientGone) or not context.reply.finished:
                     raise
-                log.info("%s after the end of an answer", error.code)  # the answer already has its end
+                log.info("%s after the end of an answer.", error.code)  # the answer already has its end
             await context.reply.end()
         except CausewayError as error:
             context.error = error
@@ -173,13 +173,13 @@ class Service:
                 await context.reply.end()
                 return
             if self.admission.ending:
-                context.error = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
+                context.error = Draining("This server shut down before the answer was complete.", retry_after_s=1.0)
                 raise context.error from None
             context.error = ClientGone("the client disconnected")
             raise
         except Exception as failure:
-            log.error("a request failed unexpectedly: %s", redacted(failure))
-            context.error = CausewayError("internal error")
+            log.error("A request failed unexpectedly: %s", redacted(failure))
+            context.error = CausewayError("Internal error.")
             raise context.error from failure
         finally:
             # Bookkeeping runs in the loop's next turn: the response leaves first, and the record exists before any
@@ -206,17 +206,17 @@ class Service:
 
     async def _explain(self, generation: Generation) -> Explanation:
         request = generation.request
-        found = await self._find(generation, RequestMemo())
-        if found is None or not _is_fresh(found, generation.cache_plan):
-            found = await self._find_similar(generation) or found
+        hit = await self._find(generation, RequestMemo())
+        if hit is None or not _is_fresh(hit, generation.cache_plan):
+            hit = await self._find_similar(generation) or hit
         policy, estimates = generation.policy, generation.estimates
         generation.cache_plan = self._planner.plan(policy, request, generation.snapshot, estimates).plan
         generation.snapshot = self.signals.snapshot(policy)
         decision = await self._decide(generation)
         return Explanation(
             cache=generation.cache_plan,
-            cached_age_s=None if found is None else found.age_s,
-            similarity=None if found is None else found.similarity,
+            cached_age_s=None if hit is None else hit.age_s,
+            similarity=None if hit is None else hit.similarity,
             decision=decision,
             estimates=generation.estimates,
             snapshot=generation.snapshot,
@@ -278,9 +278,9 @@ class Service:
         generation = context.generation
         if context.job is None:  # a job was charged when it was accepted
             self.admission.admit(context.request.hints.client, context.arrived)
-        found = await self._find(generation, context.memo)
-        if found is not None and _is_fresh(found, generation.cache_plan):
-            await context.replay(found)
+        hit = await self._find(generation, context.memo)
+        if hit is not None and _is_fresh(hit, generation.cache_plan):
+            await context.replay(hit)
             return
         if generation.cache_plan.semantic is not None:
             share = self.shadows.checks.share(generation) if self.admission.has_room else 0.0
@@ -303,9 +303,9 @@ class Service:
                 self.shadows.checks.fail()
                 await context.replay(generation.semantic_check.hit, check=error)  # no new answer could be made
                 return
-            if found is None or not _may_be_stale(found, context.generation.cache_plan, error):
+            if hit is None or not _may_be_stale(hit, context.generation.cache_plan, error):
                 raise
-            await context.replay(found, stale=error)
+            await context.replay(hit, stale=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Return the answer stored under the request's key, however old; None if there is none or the policy forbids
@@ -324,10 +324,10 @@ class Service:
         generation.cache_plan, generation.cache_key = planned.plan, planned.key
         if generation.cache_key is None:
             return None
-        found = self.sources.cache.lookup_memory(generation.cache_key)
-        if found is None and not generation.on_device:
-            found = await self.sources.cache.lookup_disk(generation.cache_key, request)
-        return found
+        hit = self.sources.cache.lookup_memory(generation.cache_key)
+        if hit is None and not generation.on_device:
+            hit = await self.sources.cache.lookup_disk(generation.cache_key, request)
+        return hit
 
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
         """Return a fresh answer to a question of the same client with the same meaning; `check_share` of them are made
@@ -346,14 +346,14 @@ class Service:
         match = semantic.find(scope, question, plan.semantic.max_error)
         if match is None:
             return None
-        found = self.sources.cache.lookup_memory(match.key)
-        if found is None and not generation.on_device:
-            found = await self.sources.cache.lookup_disk(match.key, request)
-        if found is None:
+        hit = self.sources.cache.lookup_memory(match.key)
+        if hit is None and not generation.on_device:
+            hit = await self.sources.cache.lookup_disk(match.key, request)
+        if hit is None:
             semantic.forget(match.key)
-        if found is None or found.age_s >= plan.semantic.ttl_s:
+        if hit is None or hit.age_s >= plan.semantic.ttl_s:
             return None
-        similar = msgspec.structs.replace(found, similarity=match.similarity)
+        similar = msgspec.structs.replace(hit, similarity=match.similarity)
         if check_share and self.shadows.checks.draw(check_share):
             generation.semantic_check = SemanticCheck(match.log_odds, similar)
             return None
@@ -494,11 +494,11 @@ async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
             await slow
 
 
-def _is_fresh(found: CacheHit, plan: CachePlan) -> bool:
-    return plan.exact is not None and found.age_s < plan.exact.ttl_s
+def _is_fresh(hit: CacheHit, plan: CachePlan) -> bool:
+    return plan.exact is not None and hit.age_s < plan.exact.ttl_s
 
 
-def _may_be_stale(found: CacheHit, plan: CachePlan, error: CausewayError) -> bool:
+def _may_be_stale(hit: CacheHit, plan: CachePlan, error: CausewayError) -> bool:
     """Return whether an expired answer may replace `error`: only if targets failed, not if the request was refused."""
     failed = isinstance(error, (AllAttemptsFailed, BackendError, DeadlineExceeded, QueueFull))
-    return failed and plan.exact is not None and found.age_s < plan.exact.ttl_s + plan.exact.stale_if_error_s
+    return failed and plan.exact is not None and hit.age_s < plan.exact.ttl_s + plan.exact.stale_if_error_s

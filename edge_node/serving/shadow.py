@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONFIDENCE_TOKENS = 24  # if the route has no handoff
-MOST_CHARACTERS = 32_768  # maximum characters of a prompt or an answer that is compared
+MAX_CHARACTERS = 32_768  # maximum characters of a prompt or an answer that is compared
 _LONGER, _MORE_TOKENS = 4, 64  # limit of the other answer: this multiple of the tokens, plus this many
 _CHARACTERS_PER_TOKEN = 2  # characters per token, nearly always more; for the maximum cost of a prompt
-_MOST_WAITING = 8
-_LONGEST_WAIT_S = 600.0
+_MAX_WAITING = 8
+_MAX_WAIT_S = 600.0
 _TRIES = 3  # number of times that a client's request may interrupt one on the device
 _WHOLE_S = 120.0
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
@@ -143,7 +143,7 @@ def _text(answer: StoredAnswer) -> str | None:
     if not isinstance(answer.body, CachedAnswer):
         return None
     (choice, *_) = answer.body.choices
-    return choice.text if choice.finish_reason == "stop" and len(choice.text) <= MOST_CHARACTERS else None
+    return choice.text if choice.finish_reason == "stop" and len(choice.text) <= MAX_CHARACTERS else None
 
 
 class ShadowTap:
@@ -184,7 +184,7 @@ class ShadowText:
     @property
     def complete(self) -> bool:
         """Whether the model ended it, and it is short enough to be compared."""
-        return self._finish_reason == "stop" and self._characters <= MOST_CHARACTERS
+        return self._finish_reason == "stop" and self._characters <= MAX_CHARACTERS
 
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.degraded = info.degraded
@@ -197,7 +197,7 @@ class ShadowText:
             self.confidence, self.ended = chunk.confidence, chunk.finish_reason is not None
         self._finish_reason = chunk.finish_reason or self._finish_reason
         self._characters += len(chunk.text)
-        if self._characters <= MOST_CHARACTERS:
+        if self._characters <= MAX_CHARACTERS:
             self._pieces.append(chunk.text)
 
 
@@ -331,7 +331,7 @@ class Shadows:
         if generation.on_device or generation.job is not None or request.echo or request.suffix is not None:
             return None
         prompt = prompt_text(request)
-        if prompt is None or len(prompt) > MOST_CHARACTERS or self.chance.random() >= decision.shadow.share:
+        if prompt is None or len(prompt) > MAX_CHARACTERS or self.chance.random() >= decision.shadow.share:
             return None
         return ShadowTap(generation, reply, prompt)
 
@@ -342,7 +342,7 @@ class Shadows:
         other = None if answered is None else other_target(generation.decision.attempts, answered)
         if answered is None or other is None or not tap.answer.complete or generation.on_device or generation.degraded:
             return ""
-        if len(self._waiting) >= _MOST_WAITING or self._stopped or generation.policy is not self._policy:
+        if len(self._waiting) >= _MAX_WAITING or self._stopped or generation.policy is not self._policy:
             self._count("dropped", other)
             return ""
         now = self.clock.monotonic()
@@ -381,10 +381,10 @@ class Shadows:
             try:
                 result = await self._follow(question)
             except (CausewayError, TimeoutError) as error:
-                log.debug("a shadow request to %s failed: %s", question.other.name, type(error).__name__)
+                log.debug("A shadow request to %s failed: %s", question.other.name, type(error).__name__)
                 result = "failed"
             except Exception as failure:
-                log.error("a shadow request failed unexpectedly: %s", redacted(failure))
+                log.error("A shadow request failed unexpectedly: %s", redacted(failure))
                 result = "failed"
         self._scope = None
         self._count(result, question.other)
@@ -397,7 +397,7 @@ class Shadows:
                 await self.admission.idle()
             elif not self.admission.has_room:
                 return "dropped"
-            if self.clock.monotonic() - question.since > _LONGEST_WAIT_S:
+            if self.clock.monotonic() - question.since > _MAX_WAIT_S:
                 return "dropped"
             if not self._is_affordable(question):
                 return "over_budget"

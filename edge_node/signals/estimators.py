@@ -81,7 +81,7 @@ class LearnedEstimators:
         self._pairs = self._load(
             dict.fromkeys([*estimated, *calibrated]),
             lambda model, folders: load_pair(model, policy, folders),
-            "the calibration of %s is not used: %s",
+            "The calibration of %s is not used: %s",
         )
         self.set_aside_pairs = {
             model: self._aside[pair.sha256] for model, pair in self._pairs.items() if pair.sha256 in self._aside
@@ -89,13 +89,13 @@ class LearnedEstimators:
         self._quality_estimators = self._load(
             [model for model in estimated if self._pair(model) is None],
             load_quality_estimator,
-            f"{QUALITY} of %s stays absent, its estimator cannot be used: %s",
+            f"{QUALITY} of %s stays absent, because its estimator cannot be used: %s",
             optional=False,
         )
         self._calibrators = self._load(
             [model for model in calibrated if self._pair(model) is None],
             load_calibrator,
-            "the confidence of %s is not calibrated: %s",
+            "The confidence of %s is not calibrated: %s",
         )
 
     def quality(self, policy: Policy, request: Request) -> float | None:
@@ -184,14 +184,14 @@ class LearnedEstimators:
             words: The log message, with the model and the error.
             optional: Whether a missing signal is normal, and not logged.
         """
-        found: dict[str, _T] = {}
+        loaded: dict[str, _T] = {}
         for model in models:
             try:
-                found[model] = load(model, self._dirs)
+                loaded[model] = load(model, self._dirs)
             except (ArtifactError, ImportError) as error:
                 if not (optional and isinstance(error, ArtifactNotFound)):
                     log.warning(words, model, error)
-        return found
+        return loaded
 
 
 def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEstimator:
@@ -216,7 +216,7 @@ def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEst
         ImportError: ONNX Runtime is not installed.
     """
     if all(artifact.manifest.signal != "pair" for artifact in list_artifacts(extra_dirs)):
-        raise ArtifactNotFound("no pair is calibrated")
+        raise ArtifactNotFound("No pair is calibrated.")
     # Imported on demand, like the quality estimator.
     from causeway_server.models.signals.pair import find_pair
 

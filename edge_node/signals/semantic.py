@@ -64,7 +64,7 @@ class SemanticAnswers:
         self._thresholds = {error: self._threshold(error) for error in promises}
         for error, threshold in self._thresholds.items():
             if threshold == math.inf:
-                log.warning("semantic: the judge cannot promise max_error %g: it will find nothing", error)
+                log.warning("Semantic cache: the judge cannot reach max_error %g, so there will be no hits.", error)
 
     def _threshold(self, max_error: float) -> float:
         calibration = None if self._judge is None else self._judge.calibration
@@ -83,7 +83,7 @@ class SemanticAnswers:
         try:
             return self._load(self._dirs)
         except (ArtifactError, ImportError) as error:
-            log.warning("the semantic cache stays off, its judge cannot be used: %s", error)
+            log.warning("The semantic cache stays off, because its judge cannot be used: %s", error)
             return None
 
     def question(self, request: Request) -> ComparedText | None:
@@ -135,7 +135,7 @@ class SemanticAnswers:
             self._thresholds[error] = self._threshold(error)
             if self._thresholds[error] > before:
                 log.warning(
-                    "semantic: %d of %d compared answers differ, more than max_error %g explains: it is stricter now",
+                    "Semantic cache: %d of %d compared answers differ, above max_error %g. Matching is stricter now.",
                     len(self._findings.wrong),
                     self._findings.compared,
                     error,

@@ -356,18 +356,18 @@ class BackgroundSqlite(SqliteThread):
         now = self._monotonic()
         self._locked = getattr(error, "sqlite_errorname", "").startswith(_LOCKED)
         if self._locked:
-            self._fault.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends")
+            self._fault.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends.")
             return
         # (1) At most once per `retry_s`: the disk may corrupt the new file too.
         if now >= self._replace_at and self._is_corrupt(error) and self._set_aside() is None:
             self._corrupt_files += 1
             self._replace_at = now + self._retry_s
-            log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file", self._path, error)
+            log.warning("%s is corrupt (%s): renamed to .bad and replaced by a new file.", self._path, error)
             self._open()
             return
         self._retry_at = now + self._retry_s  # (2)
         self._fault.begin(
-            f"{self._path} cannot be used ({error}): new entries stay in memory only; retried every {self._retry_s:g} s"
+            f"{self._path} cannot be used ({error}): new entries stay in memory. Retry every {self._retry_s:g} s."
         )
 
 

@@ -28,7 +28,7 @@ FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
 MAX_QUERY_LIMIT = 1000
 # concurrent searches of the file: each reads all of it, which takes a tenth of a second of its thread
-_MOST_SEARCHES = 8
+_MAX_SEARCHES = 8
 _RECORD_BYTES = 2048  # approximate
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
@@ -84,7 +84,7 @@ class DecisionStore(SqliteStore):
         self._max_age_s = max_age_s
         self._ages = _RowAges(clock, max_age_s)
         self.memory: OrderedDict[str, DecisionRecord] = OrderedDict()
-        self._searches = FairShare(_MOST_SEARCHES)
+        self._searches = FairShare(_MAX_SEARCHES)
         database = None
         if directory is not None and max_age_s > 0.0:
             database = BackgroundSqlite(
@@ -123,22 +123,22 @@ class DecisionStore(SqliteStore):
             QueueFull: The caller's share of the searches on disk is used up.
         """
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
-        found = [record for record in reversed(self.memory.values()) if _matches(record, query)][:limit]
+        records = [record for record in reversed(self.memory.values()) if _matches(record, query)][:limit]
         oldest = next(iter(self.memory.values())).created if self.memory else math.inf
         # Last: the console asks once a second for new records, which are always in memory.
-        if self.database is None or len(found) == limit or oldest < query.since:
-            return found
+        if self.database is None or len(records) == limit or oldest < query.since:
+            return records
         if not self._searches.hold(search := object(), network_of(caller)):
             raise QueueFull(
                 f"You have {self._searches.held_by(network_of(caller))} searches of decision records in progress, your "
-                f"share of {_MOST_SEARCHES}. Ask again when one has ended.",
+                f"share of {_MAX_SEARCHES}. Ask again when one has ended.",
                 retry_after_s=1.0,
             )
         try:
             older = await self._find_on_disk(query, oldest, limit)
         finally:
             self._searches.release(search)
-        return (found + [record for record in older if record.id not in self.memory])[:limit]
+        return (records + [record for record in older if record.id not in self.memory])[:limit]
 
     async def _find_on_disk(self, query: DecisionQuery, oldest: float, limit: int) -> list[DecisionRecord]:
         """Return the matching records that are not newer than `oldest`, Unix seconds."""

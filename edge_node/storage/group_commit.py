@@ -136,7 +136,7 @@ class GroupCommit(SqliteThread):
         unit: _Work[T] = _Work(work, asyncio.get_running_loop().create_future())
         with self._ready:
             if self._closing:
-                raise JobStoreUnavailable("this server is shutting down", retry_after_s=1.0)
+                raise JobStoreUnavailable("This server is shutting down.", retry_after_s=1.0)
             self._waiting.append(unit)  # type: ignore[arg-type]
             if len(self._waiting) == self._wanted:
                 self._ready.notify()
@@ -193,7 +193,7 @@ class GroupCommit(SqliteThread):
                     raise
                 except Exception as bug:
                     log.error("%s: a transaction failed unexpectedly: %s", self._path.name, redacted(bug))
-                    unit.error = CausewayError("internal error")
+                    unit.error = CausewayError("Internal error.")
                     self._close_undone()
                     return unit
             if database.total_changes != changes:
@@ -228,7 +228,7 @@ class GroupCommit(SqliteThread):
 
     def _undo(self, error: Exception) -> None:
         """Roll back, and close the file: the next transaction opens it again. A corrupt file is set aside."""
-        self._fault.begin(f"{self._path} cannot be written ({error}): no job is accepted until it can")
+        self._fault.begin(f"{self._path} cannot be written ({error}): no job is accepted until then.")
         if self._database is None:
             return
         self._close_undone()
@@ -317,10 +317,10 @@ class LogErasure:
         problem = _truncate_log(database)
         if not problem:
             self._since = None
-            self.fault.end(f"{self._log} holds nothing that was deleted")
+            self.fault.end(f"{self._log} holds no deleted content")
             return
         self._due = self._monotonic() + _RETRY_S
-        self.fault.begin(f"{self._log} holds requests and answers that were deleted ({problem}): it is tried again")
+        self.fault.begin(f"{self._log} still holds deleted requests and answers ({problem}); the erasure is repeated.")
 
 
 def _truncate_log(database: sqlite3.Connection) -> str:

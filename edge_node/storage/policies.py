@@ -115,7 +115,7 @@ class PolicyStore:
             if last_good is None:
                 raise
             self._activate(last_good, refused=error.message)
-            log.error("policy rejected: %s; the last good policy is active", error.message)
+            log.error("The policy was rejected, and the last good policy is active: %s", error.message)
             return
         self._activate(loaded)
         self._persist(loaded.text)
@@ -161,7 +161,7 @@ class PolicyStore:
         except OSError as error:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
-            raise PolicyError("not UTF-8", where=str(path)) from error
+            raise PolicyError("not UTF-8.", where=str(path)) from error
         policy = parse_policy(text, str(path), self.model_temperature)
         return _Loaded(text, with_adapters(policy, self.model_adapters))
 
@@ -190,11 +190,11 @@ class PolicyStore:
         if not refused:
             self.on_load(True)
         if changed:
-            log.info("policy %s@%s is active", loaded.policy.name, loaded.policy.revision)
+            log.info("Policy %s@%s is active.", loaded.policy.name, loaded.policy.revision)
 
     def _reject(self, error: PolicyError) -> None:
         self.on_load(False)
-        log.error("policy rejected: %s; revision %s stays active", error.message, self.active.revision)
+        log.error("A policy was rejected, and revision %s stays active: %s", error.message, self.active.revision)
         self._report = msgspec.structs.replace(self.report, refused=error.message, refused_at=self.clock.unix())
 
     def _persist(self, text: str) -> None:

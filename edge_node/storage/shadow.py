@@ -56,7 +56,7 @@ class ShadowStore(SpendStore):
                 self.earlier_findings = msgspec.json.decode(str(found[0][0]), type=Findings)
             rows = await self.database.read(NEWEST_ANSWERS, (newest,), timeout_s=LOAD_TIMEOUT_S)
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
+            log.warning("The results of earlier shadow requests cannot be read: %s", type(error).__name__)
             return []
         return [answer for row in reversed(rows) if (answer := decode_answer(row[0])) is not None]
 

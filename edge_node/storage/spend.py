@@ -71,7 +71,7 @@ class SpendStore(SqliteStore):
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             fault = type(error).__name__
-            log.warning("the spending of earlier runs in %s cannot be read, it starts at 0: %s", self._file, fault)
+            log.warning("The spending of earlier runs in %s cannot be read, so it starts at 0: %s", self._file, fault)
             return False
         self._tracker = SpendTracker(restored=state)
         self.refresh()

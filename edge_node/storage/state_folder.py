@@ -61,16 +61,16 @@ class StateFolderLock:
             return
         if is_shared(self.folder, _OURS):
             raise ConfigError(
-                f"{self.folder} is a folder of all accounts. Give the daemon one of its own with --state-dir.",
+                f"{self.folder} is shared by all accounts. Give the daemon its own folder with --state-dir.",
                 where="state_dir",
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for error in close_to_others(self.folder, _OURS):
-                log.warning("the rights of %s cannot be changed: %s", error.filename, error.strerror)
+                log.warning("The rights of %s cannot be changed: %s", error.filename, error.strerror)
             file = os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            log.warning("the state folder %s cannot be locked: %s", self.folder, error.strerror)
+            log.warning("The state folder %s cannot be locked: %s", self.folder, error.strerror)
             return
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,13 +79,13 @@ class StateFolderLock:
             os.close(file)
             process = f" (process {owner})" if owner else ""
             raise ConfigError(
-                f"another daemon{process} uses the folder {self.folder}; stop it, or give this one a folder of its "
-                "own with --state-dir",
+                f"another daemon{process} uses the folder {self.folder}. Stop it, or give this daemon its "
+                "own folder with --state-dir.",
                 where="state_dir",
             ) from None
         except OSError as error:  # a file system without locks
             os.close(file)
-            log.warning("the state folder %s cannot be locked: %s", self.folder, error.strerror)
+            log.warning("The state folder %s cannot be locked: %s", self.folder, error.strerror)
             return
         self._file = file
         self._write_pid(file)
@@ -117,4 +117,4 @@ class StateFolderLock:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
-            log.warning("the process id cannot be written to the lock of %s: %s", self.folder, error.strerror)
+            log.warning("The process id cannot be written to the lock of %s: %s", self.folder, error.strerror)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from causeway_server.edge_node.agent.host import FleetLink
+from causeway_server.edge_node.agent.interfaces import FleetLink
 from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.config.schema import (

@@ -68,14 +68,14 @@ async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path
         await device.cloud.stop()
         for _ in range(3):
             assert (await device.ask(tags="cloud")).headers["x-causeway-route"] == "edge"
-        assert [problem.partition(" at ")[0] for problem in await problems(device)] == ["the cloud"]
+        assert [problem.partition(" at ")[0] for problem in await problems(device)] == ["The cloud"]
         await device.cloud.start(port)
         await until_back(device)
         assert await problems(device) == []
     assert about(lines, "reach") == [
-        "INFO the cloud at  is reachable",
-        "WARNING the cloud at  cannot be reached: Connection refused",
-        "INFO the cloud at  is reachable again",
+        "INFO The cloud at  is reachable.",
+        "WARNING The cloud at  cannot be reached: Connection refused",
+        "INFO The cloud at  is reachable again.",
     ]
 
 
@@ -97,8 +97,8 @@ async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path
         assert await problems(device) == []
         assert await metric(device, "causeway_edge_cloud_token_refused") == 0.0
     refused, accepted = about(lines, "token")
-    assert refused.startswith("ERROR the cloud at  refuses the token (HTTP 401): correct cloud.api_key")
-    assert accepted == "INFO the cloud at  accepts the token again"
+    assert refused.startswith("ERROR The cloud at  refuses the token (HTTP 401): correct cloud.api_key")
+    assert accepted == "INFO The cloud at  accepts the token again."
     assert "wrong" not in "".join(lines)
 
 
@@ -108,7 +108,7 @@ async def test_the_circuit_breaker_says_when_it_opens(tmp_path: Path, lines: lis
         for _ in range(8):
             await device.ask(tags="cloud")
         (problem,) = await problems(device)
-        assert "failed repeatedly, its circuit breaker is open" in problem
+        assert "failed repeatedly, and its circuit breaker is open" in problem
     assert len(about(lines, "circuit breaker")) == 1
 
 
@@ -132,8 +132,8 @@ def test_a_full_disk_is_an_error_and_its_end_says_what_was_lost(tmp_path: Path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         database.close()
     began, ended = about(lines, "x.sqlite")
-    assert re.fullmatch(r"ERROR .*x.sqlite cannot be used \(.*disk.*\): new entries stay in memory only; .*", began)
-    assert re.fullmatch(r"INFO .*x.sqlite is written again; 3 writes were lost", ended)
+    assert re.fullmatch(r"ERROR .*x.sqlite cannot be used \(.*disk.*\): new entries stay in memory. .*", began)
+    assert re.fullmatch(r"INFO .*x.sqlite is written again; 3 writes were lost\.", ended)
 
 
 def test_a_row_that_cannot_be_encoded_is_lost_and_the_next_ones_are_not(tmp_path: Path, lines: list[str]) -> None:
@@ -179,9 +179,9 @@ async def test_the_drain_and_what_it_cuts_are_logged(tmp_path: Path, lines: list
         await device.app.drain()
         await device.app.close()
         await cut
-    assert about(lines, "drain", "cut") == [
-        "INFO draining for up to 0.05 s, requests in progress: 1",
-        "WARNING requests cut before their end: 1; their clients get an error",
+    assert about(lines, "Drain", "cut") == [
+        "INFO Draining for up to 0.05 s. Requests in progress: 1.",
+        "WARNING Requests cut off at the end of the drain: 1. Their clients get an error.",
     ]
 
 
@@ -193,7 +193,7 @@ async def test_a_signal_and_the_end_are_logged(tmp_path: Path) -> None:
         _, log = await process.communicate()
     await cloud.stop()
     ends = [line.partition("lifecycle: ")[2] for line in log.decode().splitlines()]
-    assert ends[-3:] == ["SIGTERM received", "draining for up to 240 s, requests in progress: 0", "stopped"]
+    assert ends[-3:] == ["SIGTERM received.", "Draining for up to 240 s. Requests in progress: 0.", "Stopped."]
 
 
 async def test_debug_tells_each_requests_hops_without_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

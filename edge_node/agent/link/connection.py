@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 LINK_FILE = "link.json"
 POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
-_LEAST_POLL_S = 1.0  # minimum time between two polls, whatever the control plane answers
+_MIN_POLL_S = 1.0  # minimum time between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # minimum duration of a poll that ran to its end
 _FLUSH_S = 5.0
 _SURELY_AWAY = 2  # consecutive failures before a report: a single lost poll is normal
@@ -192,7 +192,7 @@ class FleetConnection:
             try:
                 await work()
             except Exception as error:
-                log.error("the connection to the fleet failed unexpectedly: %s", redacted(error))
+                log.error("The connection to the fleet failed unexpectedly: %s", redacted(error))
             await self.sleep(self.uniform(*RETRY_S))
 
     async def _wakes(self) -> None:
@@ -219,7 +219,7 @@ class FleetConnection:
             if polled and early and not woken.changed:
                 await self.sleep(self.uniform(*RETRY_S))
             elif early:
-                await self.sleep(_LEAST_POLL_S)
+                await self.sleep(_MIN_POLL_S)
             polled = True
 
     async def _statuses(self) -> None:
@@ -240,10 +240,10 @@ class FleetConnection:
             await self.sleep(self.uniform(self.telemetry_interval_s * 5 / 6, self.telemetry_interval_s * 7 / 6))
             self.telemetry.cut(self._agent_report().running)
             await self.telemetry.send(self.plane.telemetry, self._note_revoked)
-            await self.look_at_import()
+            await self.check_import()
             self._keep_record()
 
-    async def look_at_import(self) -> None:
+    async def check_import(self) -> None:
         """Wake the agent for a new import, and delete one that is already installed."""
         if (stamp := self.source.stamp) != self._seen_import:
             self._seen_import = stamp
@@ -268,15 +268,15 @@ class FleetConnection:
                 reply = await self.plane.status(self._status(report))
             except FleetRefused as error:
                 if not self._note_revoked(error):
-                    log.warning("the control plane does not take the status: %s", error)
+                    log.warning("The control plane refuses the status report: %s", error)
                 raise
         if reply.cloned:
             self._clone.begin(
-                f"two devices report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned; on "
-                "the copy run `causeway-edge fleet leave` and `fleet join`"
+                f"Two devices report as {self.identity.device} to the fleet {self.identity.fleet}: one was cloned. On "
+                "the copy, run `causeway-edge fleet leave` and `fleet join`."
             )
         else:
-            self._clone.end(f"only one device reports as {self.identity.device} now")
+            self._clone.end(f"Only one device reports as {self.identity.device} now")
         self._follow(reply.cohort)
         self._found()
         return reply
@@ -291,12 +291,12 @@ class FleetConnection:
     def _follow(self, cohort: str) -> None:
         if cohort == self.identity.cohort:
             return
-        log.info("this device belongs to the cohort %s now, before to %s", cohort, self.identity.cohort)
+        log.info("This device now belongs to the cohort %s, previously to %s.", cohort, self.identity.cohort)
         self.identity = msgspec.structs.replace(self.identity, cohort=cohort)
         try:
             write_identity(self.folder, self.identity)
         except OSError as error:
-            log.warning("the new cohort cannot be written to %s: %s", self.folder, error.strerror)
+            log.warning("The new cohort cannot be written to %s: %s", self.folder, error.strerror)
         self._wake_agent()
 
     def _found(self) -> None:
@@ -308,7 +308,7 @@ class FleetConnection:
     def _lost(self, error: FleetError) -> None:
         self._failures += 1
         if self._failures >= _SURELY_AWAY:
-            self._away.begin(f"{error}; the device goes on with what it runs")
+            self._away.begin(f"The device keeps its bundle: {error}")
         self._keep_record()
 
     def _status(self, report: AgentReport) -> StatusReport:

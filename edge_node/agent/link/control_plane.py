@@ -100,7 +100,7 @@ class ControlPlane:
     @property
     def name(self) -> str:
         """The control plane's address for messages."""
-        return f"the control plane at {urlsplit(self._url).netloc}"
+        return f"The control plane at {urlsplit(self._url).netloc}"
 
     async def close(self) -> None:
         if self._session is not None:
@@ -150,11 +150,11 @@ class ControlPlane:
                 f"{self._url}/{path}", headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status in (404, 410):
-                    raise FileNotFoundError(f"{self.name} has no {path}")
+                    raise FileNotFoundError(f"{self.name} has no {path}.")
                 if response.status == 416 and offset:
                     return  # the offset is the end of the file
                 if response.status not in (200, 206):
-                    raise OSError(f"{self.name} answered HTTP {response.status} to {path}")
+                    raise OSError(f"{self.name} answered HTTP {response.status} to {path}.")
                 # a server without range requests sends the whole file
                 skipped = 0 if response.status == 206 else offset
                 async for chunk in response.content.iter_any():
@@ -192,7 +192,7 @@ class ControlPlane:
         """
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
-            raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes")
+            raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes.")
         headers = {"Content-Type": "application/json"}
         if proof is not None:
             headers |= proof(path, body)
@@ -217,7 +217,7 @@ class ControlPlane:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError as error:
-            raise FleetUnreachable(f"{self.name} does not answer in time") from error
+            raise FleetUnreachable(f"{self.name} does not answer in time.") from error
         except (aiohttp.ClientError, OSError) as error:
             raise FleetUnreachable(f"{self.name} cannot be reached: {_words(error)}") from error
 
@@ -250,7 +250,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > _MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {_MAX_ANSWER_BYTES} bytes")
+            raise aiohttp.ClientPayloadError(f"More than {_MAX_ANSWER_BYTES} bytes.")
     return bytes(body)
 
 
@@ -276,9 +276,9 @@ def checked_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}", where="fleet URL")
+        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}.", where="fleet URL")
     if not carries_secrets(url):
-        raise ConfigError("tokens over plain HTTP could be stolen: use https://", where="fleet URL")
+        raise ConfigError("tokens over plain HTTP could be stolen; use https://.", where="fleet URL")
     return url.rstrip("/")
 
 

@@ -89,7 +89,8 @@ class DeviceKey:
         try:
             if path.stat().st_mode & 0o077:
                 log.warning(
-                    "%s was open to other users: its mode is 0600 now; if they may have read it, join anew", path
+                    "%s was open to other users; its mode is 0600 now. If they may have read it, leave and join again.",
+                    path,
                 )
                 path.chmod(0o600)
             private = load_pem_private_key(path.read_bytes(), password=None)
@@ -99,10 +100,10 @@ class DeviceKey:
             raise ConfigError(error.strerror or str(error), where=str(path)) from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
-                "the device key is damaged: leave the fleet and join it again", where=str(path)
+                "the device key is damaged: leave the fleet and join it again.", where=str(path)
             ) from error
         if not isinstance(private, Ed25519PrivateKey):
-            raise ConfigError("not an Ed25519 key: leave the fleet and join it again", where=str(path))
+            raise ConfigError("not an Ed25519 key: leave the fleet and join it again.", where=str(path))
         return cls(private)
 
 
@@ -135,7 +136,7 @@ def read_identity(folder: Path) -> Identity | None:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the identity is damaged: leave the fleet and join it again ({error})", where=str(path)
+            f"the identity is damaged: leave the fleet and join it again ({error}).", where=str(path)
         ) from error
 
 
@@ -179,7 +180,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     joined = read_identity(folder)
     if joined is not None:
         raise ConfigError(
-            f"this device is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave)",
+            f"this device is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave).",
             where=str(folder),
         )
     plane = ControlPlane(request.url, request.ca_file)

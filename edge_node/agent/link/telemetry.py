@@ -81,9 +81,7 @@ class TelemetryLog:
             else:
                 self._waiting.popleft()
             if not self.lost:
-                log.warning(
-                    "telemetry of more than a day waits for the control plane: the oldest is dropped from now on"
-                )
+                log.warning("More than a day of telemetry waits for the control plane: the oldest is dropped.")
             self.lost += dropped
 
     def next(self) -> Telemetry | None:
@@ -118,7 +116,7 @@ class TelemetryLog:
             except FleetRefused as error:
                 if is_revoked(error):
                     return
-                log.warning("the control plane does not take telemetry: %s", error)
+                log.warning("The control plane refuses telemetry: %s", error)
             self.accepted(message)
         self._write(())
 
@@ -146,7 +144,7 @@ class TelemetryLog:
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.warning("%s cannot be read, its telemetry is lost: %s", self._path, error)
+            log.warning("%s cannot be read, and its telemetry is lost: %s", self._path, error)
             return ()
         return tuple(message for message in messages if message.device == self._device)
 

@@ -120,8 +120,8 @@ class TokenKeeper:
     def refused(self, error: FleetRefused) -> None:
         """Note that the control plane does not know this device (any more)."""
         self._refused.begin(
-            f"the fleet {self.identity.fleet} refuses this device: {error}; it goes on with what it runs, without "
-            "fleet and without the fleet's token for the cloud"
+            f"The fleet {self.identity.fleet} refuses this device, which keeps its bundle "
+            f"and loses the fleet's token for the cloud: {error}"
         )
         self._use("")
 
@@ -160,8 +160,8 @@ class TokenKeeper:
         self._expires = self.clock.monotonic() + issued.expires_in_s
         self._ahead_s = issued.now - self.clock.unix()
         self._check_clock()
-        self._expired.end("the fleet's token is renewed")
-        self._refused.end(f"the fleet {self.identity.fleet} accepts this device again")
+        self._expired.end("The fleet's token is renewed")
+        self._refused.end(f"The fleet {self.identity.fleet} accepts this device again")
         self._use(issued.token)
         self.plane.report_key = issued.report_key
 
@@ -176,8 +176,8 @@ class TokenKeeper:
             self.refused(error)
         elif self.clock.monotonic() >= self._expires:
             self._expired.begin(
-                f"the fleet's token cannot be renewed and has expired: {error}; requests stay on this device, as the "
-                "cloud refuses them"
+                f"The fleet's token has expired and cannot be renewed, so that the cloud refuses requests "
+                f"and they stay on this device: {error}"
             )
             self._use("")
 
@@ -194,8 +194,8 @@ class TokenKeeper:
         if abs(self._ahead_s) > _SKEW_S:
             side = "behind" if self._ahead_s > 0 else "ahead of"
             self._wrong_clock.begin(
-                f"this device's clock is {abs(self._ahead_s):.0f} s {side} the control plane's: set it, as updates "
-                "that are signed for a time depend on it"
+                f"This device's clock is {abs(self._ahead_s):.0f} s {side} the control plane's. Set it: signed "
+                "updates depend on the time."
             )
         else:
-            self._wrong_clock.end("this device's clock is right again")
+            self._wrong_clock.end("This device's clock is right again")

@@ -48,7 +48,7 @@ from .responses import read_error, read_error_body, read_whole, server_error
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
-_LONGEST_AWAY_S = 60.0  # upper bound of a server's Retry-After
+_MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it rejected the request as invalid, or its answer cannot be parsed.
@@ -171,7 +171,7 @@ class CloudBackend:
             else:
                 self.health.breaker.cancelled(self._now())
             if isinstance(error, CloudUnavailable) and error.retry_after_s is not None:
-                self._skip_until[call.target.model] = self._now() + min(error.retry_after_s, _LONGEST_AWAY_S)
+                self._skip_until[call.target.model] = self._now() + min(error.retry_after_s, _MAX_AWAY_S)
                 self.health.model_unavailable(call.target.model, error.message)
             raise
         except BaseException:
@@ -203,7 +203,9 @@ class CloudBackend:
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":
                     raise
-                log.info("%s does not take stream_options: its streams are counted here", call.target.name)
+                log.info(
+                    "%s does not support stream_options: the tokens of its streams are counted here.", call.target.name
+                )
                 self._asks_usage = False
         return await self._post(call, _encode(call, stream=True, ask_usage=False), until)
 
@@ -254,7 +256,7 @@ def _upstream_info(response: HttpResponse) -> UpstreamInfo:
 _NO_JOBS_S = 600.0  # then a server without jobs is asked for them again
 _SURE_S, _SURE_AFTER_JOBS_S = 5.0, 600.0  # duration of refusals until a server counts as one without jobs
 _AGAIN_S = 2.0  # pause until a refused submission is tried again
-_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between checks of a job
+_POLL_S, _MAX_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between checks of a job
 _NO_JOBS = (403, 404, 405, 501)  # status codes of a server without jobs, or for a token without the right to send them
 _ASK_AGAIN = (401, 408, 429)
 Cancelled = Literal["settled", "unknown", "later"]
@@ -297,7 +299,7 @@ class CloudJobs:
         pause_s = 0.0 if state is not None and state.ended else _POLL_S
         while state is not None:
             await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
-            pause_s = min(_LONGEST_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
+            pause_s = min(_MAX_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
             response = await self._connection.send(call, "GET", (self._url / state.id).raw_path_qs, call.deadline)
             state = await self._read_job(call, response)
             if state.status == "succeeded":
@@ -336,7 +338,7 @@ class CloudJobs:
         self._refused_since = now if self._refused_since is None else self._refused_since
         if now - self._refused_since < (_SURE_AFTER_JOBS_S if self._had_jobs else _SURE_S):
             raise CloudSaturated(
-                f"{call.target.name} answered HTTP {status} to /jobs: the job waits until that is certain",
+                f"{call.target.name} answered HTTP {status} to /jobs. The job waits until that is confirmed.",
                 phase="first_token",
                 retry_after_s=_AGAIN_S,
             )
@@ -348,9 +350,7 @@ class CloudJobs:
         try:
             return msgspec.json.decode(await read_whole(response, call), type=_CloudJob)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise CloudUnreadable(
-                f"{call.target.name} answered with something that is not a job", phase="stream"
-            ) from None
+            raise CloudUnreadable(f"{call.target.name} returned an invalid job object.", phase="stream") from None
         finally:
             response.release()
 

@@ -54,7 +54,7 @@ class CloudHealth:
     """
 
     def __init__(self, url: str, breaker: Breaker, now: Callable[[], float], advice: str) -> None:
-        self._name = f"the cloud at {URL(url).host}:{URL(url).port}"
+        self._name = f"The cloud at {URL(url).host}:{URL(url).port}"
         self._now = now
         self._advice = advice
         self._gone = Fault(log, logging.WARNING, now)
@@ -78,7 +78,7 @@ class CloudHealth:
         """Record a response, whatever its HTTP status."""
         if self.reachable is not True:
             if self.reachable is None:
-                log.info("%s is reachable", self._name)
+                log.info("%s is reachable.", self._name)
             self.reachable = True
             self._gone.end(f"{self._name} is reachable again")
         if status == 401:
@@ -96,7 +96,7 @@ class CloudHealth:
     def model_unavailable(self, model: str, reason: str) -> None:
         """Record that the server answers, but has no backend for this model."""
         fault = self._models_unavailable.setdefault(model, Fault(log, logging.WARNING, self._now))
-        fault.begin(f"{self._name} has no server for {model} ({reason}): requests go to other targets")
+        fault.begin(f"{self._name} has no server for {model} ({reason}): requests go to other targets.")
 
     def model_answered(self, model: str) -> None:
         """Record that a request to the model succeeded."""
@@ -107,7 +107,7 @@ class CloudHealth:
         """Record a request that the server answered."""
         self.breaker.success(self._now())
         if self._breaker_open.problem and self.breaker.state(self._now()) == "closed":
-            self._breaker_open.end("the cloud's circuit breaker is closed again")
+            self._breaker_open.end("The cloud's circuit breaker is closed again")
 
     def failed(self) -> None:
         """Record a failure that counts against the server."""
@@ -115,8 +115,8 @@ class CloudHealth:
         self.breaker.failure(now)
         if self.breaker.state(now) == "open":
             self._breaker_open.begin(
-                f"{self._name} failed repeatedly, its circuit breaker is open: "
-                f"requests go to other targets, the next try is in {self.breaker.retry_after_s(now):.0f} s"
+                f"{self._name} failed repeatedly, and its circuit breaker is open: "
+                f"requests go to other targets, the next attempt is in {self.breaker.retry_after_s(now):.0f} s."
             )
 
 
@@ -366,7 +366,7 @@ class StreamReader:
                     return chunks
             elif self._document is None:
                 if self._size_bytes and not self._has_events:
-                    raise CloudUnreadable(f"{self._call.target.name}'s stream has no events")
+                    raise CloudUnreadable(f"{self._call.target.name}'s stream has no events.")
                 return self._decoder.finish()
             else:
                 self._decoder.done = True

@@ -122,11 +122,11 @@ async def read_body(response: HttpResponse, limit_bytes: int) -> bytes | None:
 
 
 def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
-    return CloudTimeout(f"{call.target.name} took too long", phase=phase)
+    return CloudTimeout(f"{call.target.name} took too long.", phase=phase)
 
 
 def too_large(call: BackendRequest) -> CloudUnreadable:
-    return CloudUnreadable(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")
+    return CloudUnreadable(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes.", phase="stream")
 
 
 class _Error(msgspec.Struct):
@@ -155,12 +155,12 @@ def status_error(status: int, retry_after: str, body: bytes, name: str) -> Cause
         return refused(reason, phase="first_token", param=sent.param)
     message = f"{name} answered HTTP {status}"
     if status in _CREDENTIALS:  # (4)
-        return CloudRejected(f"{message}: it refuses this server's credentials", phase="first_token")
+        return CloudRejected(f"{message}: it refuses this server's credentials.", phase="first_token")
     if status in (429, 503):  # (2)
         wait_s = retry_after_s(retry_after)
         unavailable = _UNAVAILABLE.get(str(sent.code)) if status == 503 else None
         if unavailable is not None:
-            return CloudUnavailable(f"{message}: {unavailable}", phase="first_token", retry_after_s=wait_s)
+            return CloudUnavailable(f"{message}: {unavailable}.", phase="first_token", retry_after_s=wait_s)
         return CloudSaturated(message, phase="first_token", retry_after_s=wait_s)
     if status in (408, 504):  # (5)
         return CloudTimeout(message, phase="first_token")
@@ -174,12 +174,12 @@ def client_error(error: HttpClientError, name: str, phase: Phase) -> BackendErro
     kind = type(error).__name__
     if isinstance(error, ConnectError):  # (1)
         kind = type(error.cause or error).__name__
-        return CloudUnreachable(f"{name} cannot be reached ({kind})", phase="connect")
+        return CloudUnreachable(f"{name} cannot be reached ({kind}).", phase="connect")
     if phase == "stream":  # (7)
-        return StreamBroken(f"{name}'s answer broke off ({kind})", phase="stream")
+        return StreamBroken(f"{name}'s answer broke off ({kind}).", phase="stream")
     if isinstance(error, DisconnectedError):  # (1)
         return CloudDisconnected(f"{name} closed the connection without an answer ({kind})", phase="send")
-    return CloudFailed(f"{name} sent malformed HTTP ({kind})", phase=phase)  # (6)
+    return CloudFailed(f"{name} sent malformed HTTP ({kind}).", phase=phase)  # (6)
 
 
 def retry_after_s(text: str) -> float | None:

@@ -183,7 +183,7 @@ class EngineBackend(Supervisor):
         info = self.info
         if call.request.dimensions is not None and info and call.request.dimensions != info.embedding_dimensions:
             raise UnsupportedFeature(
-                f"this model's embeddings have {info.embedding_dimensions} dimensions", param="dimensions"
+                f"This model's embeddings have {info.embedding_dimensions} dimensions.", param="dimensions"
             )
         deadline_s = _time_left_s(call)
         adapter = call.target.adapter
@@ -373,7 +373,7 @@ class _EmissionQueue:
             self._process.submit(jobs, self)
 
     def _expire(self) -> None:
-        self._error = DeadlineExceeded("the deadline passed before the answer was complete")
+        self._error = DeadlineExceeded("The deadline passed before the answer was complete.")
         self._wake()
 
     def _wake(self) -> None:
@@ -400,8 +400,10 @@ def _prompts(request: Request, thinking: Thinking) -> list[Prompt]:
         answer_start = closed_thought(thinking) if thinking and not thinks(request, thinking) else ""
         return [Prompt(messages=request.messages, tools=tools, answer_start=answer_start)]
     return [
-        Prompt(text=one, suffix=request.suffix) if isinstance(one, str) else Prompt(tokens=one, suffix=request.suffix)
-        for one in request.prompts
+        Prompt(text=prompt, suffix=request.suffix)
+        if isinstance(prompt, str)
+        else Prompt(tokens=prompt, suffix=request.suffix)
+        for prompt in request.prompts
     ]
 
 

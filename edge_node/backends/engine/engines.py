@@ -140,10 +140,10 @@ class EnginePool:
 
     async def _retire(self, engine: Engine, successor: Engine | None) -> None:
         """Close an engine once it is idle, then start the one that takes its memory."""
-        idle_looks = 0
-        while idle_looks < _IDLE_LOOKS:  # a request that was just routed here submits its sequences soon
+        idle_checks = 0
+        while idle_checks < _IDLE_LOOKS:  # a request that was just routed here submits its sequences soon
             await asyncio.sleep(self.retire_poll_s)
-            idle_looks = 0 if engine.jobs else idle_looks + 1
+            idle_checks = 0 if engine.jobs else idle_checks + 1
         await engine.close()
         self._retiring.discard(engine)
         if successor is not None:
@@ -167,7 +167,7 @@ class EnginePool:
             self._loaded[model] = self.weights(model)
         except ArtifactError as error:
             self._missing[model] = str(error)
-            log.error("no engine for %s: %s", model, error)
+            log.error("No engine for %s: %s", model, error)
             return None
         self._missing.pop(model, None)
         return engine
@@ -211,4 +211,4 @@ async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except Exception as error:
-        log.error("an engine could not be started or stopped: %s: %s", type(error).__name__, error)
+        log.error("An engine could not be started or stopped: %s: %s", type(error).__name__, error)

@@ -22,7 +22,7 @@ from ...observability.logs import Fault
 log = logging.getLogger(__name__)
 
 _FIRST_S = 0.1
-_LONGEST_S = 30.0
+_MAX_PAUSE_S = 30.0
 _HEALTHY_S = 5.0
 
 
@@ -44,7 +44,7 @@ class RestartBackoff:
         """Return the pause after a child that was ready for `ready_s`; 0 if it never was."""
         if ready_s >= self._healthy_s:
             self._next_s = self._first_s
-        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, _LONGEST_S)
+        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, _MAX_PAUSE_S)
         return pause_s
 
 
@@ -137,7 +137,7 @@ class Supervisor:
                 waited_s = loop.time() - self._started
                 state = self.state.replace("_", " ")
                 raise EngineUnavailable(
-                    f"{self.name}: still {state} after {waited_s:.1f} s",
+                    f"{self.name}: still {state} after {waited_s:.1f} s.",
                     phase="connect",
                     retry_after_s=max(1.0, self._load_s - waited_s),
                 )
@@ -162,13 +162,13 @@ class Supervisor:
             except EngineUnavailable as error:
                 self._pause(None)
                 self._enter("failed", error.message)
-                self._lost.begin(f"engine {self.name} cannot be started: {error.message}")
+                self._lost.begin(f"Engine {self.name} cannot be started: {error.message}")
             except Exception as error:  # the next attempt may succeed, and the daemon also answers without an engine
                 self._pause(None)
                 self._enter("failed", f"{type(error).__name__}: {error}")
                 if not self._lost.problem:
-                    log.debug("engine %s", self.name, exc_info=True)
-                self._lost.begin(f"engine {self.name} cannot be started: {type(error).__name__}: {error}")
+                    log.debug("Engine %s", self.name, exc_info=True)
+                self._lost.begin(f"Engine {self.name} cannot be started: {type(error).__name__}: {error}")
             finally:
                 await asyncio.shield(process.close())
             await self._wait_for_next()
@@ -183,19 +183,19 @@ class Supervisor:
         self._load_s = ready_at - began
         self._enter("ready", "")
         if self._lost.problem:
-            self._lost.end(f"engine {self.name} is ready again")
+            self._lost.end(f"Engine {self.name} is ready again")
         else:
-            log.info("engine %s is ready after %.1f s", self.name, self._load_s)
+            log.info("Engine %s is ready after %.1f s.", self.name, self._load_s)
         reason = await self._watch(process)
         if reason is None:
             self.unloads += 1
-            log.info("engine %s is unloaded: no requests for %g s", self.name, self.unload_after_s)
+            log.info("Engine %s is unloaded after %g s without requests.", self.name, self.unload_after_s)
             self._enter("unloaded", f"it is unloaded: no requests for {self.unload_after_s:g} s")
             return
         self.restarts += 1
         pause_s = self._pause(ready_at)
         self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
-        self._lost.begin(f"engine {self.name}: {reason}; restarting it in {pause_s:.1f} s")
+        self._lost.begin(f"Engine {self.name} is restarted in {pause_s:.1f} s: {reason}")
 
     async def _wait_for_next(self) -> None:
         """Wait until the next child may start: for a request of an unloaded model, else for the end of a pause."""

@@ -37,21 +37,23 @@ def check_port(server: ServerConfig) -> Finding:
     """Check that the address is free, or held by a Causeway daemon."""
     address = f"{server.host}:{server.port}"
     if server.port == 0:
-        return ok("port", f"any free port on {server.host}")
+        return ok("port", f"Any free port on {server.host}.")
     try:
         with socket.create_server((server.host, server.port), family=_family(server.host)):
-            return ok("port", f"{address} is free")
+            return ok("port", f"{address} is free.")
     except OSError as error:
         if error.errno == errno.EACCES:
-            return fail("port", f"{address}: ports below 1024 need a privilege", "choose another with server.port")
+            return fail(
+                "port", f"{address}: ports below 1024 require a privilege.", "Choose another port with server.port."
+            )
         if error.errno == errno.EADDRNOTAVAIL:
-            return fail("port", f"{server.host} is not an address of this machine", "set server.host")
+            return fail("port", f"{server.host} is not an address of this machine.", "Set server.host.")
         if error.errno != errno.EADDRINUSE:
-            return fail("port", f"{address}: {error.strerror or error}", "set server.host and server.port")
+            return fail("port", f"{address}: {error.strerror or error}", "Set server.host and server.port.")
     if _is_causeway(url_of(_REACHED_AT.get(server.host, server.host), server.port), None):
-        return ok("port", f"{address} is taken by a running Causeway daemon")
+        return ok("port", f"{address} is taken by a running Causeway daemon.")
     holder = _port_holder(server.port)
-    return fail("port", f"{address} is taken by {holder}", "stop it, or choose another port with server.port")
+    return fail("port", f"{address} is taken by {holder}.", "Stop it, or choose another port with server.port.")
 
 
 def check_socket(path: str) -> Iterator[Finding]:
@@ -60,19 +62,19 @@ def check_socket(path: str) -> Iterator[Finding]:
         return
     folder = Path(path).parent
     if not folder.is_dir():
-        yield fail("socket", f"{folder} does not exist", "create the folder (systemd: RuntimeDirectory=causeway)")
+        yield fail("socket", f"{folder} does not exist.", "Create the folder (systemd: RuntimeDirectory=causeway).")
     elif not os.access(folder, os.W_OK):
-        yield fail("socket", f"{folder} is not writable", "give the folder to the daemon's account")
+        yield fail("socket", f"{folder} is not writable.", "Give the folder to the daemon's account.")
     elif len(os.fsencode(path)) > 107:
-        yield fail("socket", f"{path} is longer than a socket path may be (107 bytes)", "choose a shorter path")
+        yield fail("socket", f"{path} is longer than a socket path may be (107 bytes).", "Choose a shorter path.")
     elif not Path(path).exists():
-        yield ok("socket", f"{path} is free")
+        yield ok("socket", f"{path} is free.")
     elif _is_causeway("http://causeway", path):
-        yield ok("socket", f"{path} is held by a running Causeway daemon")
+        yield ok("socket", f"{path} is held by a running Causeway daemon.")
     elif Path(path).is_socket():
-        yield ok("socket", f"{path} was left behind by a daemon that ended; the next one replaces it")
+        yield ok("socket", f"{path} was left behind by a daemon that ended, and the next one replaces it.")
     else:
-        yield fail("socket", f"{path} exists and is not a socket", "choose another path with server.socket")
+        yield fail("socket", f"{path} exists and is not a socket.", "Choose another path with server.socket.")
 
 
 def _is_causeway(url: str, uds: str | None) -> bool:
@@ -105,8 +107,8 @@ def _family(host: str) -> socket.AddressFamily:
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:
     """Check that the daemon is not exposed to other machines without an API key: it would not start."""
     if server.is_exposed:
-        found = f"the daemon would listen on {server.host or 'all addresses'} and require no API key: it does not start"
-        yield fail("exposure", found, "set server.keys, or listen on 127.0.0.1")
+        text = f"The daemon would listen on {server.host or 'all addresses'} and require no API key: it does not start."
+        yield fail("exposure", text, "Set server.keys, or listen on 127.0.0.1.")
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
@@ -121,9 +123,9 @@ def check_triton(url: str = _TRITON) -> Iterator[Finding]:
     except (httpx.HTTPError, ValueError):
         return
     if is_open:
-        found = f"the Triton at {url} takes model control from every program, and loading a model runs code"
-        advice = "start it with `causeway-cloud triton`, or with --allow-http=false and --grpc-restricted-protocol"
-        yield warn("triton", found, advice)
+        text = f"The Triton at {url} takes model control from every program, and loading a model runs code."
+        advice = "Start it with `causeway-cloud triton`, or with --allow-http=false and --grpc-restricted-protocol."
+        yield warn("triton", text, advice)
 
 
 def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) -> Iterator[Finding]:
@@ -134,12 +136,12 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         unix_time: This device's clock, Unix seconds.
     """
     if not cloud.url:
-        yield ok("cloud", "none: this device answers on its own")
+        yield ok("cloud", "There is no cloud: this device answers alone.")
         return
     try:
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=cloud.ca_file) if cloud.ca_file else True
     except (OSError, ssl.SSLError) as error:
-        yield fail("cloud", f"cloud.ca_file {cloud.ca_file}: {error}", "name a PEM file with the CA's certificate")
+        yield fail("cloud", f"cloud.ca_file {cloud.ca_file}: {error}", "Name a PEM file with the CA's certificate.")
         return
     headers = {"authorization": f"Bearer {cloud.api_key}"} if cloud.api_key else {}
     started = time.monotonic()
@@ -147,12 +149,12 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
         with httpx.Client(verify=verify, timeout=cloud.connect_timeout_s + _PROBE_TIMEOUT_S, trust_env=False) as client:
             response = client.get(f"{cloud.url}/models", headers=headers)
     except httpx.HTTPError as error:
-        found = f"{cloud.url}: {str(error) or type(error).__name__}"
-        advice = "the device answers alone until it is back; check cloud.url, DNS, the firewall and cloud.ca_file"
-        yield warn("cloud", found, advice)
+        text = f"{cloud.url}: {str(error) or type(error).__name__}"
+        advice = "The device answers alone until it is back; check cloud.url, DNS, the firewall and cloud.ca_file."
+        yield warn("cloud", text, advice)
         return
     except httpx.InvalidURL as error:
-        yield fail("cloud", f"{cloud.url}: {error}", "correct cloud.url")
+        yield fail("cloud", f"{cloud.url}: {error}", "Correct cloud.url.")
         return
     yield _check_response(cloud, response, (time.monotonic() - started) * 1000)
     yield from _check_clock(response.headers.get("date", ""), unix_time())
@@ -160,14 +162,14 @@ def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) 
 
 def _check_response(cloud: CloudConfig, response: httpx.Response, elapsed_ms: float) -> Finding:
     if response.status_code in (401, 403):
-        found = f"{cloud.url} rejects the token ({response.status_code})"
-        return fail("cloud", found, "set cloud.api_key_file to this device's token")
+        text = f"{cloud.url} rejects the token ({response.status_code})."
+        return fail("cloud", text, "Set cloud.api_key_file to this device's token.")
     if response.status_code == 404:
-        return warn("cloud", f"{cloud.url}/models is not found", "cloud.url usually ends in /v1")
+        return warn("cloud", f"{cloud.url}/models is not found.", "cloud.url usually ends in /v1.")
     if response.status_code >= 400:
-        advice = "the device answers alone until the cloud works again"
-        return warn("cloud", f"{cloud.url} answers {response.status_code}", advice)
-    return ok("cloud", f"{cloud.url} answers in {elapsed_ms:.0f} ms")
+        advice = "The device answers alone until the cloud works again."
+        return warn("cloud", f"{cloud.url} answers {response.status_code}.", advice)
+    return ok("cloud", f"{cloud.url} answers in {elapsed_ms:.0f} ms.")
 
 
 def _check_clock(date: str, now: float) -> Iterator[Finding]:
@@ -175,13 +177,13 @@ def _check_clock(date: str, now: float) -> Iterator[Finding]:
         skew_s = now - parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         return
-    found = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the cloud's"
+    text = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the cloud's."
     if abs(skew_s) > _SKEW_FAIL_S:
-        yield fail("clock", found, "set the clock: systemctl enable --now systemd-timesyncd (or chrony)")
+        yield fail("clock", text, "Set the clock: systemctl enable --now systemd-timesyncd (or chrony).")
     elif abs(skew_s) > _SKEW_WARN_S:
-        yield warn("clock", found, "turn on time synchronisation (systemd-timesyncd or chrony)")
+        yield warn("clock", text, "Turn on time synchronisation (systemd-timesyncd or chrony).")
     else:
-        yield ok("clock", found if abs(skew_s) >= 2 else "agrees with the cloud's")
+        yield ok("clock", text if abs(skew_s) >= 2 else "The clock agrees with the cloud's.")
 
 
 def check_tracing(config: TracingConfig) -> Iterator[Finding]:
@@ -193,9 +195,9 @@ def check_tracing(config: TracingConfig) -> Iterator[Finding]:
 
     fault = asyncio.run(send_empty_export(config.endpoint))
     if fault:
-        yield warn("tracing", f"the collector at {config.endpoint} takes no traces", fault)
+        yield warn("tracing", f"The collector at {config.endpoint} refuses traces.", fault)
     else:
-        yield ok("tracing", f"the collector at {config.endpoint} took an empty export")
+        yield ok("tracing", f"The collector at {config.endpoint} took an empty export.")
 
 
 _CLIENT_ID = "causeway-doctor"
@@ -208,14 +210,14 @@ def check_broker(
     if not config.url:
         return
     if find_package("paho") is None:
-        found = "mqtt.url is set, and the extra `mqtt` is not installed: the daemon does not start"
-        yield fail("mqtt", found, "run `make setup`, or `pip install 'causeway-router[mqtt]'`")
+        text = "mqtt.url is set, and the extra `mqtt` is not installed: the daemon does not start."
+        yield fail("mqtt", text, "Run `make setup`, or `pip install 'causeway-router[mqtt]'`.")
         return
     try:
         broker = BrokerUrl(config.url)
         Topics(config, config.state_topic)
     except ConfigError as error:
-        yield fail("mqtt", str(error), "correct the key")
+        yield fail("mqtt", str(error), "Correct the key.")
         return
     yield asyncio.run(_connect(config, broker))
 
@@ -228,8 +230,8 @@ async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
         await connection.open()
     except BrokerError as error:
         if error.lasting:
-            return fail("mqtt", error.message, "correct the keys of mqtt, or what the broker allows this device")
-        return warn("mqtt", error.message, "messages are taken once it answers; check mqtt.url and the firewall")
+            return fail("mqtt", error.message, "Correct the keys of mqtt, or the broker's permissions for this device.")
+        return warn("mqtt", error.message, "Messages are accepted once it answers. Check mqtt.url and the firewall.")
     finally:
         await connection.close()
-    return ok("mqtt", f"the broker {broker} accepts this device")
+    return ok("mqtt", f"The broker {broker} accepts this device.")

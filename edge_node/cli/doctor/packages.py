@@ -81,22 +81,24 @@ def locate(name: str) -> Path | None:
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
-    found = ".".join(map(str, version))
+    installed = ".".join(map(str, version))
     if version < OLDEST_PYTHON:
-        return fail("python", f"Python {found}", "install Python 3.11 or newer")
-    return ok("python", f"Python {found}")
+        return fail("python", f"Python {installed}.", "Install Python 3.11 or newer.")
+    return ok("python", f"Python {installed}.")
 
 
 def check_requirements(installed: Installed, *, needs_engine: bool) -> Iterator[Finding]:
     """Check the requirements of causeway and of its extra `edge`, and of `engine` if there is an engine."""
     if not installed.requires:
-        advice = "run `make setup`, or `pip install causeway-router[edge,engine,cpu]`"
-        yield fail("packages", f"{_DISTRIBUTION} is not installed as a distribution in this environment", advice)
+        advice = "Run `make setup`, or `pip install causeway-router[edge,engine,cpu]`."
+        yield fail("packages", f"{_DISTRIBUTION} is not installed as a distribution in this environment.", advice)
         return
     unmet = [finding for text in installed.requires if (finding := _check_one(text, installed, needs_engine))]
     yield from unmet
     if not unmet:
-        yield ok("packages", f"{_DISTRIBUTION} {installed.versions[_DISTRIBUTION]} and all its requirements")
+        yield ok(
+            "packages", f"{_DISTRIBUTION} {installed.versions[_DISTRIBUTION]} and all its requirements are installed."
+        )
 
 
 def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding | None:
@@ -104,7 +106,9 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
         requirement = Requirement(text)
     except InvalidRequirement:
         return warn(
-            "packages", f"{_DISTRIBUTION}'s metadata has the invalid requirement {text!r}", f"reinstall {_DISTRIBUTION}"
+            "packages",
+            f"{_DISTRIBUTION}'s metadata has the invalid requirement {text!r}.",
+            f"Reinstall {_DISTRIBUTION}.",
         )
     extras = ("", "edge", "engine") if needs_engine else ("", "edge")
     if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
@@ -112,10 +116,10 @@ def _check_one(text: str, installed: Installed, needs_engine: bool) -> Finding |
     version = installed.versions.get(canonicalize_name(requirement.name))
     command = f"pip install '{requirement.name}{requirement.specifier}'"
     if version is None:
-        return fail("packages", f"{requirement.name} is missing", f"run `make setup`, or `{command}`")
+        return fail("packages", f"{requirement.name} is missing.", f"Run `make setup`, or `{command}`.")
     if not requirement.specifier.contains(version, prereleases=True):
-        found = f"{requirement.name} is {version}, required is {requirement.specifier}"
-        return fail("packages", found, f"run `make setup`, or `{command}`")
+        found = f"{requirement.name} is {version}, required is {requirement.specifier}."
+        return fail("packages", found, f"Run `make setup`, or `{command}`.")
     return None
 
 
@@ -134,11 +138,11 @@ def check_owners(installed: Installed, locate: Callable[[str], Path | None] = lo
             clean = False
             yield fail(
                 "import names",
-                f"`import {name}` loads {folder}, not the package beside {home}",
-                f"start from another folder, or rename {folder}",
+                f"`import {name}` loads {folder}, not the package beside {home}.",
+                f"Start from another folder, or rename {folder}.",
             )
     if clean:
-        yield ok("import names", "each import name belongs to one distribution")
+        yield ok("import names", "Each import name belongs to one distribution.")
 
 
 def _conflict(name: str, others: list[str]) -> Finding:
@@ -146,13 +150,13 @@ def _conflict(name: str, others: list[str]) -> Finding:
         return fail(
             "import names",
             f"`{name}` also belongs to {', '.join(others)}",
-            f"give {OUR_IMPORTS[name]} its own environment, or `pip uninstall {' '.join(others)}` and reinstall it",
+            f"Give {OUR_IMPORTS[name]} its own environment, or `pip uninstall {' '.join(others)}` and reinstall it.",
         )
     keep = next((other for other in others if other.endswith("gpu")), others[0])
     return fail(
         "import names",
-        f"`{name}` belongs to {' and '.join(others)}: the last one installed has overwritten the other",
-        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other one)",
+        f"`{name}` belongs to {' and '.join(others)}: the last one installed has overwritten the other.",
+        f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other one).",
     )
 
 
@@ -167,17 +171,17 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
     compiled_for = [name for name in report.backends if name not in _CPU_BACKENDS]
     if report.gpus:
         gpus = [f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in report.gpus]
-        return ok("gpu", f"llama.cpp finds {', '.join(gpus)}; engine.gpu_layers is {engine.gpu_layers}")
+        return ok("gpu", f"llama.cpp finds {', '.join(gpus)}; engine.gpu_layers is {engine.gpu_layers}.")
     if engine.gpu_layers == 0:
-        return ok("gpu", "engine.gpu_layers is 0: the CPU decodes")
+        return ok("gpu", "engine.gpu_layers is 0: the CPU decodes.")
     if compiled_for:
-        found = f"llama.cpp is compiled for {', '.join(compiled_for)}, and finds no GPU: the CPU decodes"
-        return warn("gpu", found, "check the driver (`nvidia-smi`), and that this user may open the GPU's device nodes")
+        text = f"llama.cpp is compiled for {', '.join(compiled_for)}, and finds no GPU: the CPU decodes."
+        return warn("gpu", text, "Check the driver (`nvidia-smi`), and that this user may open the GPU's device nodes.")
     if has_gpu or engine.gpu_layers != "auto":
-        reason = "this device has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
-        found = f"{reason}, and llama.cpp is compiled for the CPU alone: the CPU decodes"
-        return warn("gpu", found, "compile llama.cpp for the GPU with `make setup CUDA=1`")
-    return ok("gpu", "llama.cpp finds no GPU: the CPU decodes")
+        reason = "This device has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
+        text = f"{reason}, and llama.cpp is compiled for the CPU alone: the CPU decodes."
+        return warn("gpu", text, "Compile llama.cpp for the GPU with `make setup CUDA=1`.")
+    return ok("gpu", "llama.cpp finds no GPU: the CPU decodes.")
 
 
 def check_providers(available: Collection[str] | None = None) -> Iterator[Finding]:
@@ -192,7 +196,7 @@ def check_providers(available: Collection[str] | None = None) -> Iterator[Findin
         return
     first, *others = short_names(choose_providers(SMALL_BYTES, available))
     rest = f", else on {', '.join(others)}; small ones on CPU" if others else ""
-    yield ok("onnx", f"ONNX Runtime runs learned signals on {first}{rest}")
+    yield ok("onnx", f"ONNX Runtime runs learned signals on {first}{rest}.")
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:
@@ -208,19 +212,19 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return fail("llama.cpp", f"did not load within {timeout_s:g} s", "check the disk and the memory, then retry")
+        return fail("llama.cpp", f"Did not load within {timeout_s:g} s.", "Check the disk and the memory, then retry.")
     except OSError as error:
-        return fail("llama.cpp", f"{python}: {error.strerror}", f"reinstall {_DISTRIBUTION}")
+        return fail("llama.cpp", f"{python}: {error.strerror}", f"Reinstall {_DISTRIBUTION}.")
     if process.returncode == 0:
-        return ok("llama.cpp", f"llama-cpp-python {process.stdout} loads")
+        return ok("llama.cpp", f"llama-cpp-python {process.stdout} loads.")
     if process.returncode == -signal.SIGILL:
         return fail(
             "llama.cpp",
-            "illegal instruction: it was compiled for another CPU",
-            "remove ~/.cache/causeway/llama and run `make setup`, or `pip install --no-binary :all: llama-cpp-python`",
+            "Illegal instruction: it was compiled for another CPU.",
+            "Remove ~/.cache/causeway/llama and run `make setup`, or `pip install --no-binary :all: llama-cpp-python`.",
         )
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        return fail("llama.cpp", f"loading it ended with {name}", "run `make setup` again")
+        return fail("llama.cpp", f"Loading it ended with {name}.", "Run `make setup` again.")
     last = process.stderr.strip().splitlines()[-1:] or ["no message"]
-    return fail("llama.cpp", last[0], "run `make setup`, or `pip install 'causeway-router[engine]'`")
+    return fail("llama.cpp", last[0], "Run `make setup`, or `pip install 'causeway-router[engine]'`.")

@@ -51,22 +51,24 @@ def read_policy(path: Path) -> tuple[Policy | None, Finding]:
         text = path.read_text(encoding="utf-8")
         policy = parse_policy(text, str(path))
     except (OSError, UnicodeDecodeError) as error:
-        return None, fail("policy", f"{path}: {error}", "name a readable policy with `policy:` or --policy")
+        return None, fail("policy", f"{path}: {error}", "Name a readable policy with `policy:` or --policy.")
     except PolicyError as error:
-        return None, fail("policy", str(error), f"fix the file; `causeway-fleet lint {path}` lists every problem")
+        return None, fail("policy", str(error), f"Fix the file; `causeway-fleet lint {path}` lists every problem.")
     targets = ", ".join(f"{target.name} ({target.at}: {target.served})" for target in policy.targets)
-    return policy, ok("policy", f"{policy.name}@{policy.revision} from {path}: {targets}")
+    return policy, ok("policy", f"{policy.name}@{policy.revision} from {path}: {targets}.")
 
 
 def check_targets(policy: Policy, engine: EngineConfig, cloud_url: str) -> Iterator[Finding]:
     """Warn of targets that this configuration can never reach."""
     for target in policy.targets:
         if target.at == "cloud" and not cloud_url:
-            advice = "set cloud.url, or remove the target from the policy"
-            yield warn("cloud", f"target {target.name} of the policy is in the cloud, and cloud.url is not set", advice)
+            advice = "Set cloud.url, or remove the target from the policy."
+            yield warn(
+                "cloud", f"Target {target.name} of the policy is in the cloud, and cloud.url is not set.", advice
+            )
         if target.at == "edge" and not engine.enabled:
-            advice = "set engine.enabled: true, or remove the target from the policy"
-            yield warn("engine", f"target {target.name} of the policy is on the device, and the engine is off", advice)
+            advice = "Set engine.enabled: true, or remove the target from the policy."
+            yield warn("engine", f"Target {target.name} of the policy is on the device, and the engine is off.", advice)
 
 
 def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], list[Finding]]:
@@ -79,17 +81,17 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
             artifact = find_artifact(name, _model_dirs(engine))
             verify_artifact(artifact)
         except ArtifactError as error:
-            advice = "`causeway-models list` shows the known models; engine.model_dirs sets where to search"
+            advice = "`causeway-models list` shows the known models; engine.model_dirs sets where to search."
             findings.append(fail("model", str(error), advice))
             continue
         artifacts.append(artifact)
         for target in policy.targets:
             if target.at == "edge" and target.model == name and target.adapter not in ("", *artifact.manifest.adapters):
                 known = ", ".join(artifact.manifest.adapters) or "none"
-                found = f"target {target.name}: {name} has no adapter `{target.adapter}`; there are: {known}"
-                findings.append(fail("model", found, f"`causeway-models add-adapter {name} FILE` adds one"))
+                text = f"Target {target.name}: {name} has no adapter `{target.adapter}`; there are: {known}"
+                findings.append(fail("model", text, f"`causeway-models add-adapter {name} FILE` adds one."))
         size = f"{artifact.manifest.size_bytes / _MIB:.1f} MiB {artifact.manifest.quantisation}"
-        findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})"))
+        findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})."))
     return artifacts, findings
 
 
@@ -97,18 +99,18 @@ def check_unloading(engine: EngineConfig) -> Iterator[Finding]:
     """Report whether models are unloaded when idle, and warn if they would be reloaded all the time."""
     if not engine.enabled or not engine.unload_after_s:
         return
-    found = f"models leave memory after {engine.unload_after_s:g} s without requests, and the next request loads them"
+    text = f"Models leave memory after {engine.unload_after_s:g} s without requests, and the next request loads them."
     if engine.unload_after_s < _SHORT_IDLE_S:
-        yield warn("model", found, f"many requests wait for a load: set engine.unload_after_s to {_SHORT_IDLE_S:g}s")
+        yield warn("model", text, f"Many requests wait for a load: set engine.unload_after_s to {_SHORT_IDLE_S:g}s.")
     else:
-        yield ok("model", found)
+        yield ok("model", text)
 
 
 def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: DeviceSignals) -> Iterator[Finding]:
     """Check that each model with the smallest useful context fits into the free memory."""
     if device.memory_free_mb is None:
         yield warn(
-            "memory", "free memory cannot be read", "rules on device.memory_free_mb will not hold on this device"
+            "memory", "Free memory cannot be read.", "Rules on device.memory_free_mb will not hold on this device."
         )
         return
     for artifact in artifacts:
@@ -117,15 +119,15 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
             need = estimate_memory(read_gguf(artifact.path), context=context, batch=1).total_bytes
             need_mb = (need + vision_bytes(artifact)) / _MIB
         except ArtifactError as error:
-            yield fail("model", str(error), "download or copy the model again")
+            yield fail("model", str(error), "Download or copy the model again.")
             continue
-        found = f"{artifact.name} needs {need_mb:.0f} MiB, {device.memory_free_mb:.0f} MiB are free"
+        text = f"{artifact.name} needs {need_mb:.0f} MiB, {device.memory_free_mb:.0f} MiB are free."
         if need_mb > device.memory_free_mb:
-            yield fail("memory", found, "free some memory, or use a smaller model or engine.context_tokens")
+            yield fail("memory", text, "Free some memory, or use a smaller model or engine.context_tokens.")
         elif need_mb > 0.8 * device.memory_free_mb:
-            yield warn("memory", found, "little memory remains for the response cache and other programs")
+            yield warn("memory", text, "Little memory remains for the response cache and other programs.")
         else:
-            yield ok("memory", found)
+            yield ok("memory", text)
 
 
 def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
@@ -141,8 +143,8 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
     models = judged_models(policy)
     named, hands_off = QUALITY in policy.needs, any(route.handoff is not None for route in policy.routes)
     if named and first.adapter:
-        found = f"the policy names {QUALITY}, which no signal computes for {first.served}: a model with an adapter"
-        yield warn("signals", found, f"rules on {QUALITY} do not hold; let the policy's first edge target have none")
+        text = f"The policy names {QUALITY}, which no signal computes for {first.served}: a model with an adapter."
+        yield warn("signals", text, f"Rules on {QUALITY} do not hold. Use a first edge target without one.")
         named = False
     pairs = set()
     for model in models if hands_off else models[:named]:
@@ -165,23 +167,23 @@ def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | No
         return None
     except (ArtifactError, ImportError) as error:
         return warn(
-            "signals", f"the calibration of {model} is not used: {error}", "run `causeway-models calibrate` again"
+            "signals", f"The calibration of {model} is not used: {error}", "Run `causeway-models calibrate` again."
         )
-    return ok("signals", f"{QUALITY} and handoffs of {model} are calibrated beside {large}")
+    return ok("signals", f"{QUALITY} and handoffs of {model} are calibrated beside {large}.")
 
 
 def _check_quality(model: str, folders: list[Path]) -> Finding:
-    advice = f"rules on {QUALITY} do not hold on this device; "
+    advice = f"Rules on {QUALITY} do not hold on this device; "
     try:
         verify_artifact(find_signal("edge.quality", find_artifact(model, folders), folders))
         load_quality_estimator(model, folders)("are you there")
     except ImportError as error:
-        found = f"the policy names {QUALITY}, and ONNX Runtime is not installed ({error})"
-        return warn("signals", found, advice + "`pip install 'causeway-router[cpu]'` (or gpu)")
+        text = f"The policy names {QUALITY}, and ONNX Runtime is not installed ({error})."
+        return warn("signals", text, advice + "`pip install 'causeway-router[cpu]'` (or gpu).")
     except ArtifactError as error:
-        found = f"the policy names {QUALITY}, and its estimator cannot be used: {error}"
-        return warn("signals", found, advice + "train the estimator again with `causeway-train train-quality`")
-    return ok("signals", f"{QUALITY} was trained for the installed version of {model}, SHA-256 matches")
+        text = f"The policy names {QUALITY}, and its estimator cannot be used: {error}"
+        return warn("signals", text, advice + "train the estimator again with `causeway-train train-quality`.")
+    return ok("signals", f"{QUALITY} was trained for the installed version of {model}, SHA-256 matches.")
 
 
 def _check_calibrator(model: str, folders: list[Path]) -> Iterator[Finding]:
@@ -189,12 +191,12 @@ def _check_calibrator(model: str, folders: list[Path]) -> Iterator[Finding]:
         verify_artifact(find_signal("confidence", find_artifact(model, folders), folders))
         load_calibrator(model, folders)
     except ArtifactNotFound as error:
-        yield ok("signals", f"a handoff from {model} compares the engine's raw score ({error})")
+        yield ok("signals", f"A handoff from {model} compares the engine's raw score ({error}).")
     except ArtifactError as error:
-        advice = "handoffs compare the raw score; train the calibrator again with `causeway-train train-quality`"
-        yield warn("signals", f"the confidence of {model} is not calibrated: {error}", advice)
+        advice = "Handoffs compare the raw score; train the calibrator again with `causeway-train train-quality`."
+        yield warn("signals", f"The confidence of {model} is not calibrated: {error}", advice)
     else:
-        yield ok("signals", f"a handoff from {model} compares a calibrated probability")
+        yield ok("signals", f"A handoff from {model} compares a calibrated probability.")
 
 
 def _model_dirs(engine: EngineConfig) -> list[Path]:
@@ -219,10 +221,10 @@ def check_encoders(
         return
     folders = _model_dirs(config.engine)
     if installed("audio"):
-        absent = "the extra `voice` is installed, its model is not: audio is refused"
+        absent = "The extra `voice` is installed, its model is not: audio is refused."
         yield _check_encoder("speech", SPEECH_MODEL, folders, absent)
     if installed("image"):
-        absent = "text in images is read; the model that tells what they show is not here"
+        absent = "Text in images is read; the model that tells what they show is not here."
         yield _check_encoder("images", IMAGES_MODEL, folders, absent, "text is read; ")
     yield from _check_projectors(folders)
     yield from _check_voices(folders, environ, has_onnxruntime)
@@ -235,10 +237,10 @@ def _check_encoder(check: str, model: str, folders: list[Path], absent: str, als
         artifact = find_artifact(model, folders)
         verify_artifact(artifact)
     except ArtifactNotFound:
-        return warn(check, absent, pull)
+        return warn(check, absent, f"Run {pull}.")
     except ArtifactError as error:
-        return fail(check, str(error), f"delete the folder, then {pull}")
-    return ok(check, f"{also}{artifact.manifest.note}, SHA-256 matches ({artifact.path})")
+        return fail(check, str(error), f"Delete the folder, then {pull}.")
+    return ok(check, f"{also}{artifact.manifest.note}, SHA-256 matches ({artifact.path}).")
 
 
 def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
@@ -248,11 +250,11 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
         try:
             projector = find_projector(artifact.name, folders)
         except ArtifactError as error:
-            yield fail("projector", str(error), "until then `fusion: early` leaves this model out")
+            yield fail("projector", str(error), "Until then `fusion: early` leaves this model out.")
         else:
             assert projector is not None
             tokens = f"{projector.tokens} soft tokens" if projector.tokens else "soft tokens, by its mmproj file"
-            yield ok("projector", f"{artifact.name} takes an image as {tokens} ({projector.path})")
+            yield ok("projector", f"{artifact.name} takes an image as {tokens} ({projector.path}).")
 
 
 def _check_voices(
@@ -261,9 +263,9 @@ def _check_voices(
     voices = list_voices(folders)
     if voices and find_program(environ) is None:
         missing = f"voices were added, and {PROGRAM}, which turns text into their phonemes, is not here"
-        yield warn("voice", missing, f"`apt install {PROGRAM}`")
+        yield warn("voice", missing, f"Run `apt install {PROGRAM}`.")
     if voices and not has_onnxruntime():
-        yield warn("voice", "voices were added, and onnxruntime, which runs them, is not here", _INSTALL_VOICE)
+        yield warn("voice", "Voices were added, but onnxruntime, which runs them, is not installed.", _INSTALL_VOICE)
     for artifact in voices:
         again = f"delete {artifact.folder}, then `causeway-models add-voice`"
         try:
@@ -273,4 +275,4 @@ def _check_voices(
             yield fail("voice", str(error), again)
         else:
             several = f", {len(speakers)} speakers such as {artifact.name}{SEPARATOR}{speakers[0]}" if speakers else ""
-            yield ok("voice", f"{artifact.name}{several}, SHA-256 matches ({artifact.path})")
+            yield ok("voice", f"{artifact.name}{several}, SHA-256 matches ({artifact.path}).")

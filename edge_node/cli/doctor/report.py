@@ -107,27 +107,27 @@ def check_state_dir(
             os.fsync(probe.fileno())
     except OSError as error:
         advice = (
-            f"set state_dir (now {path}) to a folder that the daemon's account may write; otherwise nothing is kept"
+            f"Set state_dir (now {path}) to a folder that the daemon's account may write. Otherwise it keeps no state."
         )
         yield fail("state folder", f"{folder}: {error.strerror}", advice)
         return
-    found = f"{path} {'is' if folder == path else 'can be created and is'} writable, {free_bytes / _MIB:.0f} MiB free"
+    text = f"{path} {'is' if folder == path else 'can be created and is'} writable, {free_bytes / _MIB:.0f} MiB free."
     if free_bytes < _MIN_FREE_BYTES:
-        yield fail("state folder", found, "free some space: the cache and the decision records are on this disk")
+        yield fail("state folder", text, "Free some space: the cache and the decision records are on this disk.")
     elif free_bytes < cache.disk_bytes + _MIN_FREE_BYTES:
-        advice = f"free some space, or lower cache.disk_bytes (now {cache.disk_bytes // _MIB} MiB)"
-        yield warn("state folder", found, advice)
+        advice = f"Free some space, or lower cache.disk_bytes (now {cache.disk_bytes // _MIB} MiB)."
+        yield warn("state folder", text, advice)
     else:
-        yield ok("state folder", found)
+        yield ok("state folder", text)
 
 
 def check_threads(engine: EngineConfig, cores: float | None = None) -> Finding:
     """Check that the engine has no more threads than cores. `cores` None: the number that this process may use."""
     usable = allowed_cores() if cores is None else cores
     if engine.threads > usable:
-        found = f"engine.threads is {engine.threads}, and this process may use {usable:g} cores"
-        return warn("threads", found, "threads that wait for a core slow down all others: set engine.threads to 0")
-    return ok("threads", f"{usable:g} cores, {engine.threads or 'the free ones'} for the engine")
+        text = f"engine.threads is {engine.threads}, and this process may use {usable:g} cores."
+        return warn("threads", text, "Threads that wait for a core slow down all others: set engine.threads to 0.")
+    return ok("threads", f"{usable:g} cores, {engine.threads or 'the free ones'} for the engine.")
 
 
 def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Finding]:
@@ -138,8 +138,8 @@ def check_sensors(policy: Policy | None, device: DeviceSignals) -> Iterator[Find
     # CPU usage needs two readings.
     absent = [name for name, value in signals.items() if value is None and name != "cpu" and f"device.{name}" in needed]
     for name in absent:
-        found = f"device.{name} cannot be read, and the policy names it"
-        yield warn("sensors", found, "rules that need it do not hold on this device; `causeway-edge route` shows which")
+        text = f"device.{name} cannot be read, and the policy names it."
+        yield warn("sensors", text, "Rules that need it do not hold on this device; `causeway-edge route` shows which.")
     if not absent:
         yield ok("sensors", ", ".join(readable) or "no sensor can be read, and the policy names none")
 

@@ -134,13 +134,13 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
     folders = [Path(folder) for folder in config.engine.model_dirs]
     on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
     in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
-    found = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
+    artifacts = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
     note = ""
     if is_pair and on_device:
         handoff, note = _calibration(small, large, policy, folders)
         text = pair_policy(small, large, handoff)
-    speaks = any(found[name].manifest.answers == "text" for name in on_device)
-    has_large = any(found[name].manifest.parameters >= _LARGE_PARAMETERS for name in in_cloud)
+    speaks = any(artifacts[name].manifest.answers == "text" for name in on_device)
+    has_large = any(artifacts[name].manifest.parameters >= _LARGE_PARAMETERS for name in in_cloud)
     return StartedModels(
         policy_text=text,
         cloud=tuple(dict.fromkeys(in_cloud)),
@@ -185,7 +185,7 @@ def _read_policy(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise PolicyError("not UTF-8", where=str(path)) from None
+        raise PolicyError("not UTF-8.", where=str(path)) from None
 
 
 def _find(name: str, folders: list[Path]) -> Artifact:

@@ -61,10 +61,10 @@ def package_counter(total: int) -> Watch:
     seen: set[str] = set()
 
     def watch(line: str) -> str | None:
-        found = re.match(r"\s*(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9_.-]+)", line)
-        if found:
-            seen.add(found.group(1))
-            return f"{min(len(seen), total)}/{total} packages: {found.group(1)}"
+        match = re.match(r"\s*(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9_.-]+)", line)
+        if match:
+            seen.add(match.group(1))
+            return f"{min(len(seen), total)}/{total} packages: {match.group(1)}"
         return f"installing {total} packages" if line.startswith("Installing collected") else None
 
     return watch
@@ -144,5 +144,5 @@ def _compile(
     )
     text = draft.read_text(encoding="utf-8")
     if re.search(r"://|^-", text, flags=re.MULTILINE):
-        raise StepFailed(f"{target.name} would name a place that packages come from", f"Look at {draft}.")
+        raise StepFailed(f"{target.name} would name a package index.", f"Look at {draft}.")
     target.write_text(text.replace(MACHINES, _SYSTEM).replace(COMMON_MARKER, ""), encoding="utf-8")

@@ -166,8 +166,8 @@ def _fetch_source(places: Places, python: Path, bench: Path, source: Path, progr
 
 def _compile(places: Places, python: Path, bench: Path, source: Path, gpu_flags: list[str], progress: Progress) -> None:
     def counter(line: str) -> str | None:
-        found = re.search(r"\[(\d+)/(\d+)\]", line)
-        return f"compiling llama.cpp {found.group(1)}/{found.group(2)}" if found else None
+        match = re.search(r"\[(\d+)/(\d+)\]", line)
+        return f"compiling llama.cpp {match.group(1)}/{match.group(2)}" if match else None
 
     flags = ["-v", "--no-deps", "--no-cache-dir", "--no-build-isolation", f"-Cbuild-dir={bench / 'objects'}"]
     run(
@@ -180,7 +180,7 @@ def _compile(places: Places, python: Path, bench: Path, source: Path, gpu_flags:
         "CMAKE_BUILD_PARALLEL_LEVEL=1 make ...",
     )
     if not list((bench / "wheel").glob("*.whl")):
-        raise StepFailed("the build ended without a wheel", f"See {places.logs / 'llama-compile.log'}")
+        raise StepFailed("The build ended without a wheel.", f"See {places.logs / 'llama-compile.log'}.")
 
 
 def _build_environment(bench: Path, gpu_flags: Sequence[str] = ()) -> dict[str, str]:
@@ -196,10 +196,10 @@ def _build_environment(bench: Path, gpu_flags: Sequence[str] = ()) -> dict[str, 
 def parallel_jobs(meminfo: Path = Path("/proc/meminfo")) -> int:
     """Return the number of compilers to run: one per core, but no more than the free memory holds."""
     try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
+        match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    room = int(int(found.group(1)) / 1024**2 / GIB_PER_JOB) if found else usable_cores()
+        match = None
+    room = int(int(match.group(1)) / 1024**2 / GIB_PER_JOB) if match else usable_cores()
     return max(1, min(usable_cores(), room))
 
 
@@ -253,15 +253,15 @@ def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
     """Find nvcc: by $CUDACXX, on PATH, in $CUDA_HOME, where NVIDIA installs it. Raises StepFailed."""
     homes = [Path(environ["CUDA_HOME"])] if environ.get("CUDA_HOME") else []
     named = environ.get("CUDACXX") or shutil.which("nvcc", path=environ.get("PATH"))
-    found = [Path(named)] if named else [home / "bin" / "nvcc" for home in (*homes, *_TOOLKITS)]
-    for nvcc in found:
+    compilers = [Path(named)] if named else [home / "bin" / "nvcc" for home in (*homes, *_TOOLKITS)]
+    for nvcc in compilers:
         # The nvcc on PATH may be a link or a script: only the compiler itself knows where its toolkit is.
         release = re.search(r"release (\d+)\.(\d+)", _ask(nvcc, "--version"))
         top = re.search(r"TOP=(\S+)", _ask(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull))
         if release is not None and top is not None:
             return Toolkit(nvcc, Path(top.group(1)).resolve(), (int(release.group(1)), int(release.group(2))))
     raise StepFailed(
-        "CUDA=1 needs NVIDIA's compiler, and there is no nvcc",
+        "CUDA=1 needs NVIDIA's compiler, but there is no nvcc.",
         "Install the CUDA toolkit (JetPack: apt-get install nvidia-jetpack), or name it: CUDACXX=/path/nvcc make ...",
     )
 
@@ -281,7 +281,7 @@ def _archs(environ: Mapping[str, str]) -> str:
     if any(path.exists() for path in GPU_FILES):
         return "native"
     raise StepFailed(
-        "CUDA=1 builds for the GPU of this machine, and there is none",
+        "CUDA=1 builds for the GPU of this machine, but there is none.",
         "Name the GPU to build for: CUDAARCHS=87 make ... (Orin; 90: H100 and H200; 89: RTX 4000).",
     )
 

@@ -42,9 +42,9 @@ def choose_python(venv: Path, environ: Mapping[str, str]) -> None:
         path = shutil.which(name)
         if path is not None and _version(path) is not None:
             _start_again(path, environ)
-    found = ".".join(map(str, sys.version_info[:3]))
+    version = ".".join(map(str, sys.version_info[:3]))
     raise StepFailed(
-        f"Python 3.11 or 3.12 is needed, and this is {found} ({sys.executable})",
+        f"Python 3.11 or 3.12 is required, but this is {version} ({sys.executable}).",
         "Install one (Debian, Ubuntu: apt-get install python3.11 python3.11-venv), "
         "or name one: make PYTHON=/path/to/python3.11 ...",
     )
@@ -92,8 +92,8 @@ def require_venv() -> None:
     except ImportError as error:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         raise StepFailed(
-            "this Python cannot make virtual environments",
-            f"Install its venv package: apt-get install python{version}-venv",
+            "This Python cannot make virtual environments.",
+            f"Install its venv package: `apt-get install python{version}-venv`.",
         ) from error
 
 
@@ -104,7 +104,7 @@ def require_compilers() -> None:
     ]
     if missing:
         raise StepFailed(
-            f"no compiler found: {', '.join(missing)}",
+            f"No compiler found: {', '.join(missing)}.",
             "Install one: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora).",
         )
 
@@ -114,7 +114,7 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise StepFailed(
-            f"{folder} has {free / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB are needed while compiling",
+            f"{folder} has {free / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB are needed while compiling.",
             "Free some space, or put the cache elsewhere: CAUSEWAY_CACHE=/path make ...",
         )
 

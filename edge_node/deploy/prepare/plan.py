@@ -20,7 +20,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     """Return the steps of a goal in order, except those in $CAUSEWAY_SKIP. `quick` never compiles llama.cpp."""
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
-        raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
+        raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}.")
     environment, packages = _environment(places), _packages(places, places.edge_deploy / "requirements.txt")
     sdk = places.root / "edge_node" / "sdk"
     project = _editable(places, "project", "causeway itself", "causeway-edge", places.root, sdk)

@@ -62,20 +62,22 @@ def install_triton(places: Places, progress: Progress) -> str:
 def require_triton_host(places: Places, progress: Progress) -> Path:
     """Check the requirements of the server's wheel, and return libpython's folder. Raises StepFailed."""
     if platform.machine() not in ("x86_64", "aarch64"):
-        raise StepFailed(f"Triton's wheel is for x86_64 and aarch64, this is {platform.machine()}", SKIP_ADVICE)
+        raise StepFailed(f"Triton's wheel is for x86_64 and aarch64, but this is {platform.machine()}.", SKIP_ADVICE)
     if glibc_version() < (2, 35):
-        raise StepFailed(f"Triton needs glibc 2.35 (Ubuntu 22.04, Debian 12), this is {glibc_version()}", SKIP_ADVICE)
+        raise StepFailed(
+            f"Triton needs glibc 2.35 (Ubuntu 22.04, Debian 12), but this is {glibc_version()}.", SKIP_ADVICE
+        )
     folder = find_libpython()
     if folder is None:
         package = f"libpython3.{sys.version_info[1]}"
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             raise StepFailed(
-                "Triton's Python backend needs the shared libpython", f"apt-get install {package}. {SKIP_ADVICE}"
+                "Triton's Python backend needs the shared libpython.", f"Run `apt-get install {package}`. {SKIP_ADVICE}"
             )
         apt_install(places, package, progress)
         folder = find_libpython()
     if folder is None:
-        raise StepFailed("Triton's Python backend needs the shared libpython, and this Python has none", SKIP_ADVICE)
+        raise StepFailed("Triton's Python backend needs the shared libpython, and this Python has none.", SKIP_ADVICE)
     return folder
 
 
@@ -101,7 +103,7 @@ def _copy_backends(places: Places, server: Path) -> Path:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     stub = server / "python_backend_stubs" / version / STUB
     if not stub.exists():
-        raise StepFailed(f"Triton's wheel has no Python stub for {version}", SKIP_ADVICE)
+        raise StepFailed(f"Triton's wheel has no Python stub for {version}.", SKIP_ADVICE)
     target = places.triton_venv / "backends"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(server / "backends", target)
@@ -114,7 +116,7 @@ def _prove(program: Path, library_path: list[Path]) -> None:
     environ = {**child_environment(os.environ), "LD_LIBRARY_PATH": os.pathsep.join(map(str, library_path))}
     answer = subprocess.run([program, "--help"], env=environ, capture_output=True, text=True, check=False)
     if answer.returncode == LOADER_FAILED:
-        raise StepFailed(f"Triton's {program.name} does not start: {answer.stderr.strip()}", SKIP_ADVICE)
+        raise StepFailed(f"Triton's {program.name} does not start: {answer.stderr.strip()}.", SKIP_ADVICE)
 
 
 _DEBIAN_POSTGRES = Path("/usr/lib/postgresql")  # its programs are not on PATH
@@ -149,10 +151,10 @@ class Package(NamedTuple):
         """Use the installed program, or as root install it. Raises StepFailed with the command to run by hand."""
         if self.find() is None:
             if os.geteuid() != 0 or shutil.which("apt-get") is None:
-                raise StepFailed(f"{self.package} is not installed", self.advice)
+                raise StepFailed(f"{self.package} is not installed.", self.advice)
             apt_install(places, self.package, progress)
         if self.find() is None:
-            raise StepFailed(f"the package {self.package} brought no {self.programs[0]}", "Install it by hand.")
+            raise StepFailed(f"The package {self.package} does not contain {self.programs[0]}.", "Install it by hand.")
         return self.package
 
 

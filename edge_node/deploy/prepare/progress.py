@@ -117,7 +117,7 @@ def run(
                 errors="replace",
             )
         except OSError as error:
-            raise StepFailed(f"cannot start {command[0]}: {error.strerror}", advice) from error
+            raise StepFailed(f"Cannot start {command[0]}: {error.strerror}", advice) from error
         try:
             assert child.stdout is not None
             for line in child.stdout:
@@ -131,7 +131,7 @@ def run(
             raise
     if status != 0:
         name = Path(str(command[0])).name
-        raise StepFailed(f"{name} ended with status {status}", advice, _tail(log), log)
+        raise StepFailed(f"{name} ended with status {status}.", advice, _tail(log), log)
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, expect
 
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from tests.check.sources import ROOT

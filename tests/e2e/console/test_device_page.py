@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Error, Route, expect
 
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.config.schema import KeyConfig, ServerConfig

@@ -46,9 +46,9 @@ def test_the_commands_are_there() -> None:
 def test_status_of_a_device_that_is_in_no_fleet(tmp_path: Path) -> None:
     assert run("status", "--state-dir", str(tmp_path)) == (
         1,
-        "this device is in no fleet: causeway-edge fleet join\n",
+        "This device is not in a fleet: causeway-edge fleet join\n",
     )
-    code, output = run("status", "--json", "--state-dir", str(tmp_path))
+    code, output = run("status", "--format", "json", "--state-dir", str(tmp_path))
     assert (code, json.loads(output)) == (1, {"joined": False})
 
 
@@ -58,19 +58,19 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
     assert (code, "restart it" in output) == (0, True)
     report = AgentReport(running=BUNDLE, code="errors_rose", reason="5 %", quarantined=("e" * 64,))
     record = LinkRecord(
-        boot="b", last_seen=5.0, problems=("two devices report as kiosk-1",), cloned=True, report=report
+        boot="b", last_seen=5.0, problems=("Two devices report as kiosk-1",), cloned=True, report=report
     )
     write_synced(folder / LINK_FILE, json.dumps({"boot": "old"}).encode())
     write_synced(folder / LINK_FILE, msgspec.json.encode(record))
     code, output = run("status", "--state-dir", str(tmp_path))
     assert code == 1
-    for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "two devices report"):
+    for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "Two devices report"):
         assert word in output
     refused = quarantine({}, "e" * 64, "errors_rose: 8 of 8 requests failed")
     Journal(folder / JOURNAL, Disk()).append(JournalRow(quarantined=refused))
     _, output = run("status", "--state-dir", str(tmp_path))
     assert f"bundle {'e' * 64} is not tried again: errors_rose: 8 of 8 requests failed" in output
-    code, output = run("status", "--json", "--state-dir", str(tmp_path))
+    code, output = run("status", "--format", "json", "--state-dir", str(tmp_path))
     document = json.loads(output)
     assert (document["device"], document["link"]["cloned"]) == ("kiosk-1", True)
     assert "root" not in document
@@ -79,7 +79,10 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
 def test_leaving_names_the_device_to_revoke(tmp_path: Path) -> None:
     in_a_fleet(tmp_path)
     code, output = run("leave", "--yes", "--state-dir", str(tmp_path))
-    assert (code, output) == (0, "left; an operator revokes it at the control plane: causeway-fleet revoke kiosk-1\n")
+    assert (code, output) == (
+        0,
+        "Left the fleet. An operator revokes the device at the control plane: causeway-fleet revoke kiosk-1\n",
+    )
 
 
 def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
     assert not folder.exists()
     assert run("leave", "--state-dir", str(tmp_path)) == (
         0,
-        "this device is in no fleet, so there is nothing to leave\n",
+        "This device is not in a fleet, so there is nothing to leave.\n",
     )
 
 
@@ -125,4 +128,4 @@ def test_what_join_refuses_at_once(tmp_path: Path, arguments: tuple[str, ...], w
 
 def test_import_needs_an_identity(tmp_path: Path) -> None:
     code, output = run("import", str(tmp_path), "--state-dir", str(tmp_path))
-    assert (code, "in no fleet" in output) == (2, True)
+    assert (code, "not in a fleet" in output) == (2, True)

@@ -429,10 +429,10 @@ async def test_what_was_imported_needs_no_control_plane(plane: ScriptedPlane, tm
         assert await device.link.may_change(BUNDLE) == 0.0
         assert await device.link.may_change(OTHER) > 0.0
         device.report = AgentReport(running=OTHER, wanted=BUNDLE)
-        await device.link.look_at_import()
+        await device.link.check_import()
         assert device.link.source.stamp
         device.report = AgentReport(running=BUNDLE)
-        await device.link.look_at_import()
+        await device.link.check_import()
         assert not device.link.source.stamp
 
 

@@ -30,7 +30,7 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     site.start_plane()
     joined = site.join()
     assert (joined.returncode, joined.stderr) == (0, "")
-    assert "joined stores as kiosk-1 (tenant acme, cohort kiosk)" in joined.stdout
+    assert "Joined stores as kiosk-1 (tenant acme, cohort kiosk)." in joined.stdout
     site.start_gateway()
     edge = site.start_edge()
     # The token reaches the gateway: the request passes its identity check, and there is no Triton behind it.
@@ -42,7 +42,7 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     site.revoke()
     site.until(lambda: site.ask()[0] == 200 and "device_revoked" in site.problems())
     assert not [row for row in site.audited()[-1:] if row["outcome"] == "ok"]
-    status = site.command("fleet", "status", "--json")
+    status = site.command("fleet", "status", "--format", "json")
     assert status.returncode == 1
     assert "device_revoked" in str(json.loads(status.stdout)["link"]["problems"])
     # It takes a new identity to come back.

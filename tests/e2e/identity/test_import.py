@@ -13,7 +13,7 @@ import pytest
 
 from causeway_server.edge_node.agent.link.control_plane import ControlPlane
 from causeway_server.edge_node.agent.link.identity import Identity
-from causeway_server.edge_node.agent.link.medium import Imported, ImportFailed, import_medium
+from causeway_server.edge_node.agent.link.offline_media import Imported, ImportFailed, import_medium
 from causeway_server.edge_node.agent.source import SourceWithImport
 from causeway_server.router.bundle.protocol import DeviceState
 from causeway_server.router.bundle.refusals import (

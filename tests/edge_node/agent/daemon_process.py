@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.cli.serve import run

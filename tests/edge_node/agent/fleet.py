@@ -13,14 +13,19 @@ import msgspec
 
 from causeway_server.edge_node.agent.agent import Agent
 from causeway_server.edge_node.agent.dry_run import examine
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink, at_once
-from causeway_server.edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
-from causeway_server.edge_node.agent.journal import Booted, boot
+from causeway_server.edge_node.agent.inspection import (
+    BundleReport,
+    BundleRequest,
+    UpdateCheckRequest,
+    UpdateCheckResult,
+)
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink, at_once
+from causeway_server.edge_node.agent.journal import BootState, boot
 from causeway_server.edge_node.agent.link.identity import Identity
 from causeway_server.edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
 from causeway_server.edge_node.agent.store import Disk, InstalledBundle
 from causeway_server.edge_node.agent.trial import TrialSettings
-from causeway_server.edge_node.agent.verifier import look
+from causeway_server.edge_node.agent.verifier import check_updates
 from causeway_server.edge_node.clock import Clock
 from causeway_server.edge_node.observability.metrics import DeviceCondition, Traffic
 from causeway_server.fleet.repository.folder import check_fleet
@@ -175,13 +180,13 @@ class ScriptedHost:
 class InProcess:
     """Inspects as the child process does, without its start."""
 
-    async def look(self, request: LookRequest, source: Source) -> Looked:
+    async def check_updates(self, request: UpdateCheckRequest, source: Source) -> UpdateCheckResult:
         def fetch(path: str) -> Iterator[bytes]:
             chunks = generator(source.fetch(path))
             while chunk := anyio.from_thread.run(anext, chunks, b""):
                 yield chunk
 
-        return await anyio.to_thread.run_sync(look, request, fetch, time.monotonic)
+        return await anyio.to_thread.run_sync(check_updates, request, fetch, time.monotonic)
 
     async def examine(self, request: BundleRequest) -> BundleReport:
         return await anyio.to_thread.run_sync(examine, request)
@@ -225,7 +230,7 @@ class TestDevice:
         self.may_change = at_once
         self.disk = disk or Disk()
         self.settings = SETTINGS
-        self.booted: Booted
+        self.booted: BootState
         self.agent: Agent
         self.start()
 

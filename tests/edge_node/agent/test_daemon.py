@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.agent.trial import TrialSettings
 from causeway_server.edge_node.app import App, build

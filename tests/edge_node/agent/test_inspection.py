@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from causeway_server.edge_node.agent.inspection import ChildInspector, LookRequest
+from causeway_server.edge_node.agent.inspection import ChildInspector, UpdateCheckRequest
 from causeway_server.edge_node.agent.source import FolderSource
 
 from .fleet import COHORT, Publisher
@@ -38,8 +38,8 @@ async def test_the_child_has_no_secret_of_the_daemons(
     monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
     bundle = publisher.release()
     source = WatchingSource(publisher.folder)
-    looked = await ChildInspector().look(
-        LookRequest(
+    looked = await ChildInspector().check_updates(
+        UpdateCheckRequest(
             folder=str(tmp_path / "tuf"),
             root=publisher.root.encode(),
             device="device-1",

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from causeway_server.edge_node.agent.host import AgentSettings, FleetLink
+from causeway_server.edge_node.agent.interfaces import AgentSettings, FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.app import App, build
 from causeway_server.edge_node.config.schema import EngineConfig
@@ -155,7 +155,7 @@ async def ask(app: App, *parts: dict[str, object]) -> tuple[int, str]:
 async def test_an_mmproj_file_of_another_model_is_never_used(publisher: Publisher, device: TestDevice) -> None:
     bundle = publisher.release(extra=write_vision_model(publisher.path, dimensions=32))
     await device.until(DeviceState.IDLE)
-    assert device.agent.row.quarantined[bundle].startswith("model_unusable: the projector of m-small: ")
+    assert device.agent.row.quarantined[bundle].startswith("model_unusable: The projector of m-small: ")
     assert device.host.used == []
 
 

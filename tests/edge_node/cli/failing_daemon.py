@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from causeway_server.edge_node.agent.host import FleetLink
+from causeway_server.edge_node.agent.interfaces import FleetLink
 from causeway_server.edge_node.agent.source import FolderSource
 from causeway_server.edge_node.cli.serve import run
 from causeway_server.edge_node.config.loader import load_config

@@ -72,7 +72,7 @@ def test_missing_and_old_packages_are_named(site: Path, tmp_path_factory: pytest
     installed = packages.read_installed([str(bare)])
     old, missing = packages.check_requirements(installed, needs_engine=True)
     assert (old.level, missing.level) == ("fail", "fail")
-    assert old.found == "aiohttp is 3.8, required is >=3.11"
+    assert old.found == "aiohttp is 3.8, required is >=3.11."
     assert "pip install 'llama-cpp-python==0.3.36'" in missing.advice
     assert len(list(packages.check_requirements(installed, needs_engine=False))) == 1
 
@@ -127,7 +127,7 @@ def fake_python(tmp_path: Path, script: str) -> str:
     ("script", "level", "message"),
     [
         ("printf 0.3.36", "ok", "llama-cpp-python 0.3.36 loads"),
-        ("kill -ILL $$", "fail", "illegal instruction"),
+        ("kill -ILL $$", "fail", "Illegal instruction"),
         ("kill -SEGV $$", "fail", "ended with SIGSEGV"),
         ("echo \"ModuleNotFoundError: No module named 'llama_cpp'\" >&2; exit 1", "fail", "No module named"),
         ("exit 3", "fail", "no message"),
@@ -143,7 +143,7 @@ def test_a_library_that_does_not_load_fails_with_the_cause(
 
 
 def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> None:
-    assert "did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
+    assert "Did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
     assert packages.check_llama(str(tmp_path / "none")).level == "fail"
 
 
@@ -160,7 +160,7 @@ GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30)
             GpuReport((), ("CPU",)),
             True,
             "warn",
-            "this device has an NVIDIA GPU, and llama.cpp is compiled for the",
+            "This device has an NVIDIA GPU, and llama.cpp is compiled for the",
         ),
         (-1, GpuReport((), ("CPU",)), False, "warn", "engine.gpu_layers is -1, and llama.cpp is compiled for the CPU"),
         (0, GpuReport((), ("CUDA", "CPU")), True, "ok", "engine.gpu_layers is 0"),
@@ -187,7 +187,7 @@ def test_why_the_cpu_decodes_is_said_on_a_device_with_a_gpu(
 def test_what_runs_the_learned_signals_is_named(providers: tuple[str, ...], words: str) -> None:
     pytest.importorskip("onnxruntime")
     (finding,) = packages.check_providers([f"{name}ExecutionProvider" for name in providers])
-    assert (finding.level, finding.found) == ("ok", f"ONNX Runtime runs learned signals {words}")
+    assert (finding.level, finding.found) == ("ok", f"ONNX Runtime runs learned signals {words}.")
 
 
 def test_python_3_10_is_the_oldest_supported() -> None:
@@ -383,7 +383,7 @@ def test_a_port_taken_by_a_running_daemon_is_ok(served: tuple[dict[str, Answer],
     answers, port = served
     answers["/readyz"] = Answer(503, b'{"ready":false,"waiting_for":["engine"],"policy":{"name":"default"}}')
     assert network.check_port(ServerConfig(port=port)) == Finding(
-        "port", "ok", f"127.0.0.1:{port} is taken by a running Causeway daemon"
+        "port", "ok", f"127.0.0.1:{port} is taken by a running Causeway daemon."
     )
     for other_program in (b"hello", b"[]", b"{}", b"\xff"):
         answers["/readyz"] = Answer(body=other_program)
@@ -393,7 +393,7 @@ def test_a_port_taken_by_a_running_daemon_is_ok(served: tuple[dict[str, Answer],
 def test_an_address_of_another_machine_fails() -> None:
     """192.0.2.1 is in TEST-NET-1."""
     finding = network.check_port(ServerConfig(host="192.0.2.1", port=8080))
-    assert (finding.level, finding.advice) == ("fail", "set server.host")
+    assert (finding.level, finding.advice) == ("fail", "Set server.host.")
 
 
 def test_the_unix_sockets_path_is_checked(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ async def test_dead_letters_are_listed_with_their_reason_retried_and_purged(tmp_
         assert (await call(device, "list", "--status", "queued")).stdout == ""
         assert (await call(device, "retry", job)).exit_code == 0
         await ended(device, job)
-        shown = await call(device, "show", job, "--json")
+        shown = await call(device, "show", job, "--format", "json")
         assert json.loads(shown.stdout)["answer"]["choices"][0]["text"] == "edge says so"
         assert (await call(device, "show", job)).stdout.endswith("edge says so\n")
         refused = await call(device, "retry", job)
-        assert (refused.exit_code, "only a dead letter can be retried" in refused.stderr) == (1, True)
+        assert (refused.exit_code, "Only a dead letter can be retried" in refused.stderr) == (1, True)
         assert (await call(device, "purge", job)).exit_code == 0
         assert (await call(device, "show", job)).exit_code == 1
 
@@ -50,7 +50,7 @@ def test_an_unknown_status_is_a_usage_error() -> None:
 
 def test_a_daemon_that_is_away_is_said() -> None:
     result = CliRunner().invoke(main, ["jobs", "list", "--url", "http://127.0.0.1:9"])
-    assert (result.exit_code, "cannot reach" in result.stderr) == (3, True)
+    assert (result.exit_code, "Cannot reach" in result.stderr) == (3, True)
 
 
 async def test_the_webhook_of_a_job_is_shown_with_its_status(tmp_path: Path) -> None:

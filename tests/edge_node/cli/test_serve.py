@@ -161,7 +161,7 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "fail  policy" in result.output
     assert "→" in result.output
-    document = json.loads(CliRunner().invoke(main, ["doctor", "--json", *flags]).output)
+    document = json.loads(CliRunner().invoke(main, ["doctor", "--format", "json", *flags]).output)
     assert document["worst"] == "fail"
     assert {"check", "level", "found", "advice"} == document["findings"][0].keys()
 

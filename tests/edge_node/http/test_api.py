@@ -193,7 +193,7 @@ async def test_metrics_count_requests_with_bounded_labels(device: Device) -> Non
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("?state=ok", "known: route, target, status, since, limit"),
+        ("?state=ok", "Use one of: route, target, status, since, limit"),
         ("?status=bad", "must be one of ok, error, cancelled, rejected"),
         ("?route=fog", "must be one of edge, cloud, cache, none"),
         ("?since=today", "`since` must be a number of at least 0, not 'today'"),
@@ -210,7 +210,7 @@ async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/chat/completions", "there is nothing at /chat/completions; did you mean /v1/chat/completions?"),
+        ("/chat/completions", "There is nothing at /chat/completions; did you mean /v1/chat/completions?"),
         ("/v1/v1/models", "did you mean /v1/models?"),
         ("/", "the API is under /v1, the page at /console"),
         ("/v1", "the API is under /v1, the page at /console"),

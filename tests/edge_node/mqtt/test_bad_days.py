@@ -75,7 +75,7 @@ async def test_a_broker_that_comes_late_or_again(
     cloud.waits = True
     settings = mqtt_config(mosquitto.port, tags=("cloud",))
     async with running(tmp_path, jobs=PROMPT, mqtt=settings, cloud=cloud) as device:
-        await until(lambda: has_problem(device, "the broker cannot be used"))
+        await until(lambda: has_problem(device, "The broker cannot be used"))
         mosquitto.start()
         with peer_of(mosquitto) as peer:
             await peer.state("online")
@@ -105,7 +105,7 @@ async def test_a_link_that_is_silent_is_cut(mosquitto: Mosquitto, tmp_path: Path
             await peer.state("online")
             relay.silent = relay.mute = True
             peer.ask("hello", correlation=b"1")
-            await until(lambda: has_problem(device, "the broker cannot be used"))
+            await until(lambda: has_problem(device, "The broker cannot be used"))
             relay.silent = relay.mute = False
             assert (await peer.answer()).correlation == b"1"
 
@@ -188,7 +188,7 @@ async def test_answers_that_the_broker_refuses_wait(mosquitto: Mosquitto, tmp_pa
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             peer.ask("hello", correlation=b"1")
-            await until(lambda: has_problem(device, "the broker refuses answers (Not authorized)"))
+            await until(lambda: has_problem(device, "The broker refuses answers (Not authorized)"))
             assert outbox_of(device).replies_due == 1
 
 

@@ -185,7 +185,7 @@ async def test_a_flood_waits_at_the_broker(mosquitto: Mosquitto, tmp_path: Path)
             await peer.state("online")
             for number in range(60):
                 peer.ask(f"message {number}", correlation=b"%d" % number)
-            await until(lambda: any("messages wait unacknowledged" in one for one in device.parts.problems()))
+            await until(lambda: any("Messages wait unacknowledged" in one for one in device.parts.problems()))
             assert outbox_of(device).accepted == 3
             device.engine.gate.set()
             answers = [(await peer.answer()).correlation for _ in range(60)]

@@ -50,7 +50,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     bad: list[tuple[MqttConfig, str]] = [
         (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: must be a URL"),
         (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: holds credentials"),
-        (msgspec.structs.replace(good, topics=()), "mqtt.topics: takes nothing"),
+        (msgspec.structs.replace(good, topics=()), "mqtt.topics: is empty"),
         (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is no filter"),
         (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
         (
@@ -118,7 +118,7 @@ def test_answers_go_where_this_device_may_answer() -> None:
         "causeway/device/state",
         "x" * 2000,
     ):
-        with pytest.raises(InvalidRequest, match="the response topic"):
+        with pytest.raises(InvalidRequest, match="The response topic"):
             topics.answer_topic(found, "plant/7/ask", response_topic)
 
 

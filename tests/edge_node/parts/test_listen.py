@@ -34,7 +34,7 @@ async def test_a_file_and_stdin_are_heard_and_answered_with_route_and_times(tmp_
         assert prompt(device.engine).content == COMMAND
         transcription = device.newest()
         assert (transcription.request.kind, transcription.parts[0].cached) == ("transcription", True)  # heard once
-        document = json.loads((await run(device, "-", "--json", "--tag", "edge", stdin=SPEECH)).stdout)
+        document = json.loads((await run(device, "-", "--format", "json", "--tag", "edge", stdin=SPEECH)).stdout)
         assert (document["transcript"], document["text"]) == (COMMAND, "edge says so")
         assert document["parts"][0]["cached"]
         silent = await run(device, "-", stdin=SILENCE)

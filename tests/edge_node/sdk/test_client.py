@@ -402,12 +402,12 @@ async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> Non
 
 @pytest.mark.parametrize("url", ["garbage", "ftp://device", "http://", "unix://"])
 async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
-    with pytest.raises(CausewayError, match="is no URL of a device"):
+    with pytest.raises(CausewayError, match="is not a device URL"):
         await connect(url)
 
 
 async def test_a_key_with_a_line_break_is_said_before_anything_is_sent(device: Device, connect: Connect) -> None:
-    with pytest.raises(CausewayError, match="the API key has a line break"):
+    with pytest.raises(CausewayError, match="The API key has a line break"):
         await connect(device.url, api_key="secret\n")
 
 

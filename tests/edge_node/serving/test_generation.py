@@ -163,7 +163,7 @@ async def test_an_unexpected_failure_is_an_error_and_not_the_end_of_the_daemon(s
 
     with (
         shared.join(b"k", generation(), broken) as (subscriber, _),
-        pytest.raises(CausewayError, match="internal error"),
+        pytest.raises(CausewayError, match="Internal error"),
     ):
         await read_all(subscriber)
     script = Script(words=1)

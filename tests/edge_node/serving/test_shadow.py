@@ -256,7 +256,7 @@ async def test_signals_that_have_drifted_are_set_aside_and_said(
     async with running(tmp_path, policy=PAIR, model_dirs=(str(folder),)) as device:
         await until(lambda: "set aside" in caplog.text)
         problems = (await device.get("/readyz")).json["problems"]
-        assert "the calibrated signals of assistant are set aside: over 120 shadow answers" in problems[0]
+        assert "The calibrated signals of assistant are set aside: over 120 shadow answers" in problems[0]
         page = (await device.get("/metrics")).body.decode()
         assert metrics(page, "causeway_edge_calibration_set_aside") == {'{model="assistant"}': 1.0}
         labels = '{model="assistant",signal="confidence"}'

@@ -137,7 +137,7 @@ def test_signals_that_do_not_belong_to_this_pair_are_ignored_and_said(
     learned, own = LearnedEstimators((folder,)), LearnedEstimators()
     learned.activate(POLICY)
     own.activate(POLICY)
-    assert "the calibration of assistant is not used" in caplog.text
+    assert "The calibration of assistant is not used" in caplog.text
     assert fault in caplog.text
     assert learned.quality(POLICY, chat(OPEN)) == own.quality(POLICY, chat(OPEN))
     assert score(learned, chat(OPEN), SURE) == score(own, chat(OPEN), SURE)

@@ -166,7 +166,7 @@ async def test_a_folder_of_all_accounts_is_no_state_folder(tmp_path: Path) -> No
     (state / "notes.txt").touch()
     state.chmod(0o1777)
     app = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
-    with pytest.raises(ConfigError, match="a folder of all accounts"):
+    with pytest.raises(ConfigError, match="shared by all accounts"):
         await app.start()
     assert (stat.S_IMODE(state.stat().st_mode), list(state.iterdir())) == (0o1777, [state / "notes.txt"])
 

@@ -20,7 +20,7 @@ from .errors import (
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 GRACE_S = 1.0  # grace period past a deadline: the device's own error is more specific
-_POLL_S, _LONGEST_POLL_S = 0.1, 2.0  # interval of checking a job
+_POLL_S, _MAX_POLL_S = 0.1, 2.0  # interval of checking a job
 _RETRIED_STATUSES = frozenset({429, 503})
 
 Sleep = Callable[[float], None]
@@ -47,10 +47,10 @@ class Address:
     def translate(self, error: httpx.HTTPError) -> CausewayError:
         where = self.uds or self.url
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return CausewayUnreachable(f"cannot reach {where}: {str(error) or 'timed out'}")
+            return CausewayUnreachable(f"Cannot reach {where}: {str(error) or 'timed out'}")
         if isinstance(error, httpx.TimeoutException):
-            return CausewayTimeout(f"{where} did not answer in time")
-        return CausewayConnectionBroken(f"the connection to {where} broke: {str(error) or type(error).__name__}")
+            return CausewayTimeout(f"{where} did not answer in time.")
+        return CausewayConnectionBroken(f"The connection to {where} broke: {str(error) or type(error).__name__}")
 
 
 def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s: float) -> Address:
@@ -62,7 +62,7 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
     url = url or os.environ.get("CAUSEWAY_URL", "") or DEFAULT_URL
     api_key = api_key or os.environ.get("CAUSEWAY_API_KEY", "")
     if not (api_key.isascii() and api_key.isprintable()):
-        raise CausewayError("the API key has a line break or another character that a header cannot carry")
+        raise CausewayError("The API key has a line break or another character that a header cannot carry.")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     if url.startswith("unix://"):
         uds = url.removeprefix("unix://")
@@ -80,7 +80,7 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
 
 
 def _malformed(url: str) -> CausewayError:
-    return CausewayError(f"{url!r} is no URL of a device: write http://HOST:PORT, https://… or unix:///path/to.sock")
+    return CausewayError(f"{url!r} is not a device URL: use http://HOST:PORT, https://… or unix:///path/to.sock.")
 
 
 def is_away(error: CausewayError) -> bool:
@@ -112,8 +112,8 @@ class Deadline:
         """
         left_s, pause_s = self.left_s(), self._pause_s
         if left_s is not None and left_s <= 0.0:
-            raise CausewayTimeout(f"{left} have not ended in time")
-        self._pause_s = min(_LONGEST_POLL_S, pause_s * 1.5)
+            raise CausewayTimeout(f"{left} have not ended in time.")
+        self._pause_s = min(_MAX_POLL_S, pause_s * 1.5)
         return pause_s if left_s is None else min(pause_s, left_s)
 
     def restart(self) -> None:
@@ -123,7 +123,7 @@ class Deadline:
     def check(self) -> None:
         """Raise CausewayTimeout if the deadline and its grace period have passed."""
         if self._deadline_s is not None and self._clock() - self.started > self._deadline_s + GRACE_S:
-            raise CausewayTimeout(f"the answer took longer than its deadline of {self._deadline_s:g} s")
+            raise CausewayTimeout(f"The answer took longer than its deadline of {self._deadline_s:g} s.")
 
 
 def retry_pause_s(error: CausewayAPIError, attempts: int, retries: int, left_s: float | None) -> float | None:

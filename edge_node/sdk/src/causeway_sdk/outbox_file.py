@@ -64,7 +64,7 @@ class OutboxFile:
             row,
         )
         if not self._rows("SELECT 1 FROM submissions WHERE key = ?", (key,)):
-            raise OutboxError(f"{self._path} is full: it holds {self._max_jobs} submissions")
+            raise OutboxError(f"{self._path} is full: it holds {self._max_jobs} submissions.")
 
     def waiting(self) -> list[Submission]:
         """Return the submissions that have not been sent."""

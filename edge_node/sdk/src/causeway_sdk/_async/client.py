@@ -95,7 +95,7 @@ class AsyncStream:
         finally:
             await self._response.aclose()
         if not self._decoder.done:
-            raise CausewayConnectionBroken("the stream ended before the answer was complete")
+            raise CausewayConnectionBroken("The stream ended before the answer was complete.")
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self._chunks
@@ -343,7 +343,7 @@ class AsyncCauseway:
         """
         async for ended in self.results([job], timeout_s=timeout_s):
             return ended
-        raise CausewayTimeout("the job has not ended in time")
+        raise CausewayTimeout("The job has not ended in time.")
 
     async def results(self, jobs: Sequence[Job | str], *, timeout_s: float | None = None) -> AsyncIterator[Job]:
         """Yield each of the jobs when it has ended, in the order in which they end.

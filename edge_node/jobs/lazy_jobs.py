@@ -44,7 +44,7 @@ class JobParts(NamedTuple):
     canceller: CloudCanceller
 
 
-class JobEntry:
+class LazyJobs:
     """The daemon's access to jobs.
 
     Args:
@@ -126,7 +126,7 @@ class JobEntry:
 
     async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._exists:
-            raise NotFound("there are no jobs here")
+            raise NotFound("This device keeps no jobs.")
         api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
         if part == "events":
@@ -137,7 +137,7 @@ class JobEntry:
         """Open the file, unless it is open. Raises JobStoreUnavailable."""
         if self._parts is None:
             if self._folder is None or self._tasks is None:
-                raise JobStoreUnavailable("jobs need a state folder: set state_dir")
+                raise JobStoreUnavailable("Jobs require a state folder. Set state_dir.")
             self._parts = self._make(self._folder)
             self._parts.store.start()
             self._tasks.start_soon(self._parts.runner.run)

@@ -34,7 +34,7 @@ _COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 
 @dataclass(eq=False, repr=False)
-class CostlySignals:
+class OnDemandSignals:
     """Computes the costly signals of one device.
 
     Args:
@@ -85,7 +85,7 @@ class CostlySignals:
                 tokens = await self.count_tokens(request)
                 generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
         except TimeoutError:
-            log.warning("%s was not counted in time: the engine is busy or stuck", _TOKENS)
+            log.warning("%s was not counted in time: the engine is busy or stuck.", _TOKENS)
         except Exception as failure:
             log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
 

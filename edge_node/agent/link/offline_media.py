@@ -32,9 +32,9 @@ from causeway_server.router.bundle.manifest import Blob
 from causeway_server.router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
 from ... import daemon_version
-from ..inspection import Looked, LookRequest
+from ..inspection import UpdateCheckRequest, UpdateCheckResult
 from ..source import IMPORT, WANTED
-from ..verifier import look
+from ..verifier import check_updates
 from .identity import Identity
 
 _CHUNK = 1 << 20
@@ -82,22 +82,22 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
                 raise EndlessData(f"the medium has {len(metadata)} files of metadata")
             for name in metadata:
                 _copy(files[name], place / name, _MAX_METADATA_BYTES)
-            looked = _look(folder, place, identity, running)
-            needed = () if looked.manifest is None else looked.manifest.blobs
+            result = _verify(folder, place, identity, running)
+            needed = () if result.manifest is None else result.manifest.blobs
             blobs = [blob for blob in needed if not (folder / "store" / "blobs" / blob.sha256).exists()]
             for blob in blobs:
                 _copy_blob(files, blob, place)
-        serial = 0 if looked.manifest is None else looked.manifest.serial
-        (place / WANTED).write_text(looked.wanted or "")
+        serial = 0 if result.manifest is None else result.manifest.serial
+        (place / WANTED).write_text(result.wanted or "")
         target = folder / IMPORT
         shutil.rmtree(target, ignore_errors=True)
         place.rename(target)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return Imported(looked.wanted, serial, len(blobs))
+    return Imported(result.wanted, serial, len(blobs))
 
 
-def _look(folder: Path, place: Path, identity: Identity, running: str | None) -> Looked:
+def _verify(folder: Path, place: Path, identity: Identity, running: str | None) -> UpdateCheckResult:
     """Verify with a copy of the agent's metadata, so that the agent is not disturbed and older versions are refused."""
 
     def fetch(path: str) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ def _look(folder: Path, place: Path, identity: Identity, running: str | None) ->
         known = Path(scratch) / "tuf"
         if (folder / "tuf").is_dir():
             shutil.copytree(folder / "tuf", known)
-        request = LookRequest(
+        request = UpdateCheckRequest(
             folder=str(known),
             root=identity.root.encode(),
             device=identity.device,
@@ -117,15 +117,15 @@ def _look(folder: Path, place: Path, identity: Identity, running: str | None) ->
             daemon_version=daemon_version(),
             not_before=0.0,
         )
-        return look(request, fetch, lambda: 0.0)
+        return check_updates(request, fetch, lambda: 0.0)
 
 
 def _copy_blob(files: Mapping[str, Open], blob: Blob, place: Path) -> None:
     name = f"blobs/{blob.sha256}"
     if name not in files:
-        raise UpdateUnavailable(f"the medium has no {name}, which this device needs")
+        raise UpdateUnavailable(f"The medium has no {name}, which this device needs.")
     if _copy(files[name], place / name, blob.size_bytes) != blob.sha256:
-        raise BundleAltered(f"{name} on the medium does not have the content that was signed")
+        raise BundleAltered(f"{name} on the medium differs from the signed content.")
 
 
 def _copy(opened: Open, target: Path, most_bytes: int) -> str:
@@ -142,7 +142,7 @@ def _copy(opened: Open, target: Path, most_bytes: int) -> str:
                 output.write(chunk)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{target}: the disk is full") from error
+            raise DiskFull(f"{target}: the disk is full.") from error
         raise
     return digest.hexdigest()
 
@@ -159,10 +159,10 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
             # the other exceptions are those of the codecs
             first = (str(error).splitlines() or ["it is cut off"])[0].removesuffix(":")
-            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}") from error
+            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}.") from error
         roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
         if not roots:
-            raise ImportFailed(f"{medium}: there is no {_MARK} in it")
+            raise ImportFailed(f"{medium}: it does not contain {_MARK}.")
         root = min(roots, key=len)
         yield {name.removeprefix(root): opened for name, opened in named.items() if name.startswith(root)}
 
