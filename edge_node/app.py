@@ -221,7 +221,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         chance=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
-    costly = OnDemandSignals(
+    on_demand = OnDemandSignals(
         clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
@@ -235,7 +235,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         sources=sources,
         attempts=AttemptRunner(by_location, config.cloud, learned.calibrate, part_encoders),
         signals=backends.signals,
-        costly=costly,
+        on_demand=on_demand,
         records=records,
         shadows=shadows,
         default_deadline_s=config.server.default_deadline_s,

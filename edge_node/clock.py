@@ -71,7 +71,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class ClockMark(msgspec.Struct, frozen=True):
-    """One moment on all clocks, as stored with each commit. `anchor`: the newest; None if there was none."""
+    """A moment on all clocks, as stored with each commit. `anchor`: the newest; None if there was none."""
 
     boot_id: str
     monotonic: float  # s

@@ -273,7 +273,7 @@ def _console() -> Iterator[Operation]:
     yield _operation(
         "POST",
         "/console/what-if",
-        "Decide a recorded request anew, with other signals; nothing is run.",
+        "Decide a recorded request again, with other signals, without running it.",
         dict[str, object],
         request={JSON: WhatIfQuestion},
         errors=(*ANY_REQUEST, *BODY, *_AUTH, errors.NotFound),

@@ -164,7 +164,7 @@ async def _inspect(request: Request, source: Source | None, limit_s: float) -> U
         async with asyncio.timeout(limit_s), _child() as process:
             return await _converse(process, request, source)
     except TimeoutError as error:
-        raise DownloadTooSlow(f"the inspection was not complete after {limit_s:g} s") from error
+        raise DownloadTooSlow(f"The inspection was not complete after {limit_s:g} s.") from error
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise UpdateRefused("The inspection ended early. See the daemon's error output.") from error
 

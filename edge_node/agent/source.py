@@ -101,7 +101,7 @@ class Download:
                 if offset > blob.size_bytes:
                     waiting.clear()
                     self._disk.remove(partial)
-                    raise EndlessData(f"blob {blob.sha256}: more than its {blob.size_bytes} bytes")
+                    raise EndlessData(f"Blob {blob.sha256}: more than its {blob.size_bytes} bytes.")
                 if len(waiting) >= _WRITE_BYTES:
                     await asyncio.to_thread(self._disk.append, partial, bytes(waiting))
                     waiting.clear()
@@ -129,7 +129,7 @@ class Download:
                 except TimeoutError as error:
                     raise DownloadTooSlow(
                         f"{path}: {received} bytes in {self._monotonic() - began:.0f} s; "
-                        f"the least rate is {bounds.least_bytes_per_s:g} bytes/s"
+                        f"the minimum rate is {bounds.least_bytes_per_s:g} bytes/s."
                     ) from error
                 except OSError as error:
                     raise UpdateUnavailable(f"{path}: {error}") from error

@@ -118,7 +118,7 @@ class ConditionHistory:
 
 
 class Trial:
-    """One trial.
+    """The trial of a bundle.
 
     Args:
         before: The sums for comparison, and the highest temperature of the day before; None if unknown.
@@ -162,11 +162,11 @@ class Trial:
         if not self._is_hot(health):
             self._cool_at = now
         if now - self._well_at >= settings.unhealthy_s:
-            yield Unhealthy(f"for {now - self._well_at:.0f} s: {health.problem}")
+            yield Unhealthy(f"For {now - self._well_at:.0f} s: {health.problem}")
         if now - self._cool_at >= settings.unhealthy_s:
-            yield HeatRose(f"{health.temperature_c} °C for {now - self._cool_at:.0f} s, {self._heat_before()} before")
+            yield HeatRose(f"{health.temperature_c} °C for {now - self._cool_at:.0f} s, {self._heat_before()} before.")
         if traffic.restarts > settings.crashes:
-            yield Unhealthy(f"{traffic.restarts} engine processes crashed")
+            yield Unhealthy(f"{traffic.restarts} engine processes crashed.")
 
     def _is_hot(self, health: DeviceCondition) -> bool:
         before = self._before

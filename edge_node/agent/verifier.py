@@ -134,12 +134,12 @@ class UpdateVerifier:
         with self._translated():
             target = self._updater.get_targetinfo(f"bundles/{bundle}.json")
         if target is None:
-            raise BundleNotSigned(f"bundle {bundle} is not signed by the role artifacts")
+            raise BundleNotSigned(f"Bundle {bundle} is not signed by the role artifacts.")
         return target
 
     def _download(self, target: TargetFile, max_bytes: int) -> bytes:
         if target.length > max_bytes:
-            raise EndlessData(f"{target.path} has {target.length} bytes, at most {max_bytes} are accepted")
+            raise EndlessData(f"{target.path} has {target.length} bytes, at most {max_bytes} are accepted.")
         path = self._folder / "download"
         try:
             with self._translated():
@@ -189,7 +189,7 @@ class UpdateVerifier:
     def _refusal(self, error: Exception, role: str) -> UpdateRefused:
         if isinstance(error, tuf.ExpiredMetadataError):
             if self._root_has_expired():
-                return RoleExpired(f"root: {error}")
+                return RoleExpired(f"Root: {error}")
             return _expired(role)(f"{role}: {error}")
         for known, refusal in _REFUSALS:
             if isinstance(error, known):

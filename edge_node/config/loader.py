@@ -43,7 +43,7 @@ _PATHS = re.compile(r".+_file|policy|state_dir|server\.socket|engine\.model_dirs
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One value as written. `is_text`: it is a string (environment, ``--set``) to be parsed as the key's type."""
+    """A value as written. `is_text`: it is a string (environment, ``--set``) to be parsed as the key's type."""
 
     value: object
     where: str  # "edge.yaml:3", "$CAUSEWAY_LOG", "command line"

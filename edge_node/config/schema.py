@@ -34,7 +34,7 @@ KeyRight = Literal["decisions"]
 
 
 class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One API key of the daemon."""
+    """An API key of the daemon."""
 
     name: Annotated[str, Meta(min_length=1), doc("Name of the client that uses the key.")]
     sha256: Annotated[
@@ -97,7 +97,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not (self.keys or is_loopback(self.host))
 
     def check_exposure(self) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError if the daemon would answer other machines without an API key."""
         if self.is_exposed:
             raise ConfigError(
                 f"The daemon would answer other machines on {self.host or 'all addresses'} without an API key. "

@@ -162,7 +162,9 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
     if connection is None or cloud.api_key or not cloud.url:
         return None
     if not carries_secrets(cloud.url):
-        log.warning("cloud.url is plain HTTP: the fleet's token is not sent there. Use https://, or set cloud.api_key.")
+        log.warning(
+            "The fleet's token is not sent to cloud.url, which is plain HTTP. Use https://, or set cloud.api_key."
+        )
         return None
     return connection.tokens
 

@@ -59,7 +59,7 @@ class StopRequest:
 
 @dataclass(eq=False, repr=False)  # the configuration may contain a key
 class App:
-    """One daemon, constructed by `edge_node.app.build`. `agent`: None on a device that has not joined a fleet.
+    """A daemon, constructed by `edge_node.app.build`. `agent`: None on a device that has not joined a fleet.
 
     Attributes:
         config: The daemon's configuration, with the settings of its bundle.
@@ -156,7 +156,7 @@ class App:
         """Refuse new requests and wait for those in progress. Return False if some are left at the timeout."""
         log.info("Draining for up to %g s. Requests in progress: %d.", self.config.server.drain_s, self.in_flight)
         if self.stop_request.restarting:
-            self.notifier.reloading("draining, to start anew with other settings")
+            self.notifier.reloading("Draining, to restart with other settings")
         else:
             self.notifier.stopping("draining")
         self.parts.admission.drain()

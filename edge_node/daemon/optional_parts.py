@@ -190,7 +190,7 @@ def make_mqtt_bridge(config: Config, jobs: LazyJobs, service: Service, metrics: 
     if not config.mqtt.url:
         return None
     if not config.state_dir:
-        raise ConfigError("messages require a state folder. Set state_dir.", where="mqtt.url")
+        raise ConfigError("Messages require a state folder. Set state_dir.", where="mqtt.url")
     try:
         from ..mqtt.bridge import MqttBridge
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""One job at a time: reading, saving, ending and deleting; and all counts.
+"""Operations on single jobs: reading, saving, ending and deleting; and all counts.
 
 Jobs move between states by `router.jobs.job`; a report of a run that is not the job's last one changes nothing.
 """

@@ -1,4 +1,4 @@
-"""One run of a job on the service: its request, its answer, and the errors that determine the next step.
+"""A run of a job on the service: its request, its answer, and the errors that determine the next step.
 
 The text of an answer is shown while it is made, to clients that follow the job's events (`JobFeed`). Answers with late
 parts are revised (`JobRevisions`).

@@ -181,7 +181,7 @@ class JobOutbox:
         if job.late is not None:
             if job.late.target:
                 self._rows.cancellations.add(db, revision_id(job.cloud_key, job.revision + 1), job.deadline)
-            return self._drop_revision(db, job, JobCancelled("the job was cancelled before the part was read"))
+            return self._drop_revision(db, job, JobCancelled("The job was cancelled before the part was read."))
         if job.has_ended:
             raise JobAlreadyEnded(f"The job has ended: {job.state.value}.")
         return self._rows.end(db, job, JobEvent.CANCEL, {})

@@ -1,4 +1,4 @@
-"""One connection to a broker: MQTT 5 by paho, on the event loop.
+"""A connection to a broker: MQTT 5 by paho, on the event loop.
 
 paho is used directly because messages are acknowledged by hand, and the broker's reasons and limits matter: an answer
 that the broker refuses was not sent. Connecting blocks, so a thread does that; all else happens in the loop.
@@ -40,7 +40,7 @@ _LASTING = {132, 133, 134, 135, 138, 140, 144, 154, 155, _TAKEN_OVER}  # reasons
 
 
 class Connection:
-    """One connection, to be opened once.
+    """A connection, to be opened once.
 
     Args:
         config: The broker and the credentials.

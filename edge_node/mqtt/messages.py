@@ -306,7 +306,7 @@ def answer_of(reply: DueReply) -> OutgoingAnswer:
     """Return the answer of a job, or the error with which it ended."""
     address, job = _address(reply), reply.job
     if job.state is not JobState.SUCCEEDED:
-        error = job.error or encode_job_error(JobCancelled("the job was cancelled"))
+        error = job.error or encode_job_error(JobCancelled("The job was cancelled."))
         return _outgoing(address, b'{"error":' + error + b"}", JSON, job.state.value, job)
     if address.form == "text" and (text := answer_text(reply.result)):  # a tool call has no text
         return _outgoing(address, text.encode(), TEXT, job.state.value, job)

@@ -25,10 +25,10 @@ class BrokerUrl:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname or parts.path not in ("", "/"):
             raise ConfigError(
-                f"must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}.", where="mqtt.url"
+                f"Must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}.", where="mqtt.url"
             )
         if parts.username or parts.password:
-            raise ConfigError("holds credentials: set mqtt.username and mqtt.password_file.", where="mqtt.url")
+            raise ConfigError("The URL holds credentials. Set mqtt.username and mqtt.password_file.", where="mqtt.url")
         self.tls = parts.scheme == "mqtts"
         self.host = parts.hostname
         try:
@@ -66,7 +66,7 @@ class Topics:
 
     def __init__(self, config: MqttConfig, state_topic: str) -> None:
         if not config.topics:
-            raise ConfigError("is empty: add at least one filter.", where="mqtt.topics")
+            raise ConfigError("The list is empty. Add at least one filter.", where="mqtt.topics")
         self._topics = [(_unshared(topic.filter), topic) for topic in config.topics]
         self._response_topics = config.response_topics
         self._state_topic = state_topic
@@ -76,10 +76,10 @@ class Topics:
             if overlaps(first, second):
                 raise ConfigError(f"{first!r} and {second!r} match the same topics.", where="mqtt.topics")
         if state_topic and self.find(state_topic) is not None:
-            raise ConfigError("is a topic that requests are taken from.", where="mqtt.state_topic")
+            raise ConfigError("Requests are taken from this topic.", where="mqtt.state_topic")
         for text, topic in self._topics:
             if not topic.answer_topic and not config.response_topics:
-                message = f"{text!r} has nowhere to answer to: set its answer_topic, or mqtt.response_topics"
+                message = f"{text!r} has no topic for answers. Set its answer_topic, or mqtt.response_topics."
                 raise ConfigError(message, where="mqtt.topics")
             if topic.system and topic.form != "text":
                 raise ConfigError(f"{text!r}: `system` is for `form: text`.", where="mqtt.topics")
@@ -122,7 +122,7 @@ class Topics:
     def _problem(self, topic: str) -> str:
         """Return why this topic cannot be published to; "" if it can."""
         if not topic or len(topic.encode()) > _MAX_TOPIC_BYTES or any(one in topic for one in "+#\0"):
-            return f"is no topic's name of at most {_MAX_TOPIC_BYTES} bytes"
+            return f"is not a topic name of at most {_MAX_TOPIC_BYTES} bytes"
         if topic[0] == "$":
             return "is the broker's own"
         if topic == self._state_topic or self.find(topic) is not None:
@@ -139,5 +139,5 @@ def _check_filter(text: str) -> None:
     levels = text.split("/")
     lonely = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
     if not text or not lonely or "#" in levels[:-1] or "\0" in text or len(text.encode()) > _MAX_TOPIC_BYTES:
-        message = f"{text[:100]!r} is no filter: `+` stands for one whole level, `#` for all that follow, at the end"
+        message = f"{text[:100]!r} is not a filter: `+` stands for one whole level, a final `#` for all further levels."
         raise ConfigError(message, where="mqtt.topics")

@@ -73,7 +73,7 @@ class Metrics:
         )
         self.semantic_checks = counter(
             "causeway_edge_semantic_checks",
-            "Semantic answers that were to be made anew and compared, by result (agreed, disagreed, failed).",
+            "Semantic answers that were made again and compared, by result (agreed, disagreed, failed).",
             ("result",),
         )
         self._policy_loads = counter(

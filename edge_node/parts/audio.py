@@ -83,7 +83,7 @@ Play = Callable[[SpokenText], Awaitable[None]]
 
 
 class AudioCall(msgspec.Struct, frozen=True):
-    """One request of a client. `id`: its decision record's; `arrived`: monotonic seconds."""
+    """A request of a client. `id`: its decision record's; `arrived`: monotonic seconds."""
 
     id: str
     hints: RoutingHints
@@ -250,7 +250,7 @@ class AudioService:
             failure = error
             raise
         except asyncio.CancelledError:
-            failure = ClientGone("the client disconnected")
+            failure = ClientGone("The client disconnected.")
             if self._admission.ending:
                 failure = Draining("This server shut down before the answer was complete.", retry_after_s=1.0)
                 raise failure from None
@@ -286,7 +286,7 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
         names = f"{AUTO}, {model}"
         raise ModelNotFound(f"The model `{requested[:64]}` does not exist here; available: {names}.", param="model")
     if hints.prefer == "only_cloud":
-        raise NoRoute("only_cloud excludes this device, the only place for speech.")
+        raise NoRoute("`only_cloud` excludes this device, the only place for speech.")
 
 
 def _outcome(kind: AudioKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:
@@ -378,7 +378,7 @@ class AudioApi:
                 return error_response(error, ids)
             if http.transport is not None:
                 http.transport.abort()  # the body ends without its last chunk
-            raise ClientGone("the audio broke after its begin, and its connection was cut") from error
+            raise ClientGone("The audio broke after its begin, and its connection was cut.") from error
         stream.end()
         return stream
 

@@ -120,7 +120,7 @@ class Generation:
     # set if the answer is generated again, to be compared with a cached one
     semantic_check: SemanticCheck | None = None
     estimates: Estimates = _NO_ESTIMATES
-    unrecorded: tuple[str, ...] = ON_DEMAND  # costly signals that were not computed
+    unrecorded: tuple[str, ...] = ON_DEMAND  # on-demand signals that were not computed
     decision: Decision | None = None
     sequence: AttemptSequence | None = None
     upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
@@ -336,7 +336,7 @@ class AttemptRunner:
                 await self._run_attempt(generation, attempt, reply)
                 return
             except asyncio.CancelledError:
-                _fail(attempt, ClientGone("the client disconnected"))
+                _fail(attempt, ClientGone("The client disconnected."))
                 raise
             except Exception as failure:
                 error = _as_causeway_error(failure, attempt.plan.target)
@@ -578,7 +578,7 @@ def _timeout_error(generation: Generation, attempt: Attempt, error: Exception) -
 
 def _no_backend(target: Target) -> BackendError:
     key = "engine.enabled is false" if target.at == "edge" else "cloud.url is not set"
-    return TargetNotConfigured(f"{target.name}: {key} on this device", phase="connect")
+    return TargetNotConfigured(f"{target.name}: {key} on this device.", phase="connect")
 
 
 def _as_causeway_error(failure: Exception, target: Target) -> CausewayError:
@@ -602,7 +602,7 @@ def _refuse_skipped(generation: Generation) -> None:
         return
     target = next(plan.target for plan in decision.attempts if plan.target.name == decision.skipped_target)
     down = EngineUnavailable if target.at == "edge" else BreakerOpen
-    raise down(f"{target.name} is down, and a degraded answer is no check", phase="connect")
+    raise down(f"{target.name} is down, and a degraded answer cannot check another.", phase="connect")
 
 
 def _refuse_degraded(generation: Generation) -> None:

@@ -35,7 +35,7 @@ _COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 @dataclass(eq=False, repr=False)
 class OnDemandSignals:
-    """Computes the costly signals of one device.
+    """Computes the on-demand signals of one device.
 
     Args:
         count_tokens: Function that returns a prompt's length in tokens of the edge model; None without an engine.
@@ -56,7 +56,7 @@ class OnDemandSignals:
         return self.encoders is not None and self.encoders.concerns(request)
 
     async def compute(self, generation: Generation, signals: frozenset[str]) -> None:
-        """Set the estimates of the generation: the costly ones among `signals`. Never raises."""
+        """Set the estimates of the generation: the on-demand ones among `signals`. Never raises."""
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
         if self.encoders is not None and self.encoders.concerns(generation.request):
             await self.encoders.estimate(generation, signals)

@@ -68,7 +68,7 @@ _MAX_RETRY_S = 60.0
 
 
 class EdgePermit:
-    """One permit of `Admission`: held from entering the context to leaving it."""
+    """A permit of `Admission`: held from entering the context to leaving it."""
 
     __slots__ = ("_admission", "_client", "_deadline", "_started")
 

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PREVIEW_S = 1.0  # timeout of the costly signals of a job's decision
-_COSTLY = frozenset(ON_DEMAND)
+_PREVIEW_S = 1.0  # timeout of the on-demand signals of a job's decision
+_ON_DEMAND = frozenset(ON_DEMAND)
 
 
 async def _pin_nothing(_: str) -> bool:
@@ -116,7 +116,7 @@ class Service:
 
     Args:
         sources: Sources of answers that need no attempt.
-        costly: Computes the signals that are computed only if the policy names them.
+        on_demand: Computes the signals that are computed only if the policy names them.
         records: Destinations of outcomes.
         shadows: Shadow requests, which follow some answers; used only by policies with `shadow`.
         default_deadline_s: Deadline of a request that names none.
@@ -126,7 +126,7 @@ class Service:
     sources: AnswerSources
     attempts: AttemptRunner
     signals: SignalCollector
-    costly: OnDemandSignals
+    on_demand: OnDemandSignals
     records: Records
     shadows: Shadows
     default_deadline_s: float
@@ -175,7 +175,7 @@ class Service:
             if self.admission.ending:
                 context.error = Draining("This server shut down before the answer was complete.", retry_after_s=1.0)
                 raise context.error from None
-            context.error = ClientGone("the client disconnected")
+            context.error = ClientGone("The client disconnected.")
             raise
         except Exception as failure:
             log.error("A request failed unexpectedly: %s", redacted(failure))
@@ -198,7 +198,7 @@ class Service:
             deadline=self._deadline(request, now),
         )
         self.admission.admit(request.hints.client, now)
-        if not self.costly.concerns(request):
+        if not self.on_demand.concerns(request):
             return await self._explain(generation)
         # Its parts go through the same child processes as those of requests that run: it takes turns with them.
         async with self.admission.permit(generation.first_byte_by, request.hints.client):
@@ -316,8 +316,8 @@ class Service:
         if bypass:
             generation.cache_plan = CachePlan(bypass=bypass)
             return None
-        if not _COSTLY.isdisjoint(policy.cache_needs.signals):
-            await self.costly.compute(generation, policy.cache_needs.signals)
+        if not _ON_DEMAND.isdisjoint(policy.cache_needs.signals):
+            await self.on_demand.compute(generation, policy.cache_needs.signals)
             planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
         else:
             planned = self._planner.plan_memoized(policy, request, generation.snapshot, memo)
@@ -406,10 +406,10 @@ class Service:
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
         needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
-        if self.costly.record_all:
-            await self.costly.compute(generation, _COSTLY)
-        elif not _COSTLY.isdisjoint(needs.signals):
-            await self.costly.compute(generation, needs.signals)
+        if self.on_demand.record_all:
+            await self.on_demand.compute(generation, _ON_DEMAND)
+        elif not _ON_DEMAND.isdisjoint(needs.signals):
+            await self.on_demand.compute(generation, needs.signals)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
         decision = decide(policy, request, snapshot, generation.estimates)
         if generation.job is not None:

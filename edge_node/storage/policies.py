@@ -34,10 +34,10 @@ class PolicyReport(msgspec.Struct, frozen=True):
         file: The path of the policy file.
         name: The active policy's name.
         revision: The active policy's revision.
-        activated: When it was activated.
+        activated: Time of its activation.
         last_good: Whether it is the last good copy, because the file was invalid at start.
         refused: Why the newest file was rejected: file, line and key; "" if it is active.
-        refused_at: When the newest file was rejected.
+        refused_at: Time of the newest rejection.
         persist_error: Why the policy could not be copied to the state folder; "" if it was.
     """
 
@@ -161,7 +161,7 @@ class PolicyStore:
         except OSError as error:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
-            raise PolicyError("not UTF-8.", where=str(path)) from error
+            raise PolicyError("The file is not UTF-8.", where=str(path)) from error
         policy = parse_policy(text, str(path), self.model_temperature)
         return _Loaded(text, with_adapters(policy, self.model_adapters))
 

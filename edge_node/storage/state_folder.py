@@ -79,7 +79,7 @@ class StateFolderLock:
             os.close(file)
             process = f" (process {owner})" if owner else ""
             raise ConfigError(
-                f"another daemon{process} uses the folder {self.folder}. Stop it, or give this daemon its "
+                f"Another daemon{process} uses the folder {self.folder}. Stop it, or give this daemon its "
                 "own folder with --state-dir.",
                 where="state_dir",
             ) from None

@@ -10,7 +10,16 @@ import pytest
 
 from .sources import ROOT, parse, python_files
 
-CLEAN = ("fleet", "models", "router")
+CLEAN = (
+    *(
+        f"edge_node/{room}"
+        for room in ("agent", "backends", "cli", "console", "daemon", "deploy", "files", "http", "jobs")
+    ),
+    *(f"edge_node/{room}" for room in ("mqtt", "observability", "parts", "serving", "signals", "storage")),
+    "fleet",
+    "models",
+    "router",
+)
 """Packages, or rooms of one, whose docstrings and messages have this form."""
 FRAGMENTS = re.compile(
     r"\W*(As|Also|By|Here|How|If|It|Its|Nobody|Of|One|Raises|That|There|Those|What|When|Where|Whether|Which|Who|Whoever"

@@ -83,7 +83,7 @@ def read_record(folder: Path) -> LinkRecord | None:
 
 @dataclass(eq=False, repr=False)
 class FleetConnection:
-    """One device's connection. `follow` an agent before `run`, and call `changed` after each change of its state.
+    """The connection of one device. `follow` an agent before `run`, and call `changed` after each change of its state.
 
     Args:
         folder: STATE_DIR/fleet.

@@ -276,9 +276,11 @@ def checked_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}.", where="fleet URL")
+        raise ConfigError(f"Must be a URL like https://fleet.example, not {url!r}.", where="fleet URL")
     if not carries_secrets(url):
-        raise ConfigError("tokens over plain HTTP could be stolen; use https://.", where="fleet URL")
+        raise ConfigError(
+            "Tokens over plain HTTP could be stolen; use https, for example https://fleet.example.", where="fleet URL"
+        )
     return url.rstrip("/")
 
 

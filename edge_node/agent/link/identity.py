@@ -100,10 +100,10 @@ class DeviceKey:
             raise ConfigError(error.strerror or str(error), where=str(path)) from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ConfigError(
-                "the device key is damaged: leave the fleet and join it again.", where=str(path)
+                "The device key is damaged. Leave the fleet and join it again.", where=str(path)
             ) from error
         if not isinstance(private, Ed25519PrivateKey):
-            raise ConfigError("not an Ed25519 key: leave the fleet and join it again.", where=str(path))
+            raise ConfigError("The file is not an Ed25519 key. Leave the fleet and join it again.", where=str(path))
         return cls(private)
 
 
@@ -122,7 +122,7 @@ def new_key(folder: Path) -> DeviceKey:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return DeviceKey.create(folder / KEY)
     except OSError as error:
-        raise ConfigError(f"the device key cannot be written: {error.strerror}", where=str(folder)) from error
+        raise ConfigError(f"The device key cannot be written: {error.strerror}", where=str(folder)) from error
 
 
 def read_identity(folder: Path) -> Identity | None:
@@ -136,7 +136,7 @@ def read_identity(folder: Path) -> Identity | None:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"the identity is damaged: leave the fleet and join it again ({error}).", where=str(path)
+            f"The identity is damaged ({error}). Leave the fleet and join it again.", where=str(path)
         ) from error
 
 
@@ -180,7 +180,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     joined = read_identity(folder)
     if joined is not None:
         raise ConfigError(
-            f"this device is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave).",
+            f"This device is {joined.device} of the fleet {joined.fleet}. Leave it first: `causeway-edge fleet leave`.",
             where=str(folder),
         )
     plane = ControlPlane(request.url, request.ca_file)
@@ -212,7 +212,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     try:
         write_identity(folder, identity)
     except OSError as error:
-        raise ConfigError(f"the identity cannot be written: {error.strerror}", where=str(folder)) from error
+        raise ConfigError(f"The identity cannot be written: {error.strerror}", where=str(folder)) from error
     return identity
 
 
@@ -229,7 +229,7 @@ def leave(state_dir: Path) -> None:
             folder.rename(removed)  # by rename: a crash cannot leave half of an identity
             shutil.rmtree(removed)
     except OSError as error:
-        raise ConfigError(f"cannot be removed: {error.strerror}", where=str(folder)) from error
+        raise ConfigError(f"The folder cannot be removed: {error.strerror}", where=str(folder)) from error
 
 
 @contextmanager

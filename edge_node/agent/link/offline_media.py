@@ -79,7 +79,7 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         with _files(medium) as files:
             metadata = [name for name in files if name.startswith("tuf/")]
             if len(metadata) > _MAX_METADATA_FILES:
-                raise EndlessData(f"the medium has {len(metadata)} files of metadata")
+                raise EndlessData(f"The medium has {len(metadata)} files of metadata.")
             for name in metadata:
                 _copy(files[name], place / name, _MAX_METADATA_BYTES)
             result = _verify(folder, place, identity, running)
@@ -137,7 +137,7 @@ def _copy(opened: Open, target: Path, most_bytes: int) -> str:
             while chunk := source.read(_CHUNK):
                 copied += len(chunk)
                 if copied > most_bytes:
-                    raise EndlessData(f"{target.name} on the medium has more than {most_bytes} bytes")
+                    raise EndlessData(f"{target.name} on the medium has more than {most_bytes} bytes.")
                 digest.update(chunk)
                 output.write(chunk)
     except OSError as error:

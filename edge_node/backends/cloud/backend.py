@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class CloudBackend:
-    """One server: its circuit breaker and the signals about it.
+    """The cloud server: its circuit breaker and the signals about it.
 
     Args:
         credentials: Token source that replaces `cloud.api_key`: read for each request, and renewed once after a 401.
@@ -150,13 +150,13 @@ class CloudBackend:
         self._refuse_skipped(call, started)
         if call.is_shadow:
             if self.health.breaker.state(started) != "closed":
-                raise BreakerOpen("the cloud failed repeatedly; no shadow request tries it", phase="connect")
+                raise BreakerOpen("The cloud failed repeatedly; no shadow request tries it.", phase="connect")
             yield
             return
         if not self.health.breaker.allow(self._now()):
             wait_s = self.health.breaker.retry_after_s(self._now())
             raise BreakerOpen(
-                "the cloud failed repeatedly; its circuit breaker is open", phase="connect", retry_after_s=wait_s
+                "The cloud failed repeatedly; its circuit breaker is open.", phase="connect", retry_after_s=wait_s
             )
         try:
             yield
@@ -293,7 +293,7 @@ class CloudJobs:
         if self._now() < self._none_until:
             return None
         if not await job.pin(call.target.name):
-            raise ClientGone("the job was cancelled")
+            raise ClientGone("The job was cancelled.")
         state = await self._submit(call, job)
         # The response to a submission has no result, even if the key belongs to a job that has ended.
         pause_s = 0.0 if state is not None and state.ended else _POLL_S

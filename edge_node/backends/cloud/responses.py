@@ -178,7 +178,7 @@ def client_error(error: HttpClientError, name: str, phase: Phase) -> BackendErro
     if phase == "stream":  # (7)
         return StreamBroken(f"{name}'s answer broke off ({kind}).", phase="stream")
     if isinstance(error, DisconnectedError):  # (1)
-        return CloudDisconnected(f"{name} closed the connection without an answer ({kind})", phase="send")
+        return CloudDisconnected(f"{name} closed the connection without an answer ({kind}).", phase="send")
     return CloudFailed(f"{name} sent malformed HTTP ({kind}).", phase=phase)  # (6)
 
 

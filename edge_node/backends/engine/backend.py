@@ -53,7 +53,7 @@ class EngineModel(msgspec.Struct, frozen=True):
 
 
 class EngineBackend(Supervisor):
-    """One model in one supervised child process."""
+    """A model in a supervised child process."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class EngineBackend(Supervisor):
 
 
 class _ChoiceStream:
-    """One choice of an answer: turns its sequence's emissions into Chunks."""
+    """A choice of an answer: turns its sequence's emissions into Chunks."""
 
     def __init__(self, job: SequenceRequest, index: int, request: Request, answer_id: str) -> None:
         self.job = job

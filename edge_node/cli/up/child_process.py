@@ -30,7 +30,7 @@ class ChildProcessEnded(Exception):
 
 
 class ChildProcess:
-    """One program.
+    """A program that `up` runs.
 
     Args:
         name: The name in messages.

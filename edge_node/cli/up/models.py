@@ -185,7 +185,7 @@ def _read_policy(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise PolicyError("not UTF-8.", where=str(path)) from None
+        raise PolicyError("The file is not UTF-8.", where=str(path)) from None
 
 
 def _find(name: str, folders: list[Path]) -> Artifact:

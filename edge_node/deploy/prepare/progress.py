@@ -35,7 +35,7 @@ class StepFailed(Exception):
 
 
 class Progress:
-    """One line, rewritten in place on a terminal; elsewhere (CI) a new line at intervals."""
+    """A line, rewritten in place on a terminal; elsewhere (CI) a new line at intervals."""
 
     def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -153,7 +153,7 @@ def _tail(log: Path) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a set-up.
+    """A step of a set-up.
 
     `key` is a hash of everything on which the result depends; `there` is a cheap check that the result still exists;
     `work` makes it and returns the words for the closing line. A step whose stamp matches its key, and whose result

@@ -215,7 +215,7 @@ async def test_a_refused_enrolment_leaves_no_identity(plane: ScriptedPlane, tmp_
 
 async def test_a_device_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: Path) -> None:
     await joined(plane, tmp_path)
-    with pytest.raises(ConfigError, match="leave it first"):
+    with pytest.raises(ConfigError, match="Leave it first"):
         await joined(plane, tmp_path)
     key = open_key(tmp_path / "fleet").public
     leave(tmp_path)

@@ -25,7 +25,7 @@ def test_each_file_counts_as_damaged(tmp_path: Path) -> None:
     assert BundleStore(tmp_path, Disk(), "1.0.0").pointer() is None
     assert read_record(tmp_path) is None
     assert TelemetryLog("device", "boot", Traffic, Clock(), tmp_path).next() is None
-    with pytest.raises(ConfigError, match="the identity is damaged"):
+    with pytest.raises(ConfigError, match="The identity is damaged"):
         read_identity(tmp_path)
 
 

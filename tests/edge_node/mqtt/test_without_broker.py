@@ -48,10 +48,10 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     good = mqtt_config(1883)
     (topic,) = good.topics
     bad: list[tuple[MqttConfig, str]] = [
-        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: must be a URL"),
-        (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: holds credentials"),
-        (msgspec.structs.replace(good, topics=()), "mqtt.topics: is empty"),
-        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is no filter"),
+        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: Must be a URL"),
+        (msgspec.structs.replace(good, url="mqtt://device:secret@broker"), "mqtt.url: The URL holds credentials"),
+        (msgspec.structs.replace(good, topics=()), "mqtt.topics: The list is empty"),
+        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is not a filter"),
         (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
         (
             msgspec.structs.replace(
@@ -63,7 +63,7 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
             msgspec.structs.replace(
                 good, topics=(msgspec.structs.replace(topic, answer_topic=""),), response_topics=()
             ),
-            "nowhere to answer",
+            "no topic for answers",
         ),
         (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, system="x"),)), "`system` is for"),
         (msgspec.structs.replace(good, state_topic="plant/1/ask"), "mqtt.state_topic"),

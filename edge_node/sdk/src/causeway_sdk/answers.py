@@ -44,7 +44,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call of a tool. `arguments` is JSON text."""
+    """A call of a tool. `arguments` is JSON text."""
 
     id: str
     name: str

@@ -27,7 +27,7 @@ _COLUMNS = "key, arguments, deadline, stated_s, job, refusal"
 
 @dataclass(frozen=True, repr=False)
 class Submission:
-    """One row. `refusal`: the fields of a `Job` that ended before the device accepted it."""
+    """A row. `refusal`: the fields of a `Job` that ended before the device accepted it."""
 
     key: str
     arguments: Mapping[str, Any]
