@@ -36,7 +36,7 @@ class Process:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "causeway_server.fleet", *arguments], stdout=output, stderr=output
             )
-        found = until(lambda: re.search(r"served at (http://\S+)", log.read_text()))
+        found = until(lambda: re.search(r"ready url=(http://\S+)", log.read_text()))
         self.url = found[1]
 
     def kill(self, number: int = signal.SIGKILL) -> None:

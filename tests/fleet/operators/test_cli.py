@@ -46,7 +46,7 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     again = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     assert again == f"kiosk: {name[1]} is under way already (stage 1 of 2)\n"
     early = process.run("accept", "kiosk")
-    assert (early.exit_code, "takes no accept; it takes: pause, abort" in early.output) == (1, True)
+    assert (early.exit_code, "does not allow accept. Allowed: pause, abort" in early.output) == (1, True)
     paused = process.done("pause", "kiosk", "--reason", "lunch", as_="olga")
     assert "stage 1 of 2 paused, 50 %: by olga: lunch" in paused
     assert "the role approver" in process.run("accept", "kiosk", as_="olga").output
@@ -83,7 +83,7 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
 ASKS = {"abort", "apply", "revoke"}
 HARMLESS = {
     "they only read": {"audit", "devices", "diff", "lint", "replay", "route", "schema", "status", "test"},
-    "they refuse to overwrite a file": {"init", "keys new"},
+    "they refuse to overwrite a file, or keep a copy": {"init", "keys new", "migrate"},
     "another command undoes them": {"hold", "pause", "pin", "release", "resume"},
     "what they begin or make can be ended: `abort`, `revoke`, the token's expiry": {"accept", "enroll"},
     "they need a private key, and only add what is newer": {"keys list", "serve", "sign"},
@@ -114,7 +114,7 @@ async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
             assert "the control plane and the cloud gateways refuse till-1" in output
         assert (await device.ask_token()).status == 200
         code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys="y\n")
-        assert (code, output.endswith("till-1 is revoked\n")) == (0, True)
+        assert (code, output.endswith("till-1 is revoked.\n")) == (0, True)
         assert (await device.ask_token()).code == "device_revoked"
     again = await asyncio.to_thread(process.done, "revoke", "till-1")
     assert "till-1 was already revoked at 20" in again

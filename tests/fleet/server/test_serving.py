@@ -45,7 +45,7 @@ async def served(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.P
 async def started(process: asyncio.subprocess.Process) -> None:
     assert process.stderr is not None
     async for line in process.stderr:
-        if b"is served at" in line:
+        if b"Serving the fleet" in line:
             return
     raise AssertionError("it ended before it served")
 

@@ -81,7 +81,7 @@ def test_what_is_no_adapter_of_the_model_is_refused(
         ("tiny", ("--scale", 0), "a scale of 0"),
         ("tiny", ("--scale", "nan"), "a scale of nan"),
         ("assistant", (), "ships with Causeway"),
-        ("edge-quality", (), "no language model"),
+        ("edge-quality", (), "not a language model"),
         ("nothing", (), "no model named"),
     ],
 )

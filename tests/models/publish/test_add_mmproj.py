@@ -48,7 +48,7 @@ def test_a_vision_model_is_added_listed_verified_and_counted(tmp_path: Path) -> 
     entry = artifact.manifest.projector
     assert entry is not None
     assert (entry.file, entry.encoder, entry.note) == ("mmproj.gguf", "", "mlp, added from mmproj-vision.gguf")
-    assert "seeing: pictur" in run("list", "--models", root).output
+    assert "seeing: images" in run("list", "--models", root).output
     assert "in a process of their own" in run("fit", "seeing", "--models", root).output
     found = find_projector("seeing", [root])
     assert found is not None
