@@ -12,7 +12,7 @@ from causeway_server.router.types import Fact, Modality
 from ...llama_cpp.protocol import SoftRun
 
 MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest image
-SAMPLE_RATE = 16_000  # Hz, of every `Audio`
+SAMPLE_RATE = 16_000  # Hz, of all `AudioSamples`
 SPEECH_RATE = 24_000  # Hz, of audio that is looked through for speech while it comes
 SPEECH_WINDOW = 768  # samples of it that get one probability: 32 ms
 
@@ -39,7 +39,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
 
 class Decode(msgspec.Struct, frozen=True, tag="decode"):
-    """Turn a part into a `Audio` or a `Image`; the text of a file is `Found` at once."""
+    """Turn a part into `AudioSamples` or `ImagePixels`; the text of a file is `Found` at once."""
 
     kind: Modality  # of what reads it
     data: bytes
