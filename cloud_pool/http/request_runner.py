@@ -257,12 +257,14 @@ class RequestMetrics:
     def record(self, outcome: str, billed: Usage) -> None:
         """Record the outcome, exactly once. `billed`: usage of the tier that is billed to this request."""
         ended_at = self._clock() if self._stopped_at is None else self._stopped_at
-        self._metrics.observe(
+        duration_s = ended_at - self._arrived_at
+        self._metrics.observe(self.tier, outcome, billed, duration_s)
+        self._metrics.models.observe(
             self._kind,
             (self._requested, self.tier),
-            outcome,
             billed,
-            ended_at - self._arrived_at,
+            duration_s,
+            error="" if outcome == "ok" else outcome,
             ttft_s=None if self._first_token_at is None else self._first_token_at - self._arrived_at,
             tokens=self._tokens,
         )

@@ -15,13 +15,15 @@ import anyio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from causeway_server.router.serving.metrics import Counter, Histogram, ModelMetrics
-from causeway_server.router.types import Kind, Usage
+from causeway_server.router.types import Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 INTERVAL_S = 0.02
 
 
 class Metrics:
+    """The gateway's own counters. `models`: Times and tokens of the tiers' answers."""
+
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         counter, histogram = partial(Counter, registry), partial(Histogram, registry)
@@ -44,7 +46,7 @@ class Metrics:
             "Models that this gateway loaded again after their process in Triton had died.",
             ("model",),
         )
-        self._answers = ModelMetrics(registry)
+        self.models = ModelMetrics(registry)
 
     def count_rejected(self, code: str) -> None:
         self._rejected.add((code,))
@@ -52,32 +54,17 @@ class Metrics:
     def count_reload(self, model: str) -> None:
         self._reloads.add((model,))
 
-    def observe(
-        self,
-        kind: Kind,
-        tiers: tuple[str, str],
-        outcome: str,
-        usage: Usage,
-        duration_s: float,
-        *,
-        ttft_s: float | None,
-        tokens: int,
-    ) -> None:
-        """Count one request that has ended.
+    def observe(self, tier: str, outcome: str, usage: Usage, duration_s: float) -> None:
+        """Count one request that has ended, at the tier that answered.
 
         Args:
-            tiers: The tier that the request names, and the one that answered.
             outcome: `ok`, or an error's code.
             duration_s: Seconds from its arrival.
-            ttft_s: The same until its first token; None if there was none.
-            tokens: Tokens that arrived.
         """
-        self._requests.add((tiers[1], outcome))
-        self._seconds.observe((tiers[1],), duration_s)
-        self._tokens.add((tiers[1], "input"), usage.prompt_tokens)
-        self._tokens.add((tiers[1], "output"), usage.completion_tokens)
-        error = "" if outcome == "ok" else outcome
-        self._answers.observe(kind, tiers, usage, duration_s, error=error, ttft_s=ttft_s, tokens=tokens)
+        self._requests.add((tier, outcome))
+        self._seconds.observe((tier,), duration_s)
+        self._tokens.add((tier, "input"), usage.prompt_tokens)
+        self._tokens.add((tier, "output"), usage.completion_tokens)
 
     def text(self) -> bytes:
         """Return the exposition format, for /metrics."""

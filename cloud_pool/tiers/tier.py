@@ -104,7 +104,7 @@ _WORK: Mapping[TierAbility, str] = {
     "chat": "chats",
     "completion": "completions",
     "embedding": "embeddings",
-    "audio": "clips",
+    "audio": "audio clips",
     "image": "images",
     "file": "files",
 }

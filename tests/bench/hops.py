@@ -51,7 +51,7 @@ _PERIODIC = frozenset({"_every", "_supervise", "_sweep", "watch", "_refresh"}) |
 )
 _IDLE_LOOPS = ("batches/processor.py", "storage/outboxes.py", "jobs/webhooks.py", "serving/webhooks.py")
 """Ends of the files whose `run` is such a task."""
-_COMMAND = re.compile(r"/cli/|/__main__\.py|serving/commands\.py")  # below the event loop, in every stack
+_COMMAND = re.compile(r"/cli/|/__main__\.py|serving/process\.py")  # below the event loop, in every stack
 _CHAT, _JOBS = "/v1/chat/completions", "/v1/jobs"
 _NO_ENGINE = ("engine.enabled=false", "cloud.probe_interval_s=60s", "jobs.jitter_s=0")
 

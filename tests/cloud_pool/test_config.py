@@ -137,7 +137,7 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
     (adapted,), (plain,) = tiers("adapter: legal"), tiers("model: t")
     keys = {CacheKeys(CacheConfig()).key(request, tier, "") for tier in (adapted, plain)}
     assert len(keys) == 2
-    with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`. Available: legal"):
+    with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`; there are: legal"):
         tiers("adapter: legl")
     with pytest.raises(ConfigError, match=r"tiers\[0\].can.*do not support an adapter"):
         tiers("adapter: legal, can: [chat, embedding]")

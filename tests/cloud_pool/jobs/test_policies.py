@@ -172,9 +172,9 @@ def test_invalid_webhook_urls_are_refused_at_submission(url: str) -> None:
 
 
 def test_a_refused_webhook_says_what_would_be_accepted() -> None:
-    with pytest.raises(WebhookRefused, match=r"must begin with https://$"):
+    with pytest.raises(WebhookRefused, match=r"must begin with https://\.$"):
         check_webhook_url("ftp://example.com", allow_http=False, allowed=())
-    with pytest.raises(WebhookRefused, match=r"must begin with http:// or https://$"):
+    with pytest.raises(WebhookRefused, match=r"must begin with http:// or https://\.$"):
         check_webhook_url("ftp://example.com", allow_http=True, allowed=())
     with pytest.raises(WebhookRefused, match=r"it is private or reserved\. Name a public host, .*allowed_networks"):
         check_webhook_url("https://10.0.0.1/", allow_http=False, allowed=())

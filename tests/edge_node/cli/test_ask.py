@@ -155,7 +155,7 @@ async def test_ctrl_c_during_an_answer_is_exit_code_130(device: Device) -> None:
 
 async def test_an_error_is_one_line_however_long_it_is(device: Device) -> None:
     result = await run(device, "ask", "hello", "--model", "x" * 200)
-    assert f"the model `{'x' * 64}" in result.stderr.splitlines()[0]
+    assert f"Model `{'x' * 64}" in result.stderr.splitlines()[0]
     assert "Available: auto, small, large" in result.stderr.splitlines()[0]
 
 

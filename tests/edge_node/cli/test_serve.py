@@ -109,7 +109,7 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
     assert daemon.returncode == 1
     (line,) = [line for line in daemon.stderr.splitlines() if " CRITICAL " in line]
     assert "A background task failed, and the daemon ends: RuntimeError" in line
-    assert "stopped" in daemon.stderr.splitlines()[-1]
+    assert "Stopped." in daemon.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
     ("flags", "message"),
     [
         (["--set", "server.prot=1"], "did you mean `server.port`?"),
-        (["--set", "nonsense"], "Write KEY=VALUE"),
+        (["--set", "nonsense"], "write KEY=VALUE"),
         (["--port", "many"], "server.port: must be an integer"),
         (["--config", "/none.yaml"], "cannot read the config file"),
         (["--policy", "/none.yaml"], "/none.yaml"),

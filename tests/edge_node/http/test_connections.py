@@ -140,7 +140,7 @@ async def test_a_connection_is_refused_only_if_every_other_one_has_a_request(
             for client in (first, second):
                 assert await client.answer() == (200, b"fine")
     assert server.tcp.stats().refused == 4
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["1", "3"]
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["1", "3"]
     assert "server.max_connections" in caplog.records[0].getMessage()
 
 
