@@ -169,10 +169,14 @@ class EventTemplate:
             return None
 
     def texts(self, events: bytes) -> list[bytes]:
-        """Return the texts of whole events as JSON strings, none empty; [] if anything else is in `events`."""
-        if not events.startswith(self._before) or not events.endswith(self._after):
+        """Return the texts of whole events as JSON strings, none empty; [] if anything else is in `events`, such as the
+        end of a line beside a string, which JSON allows and an event does not.
+        """
+        if not events.startswith(self._before) or not events.endswith(self._after) or b"\r" in events:
             return []
         texts = events[self._text].split(self._after + self._before)
+        if events.count(b"\n") != 2 * len(texts):  # each event ends with two
+            return []
         try:
             return texts if all(map(_decode, texts)) else []
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -135,14 +135,30 @@ def test_text_alone_is_read_as_it_is_sent_once_one_such_event_was_decoded() -> N
 
 
 @pytest.mark.parametrize(
-    "literal", [b'"\xff"', b'"\\ud800"', b'"\\x"', b'"a\nb"', b'"a\x00b"', b'"a""b"', b'""', b"1", b"null"]
+    "literal",
+    [
+        b'"\xff"',
+        b'"\\ud800"',
+        b'"\\x"',
+        b'"a\nb"',
+        b'"a\x00b"',
+        b'"a""b"',
+        b'""',
+        b"1",
+        b"null",
+        b'"a"\n',
+        b'\n"a"',
+        b'\r"a"',
+        b'"a"\n\n',
+    ],
 )
 def test_a_text_that_is_not_json_is_not_passed_on(literal: bytes) -> None:
     decoder = StreamDecoder()
     good = b"data: " + event(piece({"content": "a"})) + b"\n\n"
     decoder.feed(event(piece({"content": "a"})))
     assert decoder.feed_texts(good + good) == ([b'"a"', b'"a"'], 0)
-    assert decoder.feed_texts(good + good.replace(b'"a"', literal))[0] == []
+    bad = good.replace(b'"a"', literal)
+    assert decoder.feed_texts(good + bad)[0] == decoder.feed_texts(bad)[0] == []
 
 
 def test_text_after_the_end_of_a_choice_reopens_it() -> None:
