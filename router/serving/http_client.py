@@ -6,7 +6,8 @@
 3. A connection can be reused if its answer is complete, nothing follows it, and both sides keep it alive. Otherwise it
    is closed, which stops the server's work.
 4. Heads, trailers and unread bytes are bounded: reading from the connection pauses while there are too many.
-5. Interim responses (1xx) are skipped, redirects not followed, and proxies of the environment not used.
+5. What a server sends before the first request is the answer to that: it refuses the connection.
+6. Interim responses (1xx) are skipped, redirects not followed, and proxies of the environment not used.
 
 A single timer per connection bounds its answers: it is moved when it fires, not for each request.
 """
@@ -32,6 +33,7 @@ _BUFFER_BYTES: Final = 256 * 1024  # unread bytes beyond which reading pauses
 _INFLATED_BYTES: Final = 1024 * 1024  # maximum decompressed bytes per step
 _TIMER_STEP_S: Final = 0.002  # timers may fire this much early
 _SWITCHING: Final = 101
+_GZIP: Final = b"\x1f\x8b"
 _UNREADABLE_ENCODINGS: Final = frozenset({b"br", b"zstd"})
 
 
@@ -217,14 +219,20 @@ class _Inflater:
         """Return decoded bytes, and the rest of `data` if the limit is reached. Raises MalformedError."""
         if not data:
             return b"", b""
-        if self._stream is None:
+        if self._stream is None or self._begins_member(data):
             raw = not self._is_gzip and data[0] & 0xF != zlib.DEFLATED  # some servers leave out zlib's header
             self._stream = zlib.decompressobj(31 if self._is_gzip else -zlib.MAX_WBITS if raw else zlib.MAX_WBITS)
         try:
             found = self._stream.decompress(data, _INFLATED_BYTES)
         except zlib.error:
             raise MalformedError("The body is not in its declared encoding.") from None
-        return found, self._stream.unconsumed_tail
+        rest = self._stream.unused_data
+        return found, rest if self._begins_member(rest) else self._stream.unconsumed_tail
+
+    def _begins_member(self, data: bytes) -> bool:
+        """Return whether another member of a gzip file begins (RFC 1952, 2.2). Any other rest is ignored."""
+        is_over = self._is_gzip and self._stream is not None and self._stream.eof
+        return is_over and bool(data) and _GZIP.startswith(data[:2])
 
 
 class Pool(Protocol):
@@ -256,7 +264,9 @@ class HttpConnection(asyncio.Protocol):
         )
         self._response: HttpResponse | None = None
         self._keeps_alive = False
-        self._has_surplus = False  # bytes follow the answer
+        self._has_surplus = False  # bytes follow the answer, or came before its request
+        self._early = b""  # bytes that came before the first request
+        self._has_ended = False  # the server closed it before the first request
         self._is_paused = False
         self._fields = 0
         self._bare_bytes = 0  # bytes outside a body
@@ -270,7 +280,13 @@ class HttpConnection(asyncio.Protocol):
         response = self._response = HttpResponse(self)
         self._fields = self._bare_bytes = 0
         self.bound(until)
-        self._transport.write(data)
+        if not self._has_ended:
+            self._transport.write(data)
+        if self._early:
+            early, self._early, self._has_surplus = self._early, b"", True
+            self.data_received(early)
+        if self._has_ended:
+            self._end()
         try:
             await response.wait_for_head()
         except BaseException:
@@ -332,7 +348,12 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         response = self._response
         if response is None:  # there is no request
-            self.close()
+            if self.served:
+                self.close()
+                return
+            self._early += data  # a refusal of the connection
+            if len(self._early) > _MAX_HEAD_BYTES:
+                self._transport.abort()
             return
         self._bare_bytes += len(data)
         try:
@@ -358,7 +379,9 @@ class HttpConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Handle the server's close, which completes only an answer without a declared length."""
         response = self._response
-        if response is None or not response.status:
+        if response is None and not self.served:
+            self._has_ended = True  # its request is yet to come, and fails
+        elif response is None or not response.status:
             self._fail(DisconnectedError(begun=self._bare_bytes > 0))
         elif response.has_length:
             self._fail(TruncatedError("The connection ended within the body."))
@@ -526,10 +549,7 @@ class HttpClient:
 
     async def _acquire(self, until: float) -> HttpConnection:
         """Return a new connection, or an idle one if the limit is reached. Raises ConnectError, TimeoutError."""
-        if self._used < self._limit:
-            self._used += 1
-            return await self._connect(until)
-        while True:
+        while self._used >= self._limit:
             waiter: asyncio.Future[HttpConnection | None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -543,6 +563,8 @@ class HttpClient:
                 return await self._connect(until)
             if connection.is_open:
                 return connection
+        self._used += 1
+        return await self._connect(until)
 
     def _give_back(self, connection: HttpConnection | None) -> None:
         if connection is None:
@@ -576,8 +598,6 @@ class HttpClient:
         try:
             async with asyncio.timeout_at(by):
                 connection = await self._connection(loop)
-                if self._is_closed:
-                    raise ConnectError(None)
         except BaseException as error:
             self._free()
             self._addresses = ([], 0.0)
@@ -587,6 +607,9 @@ class HttpClient:
                 raise ConnectError(None) from error
             raise
         self._open.add(connection)
+        if self._is_closed:
+            connection.close()
+            raise ConnectError(None)
         return connection
 
     async def _connection(self, loop: asyncio.AbstractEventLoop) -> HttpConnection:

@@ -8,11 +8,12 @@ import socket
 import ssl
 import struct
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from causeway_server.router.serving.http_client import (
     ConnectError,
@@ -122,7 +123,11 @@ def raw_deflate(data: bytes) -> bytes:
         ([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + HELLO], b"hello"),
         ([OK + b"X-Long: " + b"x" * 8000 + b"\r\n" + REST], b"hello"),
         ([compressed(b"gzip", gzip.compress(b"hello"))], b"hello"),
+        ([compressed(b"gzip", gzip.compress(b"hel") + gzip.compress(b"lo"))], b"hello"),
+        ([compressed(b"gzip", gzip.compress(b"x" * 2_000_000) * 3)], b"x" * 6_000_000),
+        ([compressed(b"gzip", gzip.compress(b"hello") + b"\0\0\0")], b"hello"),
         ([compressed(b"deflate", zlib.compress(b"hello"))], b"hello"),
+        ([compressed(b"deflate", zlib.compress(b"hello") + b"\x1f\x8b")], b"hello"),
         ([compressed(b"deflate", raw_deflate(b"hello"))], b"hello"),
         ([compressed(b"gzip", gzip.compress(b"x" * 5_000_000))], b"x" * 5_000_000),
         ([compressed(b"other", b"hello")], b"hello"),
@@ -186,7 +191,7 @@ async def test_a_head_that_is_refused_is_no_response(field: bytes) -> None:
             await client.request("GET", "/", {}, soon())
 
 
-@pytest.mark.parametrize("data", [b"hello", gzip.compress(b"hello")[:-3]])
+@pytest.mark.parametrize("data", [b"hello", gzip.compress(b"hello")[:-3], gzip.compress(b"hello") + b"\x1f\x8b\x08"])
 async def test_a_body_that_is_not_in_its_encoding_is_malformed(data: bytes) -> None:
     async with client_of(Server([compressed(b"gzip", data)])) as client:
         with pytest.raises(MalformedError):
@@ -278,6 +283,36 @@ async def test_a_request_of_which_something_came_back_is_not_sent_again() -> Non
     assert len(server.heads) == 2
 
 
+REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("sent", [REFUSED, OK + b"\r\nhello", b"", REFUSED[:20]])
+def test_what_comes_before_the_first_request_answers_it(
+    run: Callable[[Coroutine[None, None, None]], None], sent: bytes
+) -> None:
+    """uvloop may read it, and the end, before the request is sent."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        writer.close()
+
+    async def main() -> None:
+        listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        client = HttpClient(url, tls=None, limit=1, connect_timeout_s=30.0, idle_s=1.0)
+        async with listener:
+            for _ in range(5):  # each gives its place back
+                if sent.endswith(b"hello"):
+                    assert await ask(client) == (int(sent[9:12]), b"hello")
+                else:
+                    with pytest.raises(DisconnectedError):
+                        await ask(client)
+        client.close()
+
+    run(main())
+
+
 async def test_a_refused_connection_has_the_systems_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
@@ -362,6 +397,20 @@ async def test_at_the_limit_a_connection_that_ends_makes_room_for_another() -> N
         first.release()
         assert await waiting == (200, b"hello")
     assert len(server.writers) == 2
+
+
+async def test_a_connection_that_ends_as_it_is_handed_on_makes_room_for_another(tmp_path: Path) -> None:
+    """Over TLS the end arrives together with the answer."""
+    certificates = Certificates(tmp_path)
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(certificates.server, certificates.server_key)
+    listener = await asyncio.start_server(Server([HELLO, CLOSE]).serve, "127.0.0.1", 0, ssl=ours)
+    url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    trusting = ssl.create_default_context(cafile=str(certificates.ca))
+    client = HttpClient(url, tls=trusting, limit=1, connect_timeout_s=30.0, idle_s=1.0)
+    async with listener:
+        assert await asyncio.gather(*(ask(client) for _ in range(4))) == [(200, b"hello")] * 4
+    client.close()
 
 
 @pytest.mark.slow
