@@ -64,7 +64,7 @@ def join(
 
     pairs = [label.partition("=") for label in labels]
     if bad := [label for label, pair in zip(labels, pairs, strict=True) if not pair[1]]:
-        usage_error(f"--label {bad[0]}: write KEY=VALUE.")
+        usage_error(f"--label {bad[0]}: Write KEY=VALUE.")
     request = JoinRequest(
         url=control_plane,
         token=read_prompt(token, "join token").strip(),

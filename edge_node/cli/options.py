@@ -59,7 +59,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         for setting in settings:
             key, separator, value = setting.partition("=")
             if not separator:
-                usage_error(f"--set {setting}: write KEY=VALUE.")
+                usage_error(f"--set {setting}: Write KEY=VALUE.")
             by_key[key.strip()] = value
         flags = {key: rest.pop(name) for name, key in _CONFIG_FLAGS.items()}
         by_key |= {key: value for key, value in flags.items() if value is not None}

@@ -284,7 +284,7 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
     """Check the requested model and the hints. Raises ModelNotFound or NoRoute."""
     if requested not in (AUTO, model):
         names = f"{AUTO}, {model}"
-        raise ModelNotFound(f"The model `{requested[:64]}` does not exist here; available: {names}.", param="model")
+        raise ModelNotFound(f"The model `{requested[:64]}` does not exist here. Available: {names}.", param="model")
     if hints.prefer == "only_cloud":
         raise NoRoute("`only_cloud` excludes this device, the only place for speech.")
 

@@ -88,7 +88,7 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
         for target in policy.targets:
             if target.at == "edge" and target.model == name and target.adapter not in ("", *artifact.manifest.adapters):
                 known = ", ".join(artifact.manifest.adapters) or "none"
-                text = f"Target {target.name}: {name} has no adapter `{target.adapter}`; there are: {known}"
+                text = f"Target {target.name}: {name} has no adapter `{target.adapter}`. Available: {known}."
                 findings.append(fail("model", text, f"`causeway-models add-adapter {name} FILE` adds one."))
         size = f"{artifact.manifest.size_bytes / _MIB:.1f} MiB {artifact.manifest.quantisation}"
         findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})."))

@@ -130,7 +130,7 @@ def test_leaving_needs_a_stopped_daemon(site: Site) -> None:
     site.start_edge()
     left = site.command("fleet", "leave", "--yes")
     assert left.returncode == 2
-    assert "stop it" in left.stderr
+    assert "Stop it" in left.stderr
     assert (site.state_dir / "fleet" / "identity.json").exists()
 
 

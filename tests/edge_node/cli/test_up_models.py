@@ -162,7 +162,7 @@ def test_make_run_starts_the_models_that_it_pulls() -> None:
     ("flags", "complaint"),
     [
         (("--small", "nothing"), "no model named 'nothing'"),
-        (("--small", "assistant", "--policy", "policies/default.yaml"), "leave out --small and --large"),
+        (("--small", "assistant", "--policy", "policies/default.yaml"), "omit --small and --large"),
     ],
 )
 def test_what_cannot_be_started_is_refused_before_anything_starts(

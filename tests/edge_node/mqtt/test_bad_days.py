@@ -188,7 +188,7 @@ async def test_answers_that_the_broker_refuses_wait(mosquitto: Mosquitto, tmp_pa
         with peer_of(mosquitto) as peer:
             await peer.state("online")
             peer.ask("hello", correlation=b"1")
-            await until(lambda: has_problem(device, "The broker refuses answers (Not authorized)"))
+            await until(lambda: has_problem(device, "The broker refuses answers. Correct its permissions"))
             assert outbox_of(device).replies_due == 1
 
 

@@ -229,7 +229,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
     no_file.add_field("prompt", "x", content_type="text/plain")  # a form with a type is multipart
     cases: list[tuple[object, int, str]] = [
         (no_file, 400, "`file` is missing"),
-        (form(model="whisper-9"), 404, "available: auto, speech"),
+        (form(model="whisper-9"), 404, "Available: auto, speech"),
         (form(language="EN; rm"), 400, "`language`"),
         (form(language="xx"), 400, "`language`: 'xx' is not known here"),
         (form(temperature="2"), 400, "`temperature`"),
@@ -352,7 +352,7 @@ async def test_what_is_wrong_with_a_text_to_speak_is_named(tmp_path: Path, voice
         ({"instructions": "whisper"}, 400, "`instructions`"),
         ({"stream_format": "sse"}, 400, "`stream_format`"),
         ({"pitch": 1}, 400, "`pitch` is not a known field"),
-        ({"model": "tts-1"}, 404, f"available: auto, {PROGRAM}"),
+        ({"model": "tts-1"}, 404, f"Available: auto, {PROGRAM}"),
         ({"input": "fail"}, 503, "failed with status 3"),
     ]
     async with talking(tmp_path, voices) as device:
