@@ -116,7 +116,7 @@ def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> 
     [
         (("http://fleet.example", "--token", "t"), "https"),
         (("https://fleet.example", "--token", "t", "--label", "role"), "KEY=VALUE"),
-        (("https://fleet.example", "--token", " "), "the join token is empty"),
+        (("https://fleet.example", "--token", " "), "The join token is empty"),
         (("https://fleet.example", "--token", "t", "--ca-file", "none.pem"), "none.pem"),
     ],
 )

@@ -160,7 +160,7 @@ async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) 
     assert (detail["state"], detail["reason"]) == ("paused", "by olga: lunch")
     refused = await server.ask("POST", f"{path}/pause", {})
     assert (refused.status, refused.code) == (409, "wrong_state")
-    assert "which takes no pause; it takes: resume, accept, abort" in refused.body["error"]["message"]
+    assert "which does not allow pause. Allowed: resume, accept, abort" in refused.body["error"]["message"]
     await server.post(f"{path}/resume", as_="olga")
     await server.post(f"{path}/pause", as_="olga")
     accepted = await server.post(f"{path}/accept", {"reason": "looks good"}, as_="april")
@@ -219,6 +219,6 @@ async def test_the_controllers_metrics(server: Server) -> None:
 async def test_a_server_without_the_online_keys_does_not_start(signed: SignedFleet, tmp_path: Path) -> None:
     """It would answer, and renew nothing: after two days no device would take an update any more."""
     settings = ServeSettings(signed.path, tmp_path / "none", signed.path / "data", port=0)
-    with pytest.raises(ConfigError, match=r"none: the role rollout needs one of server \(\.pem\)"):
+    with pytest.raises(ConfigError, match=r"none: The role rollout needs one of server \(\.pem\)"):
         async with running(settings):
             pass
