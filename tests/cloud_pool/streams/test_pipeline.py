@@ -424,7 +424,7 @@ async def test_answers_wait_for_a_full_broker(start: Start, topics: Topics, capl
     told = [record.message for record in caplog.records if "An outcome waits" in record.message]
     assert len(told) == 1
     if topics.broker.drops_repeated_ids:
-        assert told == ["an outcome waits: NATS refuses: maximum bytes exceeded"]
+        assert told == ["An outcome waits: NATS refuses: maximum bytes exceeded"]
 
 
 def counted(pipeline: RunningPipeline) -> list[str]:

@@ -117,7 +117,7 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
     ("flags", "message"),
     [
         (["--set", "server.prot=1"], "did you mean `server.port`?"),
-        (["--set", "nonsense"], "write KEY=VALUE"),
+        (["--set", "nonsense"], "Write KEY=VALUE"),
         (["--port", "many"], "server.port: must be an integer"),
         (["--config", "/none.yaml"], "cannot read the config file"),
         (["--policy", "/none.yaml"], "/none.yaml"),
