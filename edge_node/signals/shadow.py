@@ -117,7 +117,7 @@ class ShadowObserver:
             signal, drift = worst
             if drift.drift > max_drift and model not in aside:
                 reason = (
-                    f"the calibrated signals of {model} are set aside: over {drift.answers} shadow answers {signal} is "
+                    f"The calibrated signals of {model} are set aside: over {drift.answers} shadow answers {signal} is "
                     f"off by {drift.error:.2f}, {drift.drift:.2f} more than chance explains (shadow.max_drift is "
                     f"{max_drift:g}). Fit others: causeway-models calibrate --from-shadow"
                 )

@@ -126,7 +126,7 @@ async def test_a_worker_refuses_the_plain_url_of_a_clusters_node(cluster: Cluste
             {"large": WorkerSlots("large", 1)},
             CollectorRegistry(),
         )
-        with pytest.raises(ConfigError, match="jobs do not run on a Redis Cluster"):
+        with pytest.raises(ConfigError, match="Jobs do not run on a Redis Cluster"):
             await runtime.start(anyio.Event())
         await runtime.close()
 

@@ -134,10 +134,10 @@ async def test_commands_reach_a_redis_of_the_configuration(
     tls_server.start("--user", "jobs", "on", ">first", "~causeway:*", "+@all")
     options = ("--config", str(tmp_path / "gateway.yaml"))
     for arguments, printed in (
-        (("keys", "revoke", *options, "--device", "acme/kiosk"), "revoked all tokens of acme/kiosk"),
+        (("keys", "revoke", *options, "--device", "acme/kiosk"), "Revoked all tokens of acme/kiosk"),
         (("keys", "show", *options), "acme/kiosk"),
         (("usage", *options, "acme"), "acme has no recorded usage"),
-        (("usage", "acme"), "give --redis"),
+        (("usage", "acme"), "Give --redis"),
     ):
         found = await asyncio.to_thread(CliRunner().invoke, main, list(arguments))
         assert printed in found.output, arguments

@@ -107,7 +107,7 @@ def test_signals_are_not_those_of_a_model_with_an_adapter(tmp_path: Path, caplog
     assert (finding.level, "assistant+kiosk" in finding.found) == ("warn", True)
     _, findings = check_models(adapted, EngineConfig())
     assert [finding.level for finding in findings] == ["fail", "ok"]
-    assert "assistant has no adapter `kiosk`; there are: none" in findings[0].found
+    assert "assistant has no adapter `kiosk`. Available: none" in findings[0].found
 
 
 def test_a_prompt_of_token_ids_keeps_the_engine_s_score(tmp_path: Path) -> None:
