@@ -324,7 +324,7 @@ async def test_a_killed_child_fails_its_answers_and_is_restarted(
     assert backend.pid != first
     assert backend.restarts == 1
     assert backend.state == "ready"
-    lost, back = [record for record in caplog.records if record.getMessage().startswith("engine ")]
+    lost, back = [record for record in caplog.records if record.getMessage().startswith("Engine ")]
     assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
     assert "is ready again (after" in back.getMessage()
 
