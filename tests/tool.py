@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -34,6 +36,7 @@ def run_tool(main: Callable[[], object], grace_s: float = GRACE_S) -> int:
         caught.append(number)
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C, which asyncio turns into a cancellation
 
+    asyncio.set_event_loop_policy(_WokenBySignals())
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
     status: object = None
@@ -53,6 +56,19 @@ def run_tool(main: Callable[[], object], grace_s: float = GRACE_S) -> int:
         print(f"ended by {signal.Signals(caught[0]).name}", file=sys.stderr, flush=True)
         return 128 + caught[0]
     return status if isinstance(status, int) else 0
+
+
+class _WokenBySignals(asyncio.DefaultEventLoopPolicy):
+    """Event loops that every signal wakes up, also one that comes just before the loop begins to wait.
+
+    asyncio writes signals to its own pipe only once it has a signal handler of its own.
+    """
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGURG, lambda: None)
+        return loop
 
 
 def _end(processes: Sequence[psutil.Process], grace_s: float) -> None:

@@ -23,14 +23,13 @@ from tests.tool import run_tool
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 DEAF = [*SLEEP[:2], "import signal; signal.signal(15, signal.SIG_IGN); " + SLEEP[2]]
-PARENT = [sys.executable, "-c", f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True)"]
+PARENT = [sys.executable, "-c", f"import subprocess as s; print(s.Popen({SLEEP!r}, stdout=s.DEVNULL).pid, flush=True)"]
 
 async def work(how):
     children = [subprocess.Popen(one, stdout=subprocess.PIPE, start_new_session=True) for one in (SLEEP, DEAF, PARENT)]
     for child in children[:2]:
         child.stdout.readline()
     orphan = int(children[2].stdout.readline())
-    children[2].stdout.readline()
     children[2].wait()
     print("pids", children[0].pid, children[1].pid, orphan, flush=True)
     try:
