@@ -74,10 +74,10 @@ from .storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
+    from causeway_server.router.serving.upstream.server import Credentials
 
     from .agent.agent import Agent
     from .agent.interfaces import FleetLink
-    from .backends.cloud.connection import Credentials
     from .serving.part_encoders import PartEncoders
 
 __all__ = ["App", "build"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from causeway_server.router.types import Chunk, Embeddings, Request, Target
 if TYPE_CHECKING:
     from causeway_server.models.constraints.grammars import HeldRequest
     from causeway_server.models.llama_cpp.protocol import SoftTokens
+    from causeway_server.router.serving.upstream.responses import TextRelay
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
@@ -55,17 +56,6 @@ class CloudJobEnded(BackendError, code="cloud_job_ended", retryable=False):
         super().__init__(message, phase="stream")
         self.event = event
         self.body = body
-
-
-class TextRelay(Protocol):
-    """Takes text of an answer as it arrives, without waking the task that iterates over the chunks."""
-
-    def take(self, texts: Sequence[bytes], index: int, /) -> bool:
-        """Pass on texts of choice `index`, each a token and a JSON string. Raises nothing.
-
-        False: they were not passed on, and come from the iterator.
-        """
-        ...
 
 
 class BackendRequest(msgspec.Struct, frozen=True):

@@ -255,7 +255,7 @@ class App:
             if parts.engines is not None:
                 parts.engines.start(tasks)
             if parts.cloud is not None:
-                tasks.start_soon(_every, 0.0, parts.cloud.connection.watch)
+                tasks.start_soon(_every, 0.0, parts.cloud.watch)
             tasks.start_soon(_every, _SAMPLE_S, parts.signals.sample)
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
             tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)

@@ -30,10 +30,10 @@ from ..storage.state_folder import FLEET_FOLDER, StateFolderLock
 
 if TYPE_CHECKING:
     from causeway_server.models.parts.process.messages import WorkerSpec
+    from causeway_server.router.serving.upstream.server import Credentials
 
     from ..agent.journal import BootState
     from ..agent.link.connection import FleetConnection
-    from ..backends.cloud.connection import Credentials
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..parts.audio import AudioApi, AudioService

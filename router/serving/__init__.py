@@ -4,6 +4,7 @@
                        request         path, method, headers, a bounded body, multipart uploads
     reply → bytes      reply           the receiver of an answer, for one request or several (single flight)
                        responses       the answer over HTTP, whole or streamed
+    servers            http_client     an HTTP/1.1 client; upstream: an OpenAI-compatible server, by it
     other ways         live            sessions over WebSocket
                        webhooks        notices of jobs, until their receivers take them
                        console         the shared files of the pages of device and fleet

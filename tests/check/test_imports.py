@@ -77,6 +77,7 @@ BROUGHT_BY = {
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
     "multidict": "aiohttp",
+    "yarl": "aiohttp",
     "nats": "nats-py",
     "paho": "paho-mqtt",
     "llama_cpp": "llama-cpp-python",

@@ -81,7 +81,7 @@ async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path
 
 async def until_back(device: Device) -> None:
     assert device.parts.cloud is not None
-    assert await device.parts.cloud.connection.probe()
+    assert await device.parts.cloud.probe()
 
 
 async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path, lines: list[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -28,7 +28,6 @@ from causeway_server.router.errors import (
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
-    CloudUnprocessable,
     CloudUnreadable,
     InvalidRequest,
     ModelNotFound,
@@ -37,14 +36,28 @@ from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.openai.upstream.wire import encode_request
-from causeway_server.router.serving.http_client import HttpResponse
+from causeway_server.router.serving.http_client import HttpClientError, HttpResponse
+from causeway_server.router.serving.upstream.responses import (
+    UpstreamCall,
+    read_error,
+    read_error_body,
+    read_whole,
+    server_error,
+)
+from causeway_server.router.serving.upstream.server import (
+    PATHS,
+    Credentials,
+    FixedToken,
+    OpenAIServer,
+    ServerAddress,
+)
+from causeway_server.router.serving.upstream.stream import StreamReader
 from causeway_server.router.trackers import Breaker
 from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
-from .connection import PATHS, CloudConnection, CloudHealth, Credentials, StreamReader
-from .responses import read_error, read_error_body, read_whole, server_error
+from .connection import PROBE_S, CloudHealth, CloudProbe, header_fields
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
@@ -53,7 +66,6 @@ _KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it rejected the request as invalid, or its answer cannot be parsed.
 _ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
-_STREAM_OPTIONS = "stream_options"
 _NO_INFO = UpstreamInfo("", "", degraded=False)
 
 log = logging.getLogger(__name__)
@@ -80,26 +92,40 @@ class CloudBackend:
         self._now = now
         advice = _KEY_ADVICE if credentials is None else _FLEET_ADVICE
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
-        self.connection = CloudConnection(config, self.health, credentials, now)
-        self._jobs = CloudJobs(config.url, self.connection, now)
-        self._asks_usage = True  # until the server refuses `stream_options`
+        self._probe = CloudProbe(config, self.health, now)
+        address = ServerAddress(
+            url=config.url,
+            ca_file=config.ca_file or "",
+            max_connections=config.max_connections,
+            connect_timeout_s=config.connect_timeout_s,
+            user_agent="causeway-edge",
+        )
+        self._server = OpenAIServer(address, credentials or FixedToken(config.api_key), self._probe)
+        self._jobs = CloudJobs(config.url, self._server, now)
         self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
-        self._paths = {kind: URL(config.url + path).raw_path_qs for kind, path in PATHS.items()}
 
     async def start(self) -> None:
-        """Prepare the connection. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
-        await self.connection.start()
+        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
+        await self._server.start()
 
     async def close(self) -> None:
-        await self.connection.close()
+        await self._server.close()
+
+    async def watch(self) -> None:
+        """Probe the server forever, except while its responses show that it is reachable."""
+        await self._probe.watch(self._server)
+
+    async def probe(self) -> bool:
+        """Return whether the server answers, with any HTTP status. Updates the signals."""
+        return await self._probe.probe(self._server)
 
     def signals(self) -> CloudSignals:
         now = self._now()
         return CloudSignals(
             reachable=self.health.reachable,
-            rtt_ms=self.connection.rtt_ms(now),
+            rtt_ms=self._probe.rtt_ms(now),
             breaker=self.health.breaker.state(now),
-            tier=self.connection.tier,
+            tier=self._probe.tier,
             unavailable_models=tuple(model for model, until in self._skip_until.items() if now < until),
         )
 
@@ -113,12 +139,17 @@ class CloudBackend:
                     yield chunk
                 return
             if not streams:
-                for chunk in decode_answer(await self._fetch(call, _encode(call, stream=False)), call.id):
+                body = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
+                for chunk in decode_answer(await self._fetch(call, body), call.id):
                     yield _with_target(chunk, call) if chunk.resume else chunk
                 return
             until = min(call.deadline, call.first_token_by)
-            response = await self._post_stream(call, until)
-            reader = StreamReader(response, call, until)
+            upstream_call = _upstream_call(call)
+            response = await self._server.post_stream(
+                upstream_call, call.request, call.target.model, until, self._fields(call), _resume(call)
+            )
+            call.report_upstream(_upstream_info(response))
+            reader = StreamReader(response, upstream_call, until)
             try:
                 while chunks := await reader.next():
                     for chunk in chunks:
@@ -137,11 +168,19 @@ class CloudBackend:
 
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
         """Return the body of a complete answer."""
-        response = await self._post(call, body, call.deadline)
+        upstream_call = _upstream_call(call)
+        response = await self._server.post(upstream_call, call.request.kind, body, call.deadline, self._fields(call))
         try:
-            return await read_whole(response, call)
+            call.report_upstream(_upstream_info(response))
+            return await read_whole(response, upstream_call)
         finally:
             response.release()
+
+    def _fields(self, call: BackendRequest) -> dict[str, str]:
+        fields = header_fields(call, self._now())
+        if call.job is not None:
+            fields["Idempotency-Key"] = call.job.key  # a server without jobs may still support it
+        return fields
 
     @contextmanager
     def _guarded(self, call: BackendRequest, *, streams: bool) -> Iterator[None]:
@@ -195,36 +234,14 @@ class CloudBackend:
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
-    async def _post_stream(self, call: BackendRequest, until: float) -> HttpResponse:
-        """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `_post`."""
-        if self._asks_usage:
-            try:
-                return await self._post(call, _encode(call, stream=True), until)
-            except (InvalidRequest, CloudUnprocessable) as error:
-                if _STREAM_OPTIONS not in f"{error.param} {error.message}":
-                    raise
-                log.info(
-                    "%s does not support stream_options: the tokens of its streams are counted here.", call.target.name
-                )
-                self._asks_usage = False
-        return await self._post(call, _encode(call, stream=True, ask_usage=False), until)
 
-    async def _post(self, call: BackendRequest, body: bytes, until: float) -> HttpResponse:
-        """Send the request. Return a response with status 200, its body unread; the caller must release it."""
-        # A server without jobs may still support the key.
-        headers = {} if call.job is None else {"Idempotency-Key": call.job.key}
-        response = await self.connection.send(
-            call, "POST", self._paths[call.request.kind], until, body=body, headers=headers
-        )
-        if response.status != 200:
-            raise await read_error(response, call, until)
-        call.report_upstream(_upstream_info(response))
-        return response
+def _resume(call: BackendRequest) -> str:
+    """Return the server's own continue token, without the target's name."""
+    return split_token(call.request.resume)[1]
 
 
-def _encode(call: BackendRequest, *, stream: bool, ask_usage: bool = True) -> bytes:
-    resume = split_token(call.request.resume)[1]
-    return encode_request(call.request, call.target.model, stream=stream, resume=resume, ask_usage=ask_usage)
+def _upstream_call(call: BackendRequest) -> UpstreamCall:
+    return UpstreamCall(call.id, call.target.name, call.deadline, call.request.sequences, call.relay)
 
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
@@ -280,9 +297,9 @@ class CloudJobs:
         now: The clock, monotonic seconds.
     """
 
-    def __init__(self, url: str, connection: CloudConnection, now: Callable[[], float]) -> None:
+    def __init__(self, url: str, server: OpenAIServer, now: Callable[[], float]) -> None:
         self._url = URL(url + "/jobs")
-        self._connection = connection
+        self._server = server
         self._now = now
         self._none_until = float("-inf")
         self._refused_since: float | None = None
@@ -300,7 +317,7 @@ class CloudJobs:
         while state is not None:
             await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
             pause_s = min(_MAX_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
-            response = await self._connection.send(call, "GET", (self._url / state.id).raw_path_qs, call.deadline)
+            response = await self._send(call, "GET", (self._url / state.id).raw_path_qs)
             state = await self._read_job(call, response)
             if state.status == "succeeded":
                 return bytes(state.result)
@@ -310,20 +327,26 @@ class CloudJobs:
 
     async def cancel(self, key: str) -> Cancelled:
         """Cancel the job of this key."""
-        status = await self._connection.command("DELETE", self._url.raw_path_qs, {"Idempotency-Key": key})
+        until = asyncio.get_running_loop().time() + PROBE_S
+        try:
+            response = await self._server.request(
+                "DELETE", self._url.raw_path_qs, until, fields={"Idempotency-Key": key}
+            )
+        except (HttpClientError, TimeoutError):
+            return "later"
+        response.release()
+        status = response.status
         if status == 404:
             return "unknown"
-        is_final = status is not None and status not in _ASK_AGAIN and (status < 500 or status in _NO_JOBS)
+        is_final = status not in _ASK_AGAIN and (status < 500 or status in _NO_JOBS)
         return "settled" if is_final else "later"
 
     async def _submit(self, call: BackendRequest, job: JobTerms) -> _CloudJob | None:
         """Return the job of this key, new or known; None if this server has no jobs."""
-        resume = split_token(call.request.resume)[1]
-        plain = encode_request(call.request, call.target.model, stream=False, resume=resume)
+        plain = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
         body = _as_job(plain, "/v1" + PATHS[call.request.kind])
         headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
-        path = self._url.raw_path_qs
-        response = await self._connection.send(call, "POST", path, call.deadline, body=body, headers=headers)
+        response = await self._send(call, "POST", self._url.raw_path_qs, body, headers)
         if response.status in _NO_JOBS:
             await _check_no_jobs(response, call)
             self._note_refusal(call, response.status)
@@ -331,6 +354,17 @@ class CloudJobs:
         state = await self._read_job(call, response)
         self._had_jobs, self._refused_since = True, None
         return state
+
+    async def _send(
+        self,
+        call: BackendRequest,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> HttpResponse:
+        fields = {**header_fields(call, self._now()), **headers}
+        return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, fields=fields)
 
     def _note_refusal(self, call: BackendRequest, status: int) -> None:
         """Return if the server evidently has no jobs. Raises CloudSaturated while it must be asked again."""
@@ -346,9 +380,9 @@ class CloudJobs:
 
     async def _read_job(self, call: BackendRequest, response: HttpResponse) -> _CloudJob:
         if response.status not in (200, 202):
-            raise await read_error(response, call, call.deadline)
+            raise await read_error(response, _upstream_call(call), call.deadline)
         try:
-            return msgspec.json.decode(await read_whole(response, call), type=_CloudJob)
+            return msgspec.json.decode(await read_whole(response, _upstream_call(call)), type=_CloudJob)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise CloudUnreadable(f"{call.target.name} returned an invalid job object.", phase="stream") from None
         finally:

@@ -133,7 +133,7 @@ async def test_the_next_request_uses_a_token_that_changed_meanwhile() -> None:
 
 async def test_a_probe_renews_too() -> None:
     async with asking(Renewed()) as (backend, gateway):
-        assert await backend.connection.probe()
+        assert await backend.probe()
         assert gateway.tokens == ["old", "new"]
         assert backend.health.problems == ()
 

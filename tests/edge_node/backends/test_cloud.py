@@ -13,7 +13,6 @@ from aiohttp import web
 
 from causeway_server.edge_node.backends.backend import BackendRequest
 from causeway_server.edge_node.backends.cloud.backend import CloudBackend
-from causeway_server.edge_node.backends.cloud.responses import MAX_ANSWER_BYTES, retry_after_s
 from causeway_server.edge_node.config.schema import CloudConfig
 from causeway_server.router.errors import (
     BreakerOpen,
@@ -36,6 +35,7 @@ from causeway_server.router.errors import (
     InvalidRequest,
     StreamBroken,
 )
+from causeway_server.router.serving.upstream.responses import MAX_ANSWER_BYTES, retry_after_s
 from causeway_server.router.trackers import Breaker
 from causeway_server.router.types import Chunk, Message, Request, Target
 from tests.waiting import until
@@ -318,13 +318,13 @@ async def test_cancelling_a_call_ends_the_servers_work(cloud: ScriptedCloud, str
 async def test_the_probe_sets_reachability_and_round_trip(cloud: ScriptedCloud) -> None:
     async with connected(cloud.url) as backend:
         assert backend.signals().reachable is None
-        assert await backend.connection.probe()
+        assert await backend.probe()
         signals = backend.signals()
         assert signals.reachable
         assert signals.rtt_ms is not None
         assert 0 < signals.rtt_ms < 5000
         await cloud.stop()
-        assert not await backend.connection.probe()
+        assert not await backend.probe()
         assert backend.signals().reachable is False
 
 

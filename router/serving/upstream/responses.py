@@ -1,4 +1,4 @@
-"""A cloud server's whole responses and errors, bounded in bytes and in time; failures are translated to our error tree.
+"""Whole responses and errors of an OpenAI server, bounded in bytes and in time; failures are translated to our errors.
 
 1. no connection: refused, no route, DNS, TLS, connect timeout              CloudUnreachable
    closed without an answer                                                 CloudDisconnected
@@ -17,12 +17,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Protocol
 
 import msgspec
 
-from causeway_server.router.errors import (
+from ...errors import (
     BackendError,
     CausewayError,
     CloudBodyTooLarge,
@@ -48,14 +50,7 @@ from causeway_server.router.errors import (
     StreamBroken,
     UnsupportedFeature,
 )
-from causeway_server.router.serving.http_client import (
-    ConnectError,
-    DisconnectedError,
-    HttpClientError,
-    HttpResponse,
-)
-
-from ..backend import BackendRequest
+from ..http_client import ConnectError, DisconnectedError, HttpClientError, HttpResponse
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
@@ -78,7 +73,28 @@ _UNAVAILABLE: dict[str, str] = {
 }
 
 
-async def read_whole(response: HttpResponse, call: BackendRequest) -> bytes:
+class TextRelay(Protocol):
+    """Takes text of an answer as it arrives, without waking the task that iterates over the chunks."""
+
+    def take(self, texts: Sequence[bytes], index: int, /) -> bool:
+        """Pass on texts of choice `index`, each a token and a JSON string. Raises nothing.
+
+        False: they were not passed on, and come from the iterator.
+        """
+        ...
+
+
+class UpstreamCall(msgspec.Struct, frozen=True):
+    """The context of a request to a server, for reading its answer. `id` makes generated ids of tool calls unique."""
+
+    id: str
+    name: str  # of the target, for messages
+    deadline: float  # the loop's clock, s
+    sequences: int = 1
+    relay: TextRelay | None = None  # relay for chunks that consist of text alone
+
+
+async def read_whole(response: HttpResponse, call: UpstreamCall) -> bytes:
     """Return a complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
     response.bound(call.deadline)
     try:
@@ -86,16 +102,16 @@ async def read_whole(response: HttpResponse, call: BackendRequest) -> bytes:
     except TimeoutError as error:
         raise too_slow(call, "first_token") from error
     except HttpClientError as error:
-        raise client_error(error, call.target.name, "stream") from error
+        raise client_error(error, call.name, "stream") from error
     if body is None:
         raise too_large(call)
     return body
 
 
-async def read_error(response: HttpResponse, call: BackendRequest, until: float) -> CausewayError:
+async def read_error(response: HttpResponse, call: UpstreamCall, until: float) -> CausewayError:
     """Return the error for a response whose status is not 200, with the server's message if it arrives in time."""
     body = await read_error_body(response, until)
-    return status_error(response.status, response.header(b"retry-after"), body, call.target.name)
+    return status_error(response.status, response.header(b"retry-after"), body, call.name)
 
 
 async def read_error_body(response: HttpResponse, until: float) -> bytes:
@@ -121,12 +137,12 @@ async def read_body(response: HttpResponse, limit_bytes: int) -> bytes | None:
     return b"".join(pieces)
 
 
-def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
-    return CloudTimeout(f"{call.target.name} took too long.", phase=phase)
+def too_slow(call: UpstreamCall, phase: Phase) -> CloudTimeout:
+    return CloudTimeout(f"{call.name} took too long.", phase=phase)
 
 
-def too_large(call: BackendRequest) -> CloudUnreadable:
-    return CloudUnreadable(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes.", phase="stream")
+def too_large(call: UpstreamCall) -> CloudUnreadable:
+    return CloudUnreadable(f"{call.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes.", phase="stream")
 
 
 class _Error(msgspec.Struct):

@@ -1,0 +1,219 @@
+"""An OpenAI-compatible server: connections to one base URL, its bearer key, and requests in OpenAI's format.
+
+Proxies and netrc of the environment are ignored and redirects are not followed: data goes only to the configured URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+from yarl import URL
+
+from ...errors import CloudUnprocessable, InvalidRequest
+from ...openai.upstream.wire import encode_request
+from ...types import Kind, Request
+from ..http_client import HttpClient, HttpClientError, HttpResponse
+from .responses import UpstreamCall, client_error, read_error, too_slow
+
+log = logging.getLogger(__name__)
+
+PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
+_IDLE_S = 15.0  # shorter than common servers' idle timeout, so that pooled connections are seldom closed already
+_STREAM_OPTIONS = "stream_options"
+_NO_FIELDS: Mapping[str, str] = {}
+
+
+class Credentials(Protocol):
+    """A bearer token, which may change, such as a fleet's."""
+
+    @property
+    def token(self) -> str:
+        """Return the present token; "" if there is none."""
+        ...
+
+    async def renew(self, refused: str) -> bool:
+        """Get another token than the one that was refused; return whether there is one now."""
+        ...
+
+
+class FixedToken(msgspec.Struct, frozen=True):
+    """A bearer token that never changes (`Credentials`). `token`: "" for none."""
+
+    token: str = ""
+
+    async def renew(self, refused: str) -> bool:
+        return False
+
+
+class ServerObserver(Protocol):
+    """A receiver of each response and each lost connection of a server."""
+
+    def answered(self, response: HttpResponse) -> None:
+        """Record a response, whatever its status."""
+        ...
+
+    def lost(self, error: Exception) -> None:
+        """Record a failed connection attempt."""
+        ...
+
+
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Base URL of a server, such as `https://HOST/v1`, and settings of the connections to it."""
+
+    url: str
+    ca_file: str = ""  # "": the system's certificates
+    max_connections: int
+    connect_timeout_s: float
+    user_agent: str
+
+
+class OpenAIServer:
+    """Sends requests to one server. Call `start` first, and `close` when done.
+
+    Args:
+        address: Base URL of the server, and settings of the connections.
+        credentials: Token source: read for each request, and renewed once after a 401.
+        observer: Receiver of each response and each lost connection.
+    """
+
+    def __init__(self, address: ServerAddress, credentials: Credentials, observer: ServerObserver) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._observer = observer
+        self._url = URL(address.url)
+        self._paths = {kind: URL(address.url + path).raw_path_qs for kind, path in PATHS.items()}
+        self._sent_token: str | None = None
+        self._fields: dict[str, str] = {}  # header fields of every request, with that token
+        self._asks_usage = True  # until the server refuses `stream_options`
+        self._client: HttpClient | None = None
+
+    async def start(self) -> None:
+        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
+        tls: ssl.SSLContext | None = None
+        if self._url.scheme == "https" or self._address.ca_file:
+            tls = ssl.create_default_context(cafile=self._address.ca_file or None)
+            tls.set_alpn_protocols(["http/1.1"])
+        self._client = HttpClient(
+            str(self._url.origin()),
+            tls=tls,
+            limit=self._address.max_connections,
+            connect_timeout_s=self._address.connect_timeout_s,
+            idle_s=_IDLE_S,
+        )
+
+    async def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        until: float,
+        *,
+        body: bytes | None = None,
+        fields: Mapping[str, str] = _NO_FIELDS,
+        renew: bool = True,
+    ) -> HttpResponse:
+        """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
+
+        Args:
+            target: Path and query, encoded.
+            until: Deadline of the response, the loop's clock; its `bound` may be moved.
+
+        Raises:
+            HttpClientError: There is no answer.
+            TimeoutError: There was no answer in time.
+        """
+        assert self._client is not None, "start() comes first"
+        token = self._credentials.token
+        if token != self._sent_token:
+            self._fields = self._common_fields(token)
+            self._sent_token = token
+        response = await self._client.request(method, target, {**self._fields, **fields}, until, body)
+        if response.status == 401 and renew and await self._renewed(token, until):
+            response.release()
+            return await self.request(method, target, until, body=body, fields=fields, renew=False)
+        return response
+
+    async def send(
+        self,
+        call: UpstreamCall,
+        method: str,
+        target: str,
+        until: float,
+        *,
+        body: bytes | None = None,
+        fields: Mapping[str, str] = _NO_FIELDS,
+    ) -> HttpResponse:
+        """Send a request, like `request`, and report to the observer. Raises BackendError instead."""
+        try:
+            response = await self.request(method, target, until, body=body, fields=fields)
+        except HttpClientError as error:
+            failure = client_error(error, call.name, "send")
+            if failure.phase == "connect":
+                self._observer.lost(error)
+            raise failure from error
+        except TimeoutError as error:
+            raise too_slow(call, "first_token") from error
+        self._observer.answered(response)
+        return response
+
+    async def post(
+        self, call: UpstreamCall, kind: Kind, body: bytes, until: float, fields: Mapping[str, str] = _NO_FIELDS
+    ) -> HttpResponse:
+        """Send a request of this kind. Return a response with status 200, its body unread; the caller must release it.
+
+        Raises:
+            BackendError, InvalidRequest: There is no such response (`responses`).
+        """
+        response = await self.send(call, "POST", self._paths[kind], until, body=body, fields=fields)
+        if response.status != 200:
+            raise await read_error(response, call, until)
+        return response
+
+    async def post_stream(
+        self,
+        call: UpstreamCall,
+        request: Request,
+        model: str,
+        until: float,
+        fields: Mapping[str, str] = _NO_FIELDS,
+        resume: str = "",
+    ) -> HttpResponse:
+        """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
+        if self._asks_usage:
+            try:
+                body = encode_request(request, model, stream=True, resume=resume)
+                return await self.post(call, request.kind, body, until, fields)
+            except (InvalidRequest, CloudUnprocessable) as error:
+                if _STREAM_OPTIONS not in f"{error.param} {error.message}":
+                    raise
+                log.info("%s does not support stream_options: the tokens of its streams are counted here.", call.name)
+                self._asks_usage = False
+        body = encode_request(request, model, stream=True, resume=resume, ask_usage=False)
+        return await self.post(call, request.kind, body, until, fields)
+
+    def _common_fields(self, token: str) -> dict[str, str]:
+        """Return the header fields of every request, with the token, else with the user in the URL, if there is one."""
+        fields = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": self._address.user_agent}
+        if token:
+            fields["Authorization"] = f"Bearer {token}"
+        elif self._url.user is not None:
+            pair = f"{self._url.user}:{self._url.password or ''}".encode("latin-1")
+            fields["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        return fields
+
+    async def _renewed(self, refused: str, until: float) -> bool:
+        """Return whether there is another token than the refused one, no later than `until` (the loop's clock, s)."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._credentials.renew(refused)
+        except TimeoutError:
+            return False
