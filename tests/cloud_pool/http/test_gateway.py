@@ -501,8 +501,11 @@ async def test_full_tier_is_429_until_a_client_disconnects(http: aiohttp.ClientS
         await until(lambda: pool.gauge("running") > 0)  # Triton's metrics are some milliseconds old
         held.close()
     await until(pool.is_idle)
-    async with http.post("/v1/completions", json={"model": "tight", "prompt": "a", "max_tokens": 1}) as reply:
-        assert reply.status == 200
+    status = 429
+    while status == 429:  # Triton is idle before the gateway knows it.
+        async with http.post("/v1/completions", json={"model": "tight", "prompt": "a", "max_tokens": 1}) as reply:
+            status = reply.status
+    assert status == 200
 
 
 async def test_more_streams_than_permits(http: aiohttp.ClientSession, pool: Pool) -> None:

@@ -85,11 +85,10 @@ def png(
     width: int, height: int, rows: bytes | None = None, *, compressed: bytes | None = None, more: bytes = b""
 ) -> bytes:
     """A grey PNG. `compressed`: its IDAT as it is; `more`: chunks before it."""
-    if rows is None:
-        rows = (b"\0" + bytes(width)) * height
-    body = zlib.compress(rows) if compressed is None else compressed
+    if compressed is None:
+        compressed = zlib.compress((b"\0" + bytes(width)) * height if rows is None else rows)
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + more + chunk(b"IDAT", compressed) + chunk(b"IEND", b"")
 
 
 def chunk(name: bytes, data: bytes) -> bytes:

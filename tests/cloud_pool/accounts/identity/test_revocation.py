@@ -233,7 +233,7 @@ class Failover:
     def __init__(self, folder: Path) -> None:
         for name in ("master", "replica"):
             (folder / name).mkdir()
-        self.master = RedisServer(folder / "master")
+        self.master = RedisServer(folder / "master", "--repl-diskless-sync-delay", "0")
         self.replica = RedisServer(folder / "replica", "--replicaof", f"127.0.0.1 {self.master.port}")
 
     async def stop_following(self) -> None:
