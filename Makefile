@@ -69,8 +69,8 @@ bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside l
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
 	@exec $(BIN)/python -m tests.bench real-weights $(ARGS)
 
-bench-peers: ## Measure our edge beside LiteLLM and nginx, which it sets up
-	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers
+bench-peers: ## Measure our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM, which it sets up (YES=1: unasked)
+	@$(PREPARE) check && exec $(BIN)/python -m tests.bench peers $(if $(YES),--yes) $(ARGS)
 
 docs: ## Write the pages' reference tables anew from the code
 	@$(PREPARE) check && $(BIN)/python -m tests.docs

@@ -44,7 +44,7 @@ PROGRAMS = {
     "hops": Tool("bench.hops", "the files of ours that one request passes"),
     "kv-types": Tool("bench.decoding.kv_types", "keys and values at q8_0 beside f16"),
     "parts": Tool("bench.parts.__main__", "what a request with audio and an image costs"),
-    "peers": Tool("bench.streaming.peers", "our edge beside LiteLLM and nginx"),
+    "peers": Tool("bench.peers.__main__", "our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM"),
     "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside llama_cpp.server"),
     "simulation": Tool("bench.simulation.__main__", "error rates of the verdict, times of reverts, loads for a fleet"),
     "voice": Tool("bench.voice.__main__", "spoken commands on the device"),

@@ -4,7 +4,7 @@
     upstream                 an OpenAI-compatible server with one fixed answer
     forward UPSTREAM_URL     parses a chat's JSON, forwards it over a keep-alive pool, returns what comes back
 
-Each prints its port and serves until it is killed.
+A port may follow; otherwise a free one is taken. Each prints its port and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def models(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": []})
 
 
-async def main(kind: str, argument: str) -> None:
+async def main(kind: str, argument: str = "", port: str = "0") -> None:
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=100))
     handler = {
         "answer": lambda: answer(Path(argument).read_bytes()),
@@ -74,11 +74,11 @@ async def main(kind: str, argument: str) -> None:
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", int(port)).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     uvloop.install()
-    asyncio.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""))
+    asyncio.run(main(*sys.argv[1:]))
