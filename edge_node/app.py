@@ -59,6 +59,7 @@ from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
 from .sessions import DeviceSessions, SessionAudio
+from .signals.candidates import CandidateEstimates
 from .signals.collector import SignalCollector
 from .signals.device import DeviceProbes
 from .signals.estimators import LearnedEstimators
@@ -221,12 +222,14 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         chance=random.Random(os.urandom(16)),
         checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
     )
+    candidates = CandidateEstimates(model_dirs)
     on_demand = OnDemandSignals(
         clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
         encoders=part_encoders,
         record_all=config.decisions.signals == "all",
+        candidates=candidates,
     )
     records = Records(decisions, backends.spend, metrics, clock)
     sources = AnswerSources(cache, semantic, SharedGenerations())
@@ -248,6 +251,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
+        candidates.activate(policy)
         backends.signals.use(policy)  # the projectors change with their models
         if part_encoders is not None:
             part_encoders.projectors.use({target.model for target in policy.targets if target.at == "edge"})

@@ -329,6 +329,14 @@ class Handoff(msgspec.Struct, frozen=True):
     within_s: float | None = None  # time after the first token, at which the gate decides
 
 
+class Weights(msgspec.Struct, frozen=True):
+    """The weights of a score by which targets are ordered: per unit of quality, per US dollar, per second."""
+
+    quality: float
+    usd: float
+    latency: float
+
+
 class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
     handoff: Handoff | None = None  # only if a later attempt exists
@@ -347,6 +355,8 @@ ReasonCode = Literal[
     "constraint_excluded",  # a constraint excludes a target
     "preference_excluded",  # the client's preference excludes a target
     "preference_ordered",  # the client's preference moves a target forward
+    "target_scored",  # `best_of`: the target's score, and the estimates that it is made of
+    "estimate_absent",  # `best_of`: the target has no estimate of quality, so the order of the list stays
     "model_named",  # the client named a model instead of `auto`
     "continued",  # the rest of an answer comes from the target that made its start
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
@@ -496,6 +506,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     uncalibrated: frozenset[str] = frozenset()
 
 
+class Candidate(msgspec.Struct, frozen=True):
+    """The estimates of one target's answer to a request, for `best_of`. None: unknown."""
+
+    at: Location
+    model: str  # with its adapter
+    quality: float | None = None  # probability that the answer is right
+    answer_tokens: float | None = None  # expected length
+    latency_s: float | None = None  # recent time of an answer
+
+
 class Estimates(msgspec.Struct, frozen=True):
     """The on-demand signals of a request, which are expensive to compute. None: not computed, or absent."""
 
@@ -506,6 +526,7 @@ class Estimates(msgspec.Struct, frozen=True):
     audio_s: float | None = None  # length of all audio
     language: str | None = None  # request.language, ISO 639-1
     audio_speech: bool | None = None  # audio.speech: whether an audio part contains speech
+    candidates: tuple[Candidate, ...] | None = None  # of the targets that `best_of` compares
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------

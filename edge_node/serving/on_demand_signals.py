@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,9 +16,10 @@ import msgspec
 from causeway_server.router.errors import EncoderFailed
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.serving.logs import redacted
-from causeway_server.router.types import Request
+from causeway_server.router.types import AttemptRecord, Request
 
 from ..clock import Clock
+from ..signals.candidates import CandidateEstimates
 from ..signals.estimators import QUALITY
 from .generation import Generation
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 TokenCounter = Callable[[Request], Awaitable[int | None]]
 QualityEstimator = Callable[[Policy, Request], float | None]
 _TOKENS = "request.prompt_tokens"
+_LENGTH = frozenset({_TOKENS})
 _COUNT_TIMEOUT_S = 1.0  # timeout of the engine's count of a prompt's tokens
 
 
@@ -42,6 +44,7 @@ class OnDemandSignals:
         estimate_quality: Function that returns the signal `edge.quality`; None without an engine.
         encoders: Encoders that turn audio and images into text, whose signals are computed; None if there are none.
         record_all: Whether to compute them for every decided request, for its record.
+        candidates: Estimates of the targets that a policy's `best_of` compares.
     """
 
     clock: Clock
@@ -50,6 +53,7 @@ class OnDemandSignals:
     estimate_quality: QualityEstimator | None = None
     encoders: PartEncoders | None = None
     record_all: bool = False
+    candidates: CandidateEstimates = field(default_factory=CandidateEstimates)
 
     def concerns(self, request: Request) -> bool:
         """Return whether the request has a part that requires the child processes of encoders."""
@@ -67,6 +71,19 @@ class OnDemandSignals:
             self._estimate(generation, request)
         if _TOKENS in signals and generation.estimates.prompt_tokens is None:
             await self._count(generation, request)
+
+    async def compare(self, generation: Generation) -> None:
+        """Set the estimates of the targets that the policy's `best_of` compares. Never raises."""
+        await self.compute(generation, _LENGTH)
+        try:
+            found = self.candidates.estimate(generation.policy, await self._as_text(generation), self.clock.monotonic())
+            generation.estimates = msgspec.structs.replace(generation.estimates, candidates=found)
+        except Exception as failure:
+            log.warning("The targets of `best_of` could not be compared: %s", redacted(failure))
+
+    def observe(self, attempts: Iterable[AttemptRecord]) -> None:
+        """Take the times of finished attempts into account."""
+        self.candidates.observe(attempts, self.clock.monotonic())
 
     def _estimate(self, generation: Generation, request: Request) -> None:
         if self.estimate_quality is None:

@@ -410,6 +410,8 @@ class Service:
             await self.on_demand.compute(generation, _ON_DEMAND)
         elif not _ON_DEMAND.isdisjoint(needs.signals):
             await self.on_demand.compute(generation, needs.signals)
+        if policy.compared and request.model == AUTO:
+            await self.on_demand.compare(generation)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
         decision = decide(policy, request, snapshot, generation.estimates)
         if generation.job is not None:
@@ -455,9 +457,12 @@ class Service:
             self.records.spend.add(usd)
         if generation.semantic_check is not None:
             self.shadows.checks.charge(usd)
+        attempts = generation.records(ended)
+        if generation.policy.compared:
+            self.on_demand.observe(attempts)
         self.records.metrics.generation_finished(
             generation.request,
-            generation.records(ended),
+            attempts,
             generation.target if generation.committed else None,
             generation.usage,
             usd=usd,

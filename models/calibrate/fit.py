@@ -261,13 +261,13 @@ def _unseen(inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[float], 
 
 
 def fit_logistic(
-    inputs: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, ridges: Sequence[float] = ()
+    inputs: Array64, truth: NDArray[np.bool_] | Array64, weights: Array64 | None = None, ridges: Sequence[float] = ()
 ) -> LinearLogit:
     """Fit a logistic regression by Newton's method on standardised inputs.
 
     Args:
         inputs: [rows, inputs].
-        truth: [rows].
+        truth: [rows], 0 to 1.
         weights: [rows], of each row in the loss; default: all the same.
         ridges: One L2 penalty per input; default: a small one for all.
     """

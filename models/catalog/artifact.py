@@ -31,7 +31,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
 Answers = Literal["text", "calls"]
 PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
 """The names of a projector and of what it needs, beside the weights."""
-SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "same-answer", "heard-words"]
+SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "candidates", "same-answer", "heard-words"]
 
 
 class ArtifactError(ValueError):
@@ -40,6 +40,10 @@ class ArtifactError(ValueError):
 
 class ArtifactNotFound(ArtifactError):
     """No such artifact in the folders that were searched."""
+
+
+class ArtifactUnreadable(ArtifactError):
+    """The file is damaged, or in a format that this version does not know."""
 
 
 class ArtifactCorrupt(ArtifactError):

@@ -148,4 +148,33 @@ def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: b
         raise
 
 
-COMMANDS: tuple[click.Command, ...] = (calibrate,)
+@click.command()
+@click.option(
+    "--graded",
+    "files",
+    multiple=True,
+    required=True,
+    type=existing_file,
+    help='JSON lines: {"prompt": ..., "grades": {MODEL: 0 to 1}, "tokens": {MODEL: length}}; may be repeated.',
+)
+@to_option
+@click.option("--name", default="candidates", show_default=True, help="Name of the artifact.")
+@click.option("--sources", type=existing_file, help="JSON lines as those of `calibrate`: the data that the card names.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def candidates(files: Sequence[Path], to: Path, name: str, sources: Path | None, seed: int) -> None:
+    """Learn which of several models answers a prompt well, for `best_of` in a policy.
+
+    Fits an estimate of each model's quality on graded answers, chooses between regressions and nearest neighbours on
+    held-out rows, and publishes it with a report of rows that neither saw.
+    """
+    from ..calibrate.candidates import publish_candidates, read_graded
+    from ..calibrate.prompts import read_sources
+
+    command = shlex.join(["causeway-models", *sys.argv[1:]])
+    named = tuple(read_sources(sources)) if sources else ()
+    artifact, report = publish_candidates(read_graded(files), to, name, command=command, seed=seed, sources=named)
+    click.echo("\n".join(report.lines()))
+    click.echo(f"published {artifact.path}")
+
+
+COMMANDS: tuple[click.Command, ...] = (calibrate, candidates)

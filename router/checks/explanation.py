@@ -45,6 +45,8 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "constraint_excluded": ("✗", "red", "constraint excluded {target} {detail}"),
     "preference_excluded": ("✗", "red", "the request's preference excluded {target} {detail}"),
     "preference_ordered": ("↑", "yellow", "the request's preference moved {target} forward {detail}"),
+    "target_scored": ("=", "dim", "{target}: {detail}"),
+    "estimate_absent": ("?", "yellow", "{target} cannot be scored: {detail}"),
     "model_named": ("✓", "green", "the request names {target} {detail}"),
     "continued": ("✓", "green", "continues an answer of {target} {detail}"),
     "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),

@@ -8,6 +8,7 @@ condition replaced by a constant:
 1. Constraints: a constraint that is known to bind applies. Otherwise the undecided constraints all bind, or none does.
 2. Routes: each route that may hold, up to the first one that certainly holds.
 3. Cache rules: the same as for routes.
+4. Routes with `best_of`, if the record lacks the estimates of a target: each of their targets may be the first.
 
 A decision lists attempts; `expected` infers from the record which of them would answer.
 """
@@ -53,6 +54,8 @@ CONFIDENCE: Final = "confidence"
 """The value that an outcome depends on if a handoff cannot be replayed. It is not a signal: it is measured after the
 decision.
 """
+ESTIMATES: Final = "estimates"
+"""The value that a decision depends on if a target of `best_of` has no recorded estimates."""
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -212,10 +215,26 @@ class PolicyReplay:
         self._by_temperatures: dict[tuple[float | None, ...], Policy] = {}
         self._cases: dict[tuple[Policy, tuple[str, ...], bool, str | None], Policy] = {}
         self._availability: dict[tuple[bool, bool], TargetAvailability] = {}
+        self._orders: dict[Policy, tuple[Policy, ...]] = {}
 
     def possible(self, record: DecisionRecord, request: Request) -> Possible:
         """Return the possible decisions of the recorded request. `request`: the request rebuilt from its features."""
         policy, unrecorded = self._for_device(record, request)
+        recorded = {(one.at, one.model) for one in record.estimates.candidates or ()}
+        if all((target.at, target.served) in recorded for target in policy.compared):
+            return self._possible(policy, unrecorded, record, request)
+        if policy not in self._orders:
+            self._orders[policy] = _in_each_order(policy)
+        first, *others = [self._possible(one, unrecorded, record, request) for one in self._orders[policy]]
+        by_plan = {repr(_plan_of(one)): one for result in (first, *others) for one in result.decisions}
+        if len(by_plan) <= len(first.decisions):
+            return first
+        hangs_on = tuple(sorted({*first.hangs_on, ESTIMATES}))
+        return Possible(tuple(by_plan.values()), hangs_on, first.constraint, first.cached)
+
+    def _possible(
+        self, policy: Policy, unrecorded: frozenset[str], record: DecisionRecord, request: Request
+    ) -> Possible:
         snapshot = self._snapshot(record.snapshot)
         cached: bool | None = False
         if record.outcome.cache == "hit":
@@ -308,6 +327,19 @@ def _decide(policy: Policy, request: Request, snapshot: Snapshot, record: Decisi
         return decide(policy, request, snapshot, record.estimates)
     except (ModelNotFound, InvalidRequest):
         return None
+
+
+def _in_each_order(policy: Policy) -> tuple[Policy, ...]:
+    """Return the policy once for each target of its longest `best_of`, with another target first each time."""
+    longest = max(len(route.targets) for route in policy.routes if route.best_of is not None)
+
+    def turned(route: Route, by: int) -> Route:
+        if route.best_of is None:
+            return route
+        by %= len(route.targets)
+        return replace(route, targets=route.targets[by:] + route.targets[:by], best_of=None)
+
+    return tuple(replace(policy, routes=tuple(turned(route, by) for route in policy.routes)) for by in range(longest))
 
 
 def _plan_of(decision: Decision | None) -> object:

@@ -7,7 +7,8 @@
 2. Route: the target whose answer is to be continued, the targets that the client named, or the first route that holds.
 3. Exclusion: by constraint, by the client's preference, because the device has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
-4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
+4. Order: `best_of` orders by score (`candidates.ranked`); the client's preference moves targets forward within what
+   the route lists; targets that are down go last.
 5. Plans: an attempt per target, with a handoff if a later target can take over, but never for a request that must stay
    on the device. Parts that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
 
@@ -56,6 +57,7 @@ from ..types import (
 )
 from .abilities import PartForms, part_forms, unmet_abilities
 from .attempts import continuing_target, split_token
+from .candidates import ranked
 from .features import without_question
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
@@ -91,7 +93,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     if route is None:
         reasons.append(_NO_ROUTE_HOLDS)
     else:
-        attempts, skipped_target = _plan(route, request, kinds, snapshot, bound, kept, reasons)
+        attempts, skipped_target = _plan(route, request, kinds, (snapshot, estimates), (bound, kept), reasons)
         if snapshot.uncalibrated and named is None:
             _note_uncalibrated(policy, route, snapshot, attempts, reasons)
     missing, able = ((), ()) if attempts else unmet_abilities(policy, request, kinds, snapshot, route, named)
@@ -136,12 +138,13 @@ def _plan(
     route: Route,
     request: Request,
     kinds: list[Modality],
-    snapshot: Snapshot,
-    bound: tuple[Constraint, ...],
-    kept: tuple[Constraint, ...],
+    signals: tuple[Snapshot, Estimates],
+    constraints: tuple[tuple[Constraint, ...], tuple[Constraint, ...]],
     reasons: list[Reason],
 ) -> tuple[tuple[AttemptPlan, ...], str]:
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
+    snapshot, estimates = signals
+    bound, kept = constraints
     prefer = request.hints.prefer
     forms = None if len(kinds) == 1 else part_forms(kinds, snapshot, route.fusion, kept=bool(kept))
     if forms is not None and kept and any(kind not in forms.texts for kind in kinds[1:]):
@@ -151,7 +154,9 @@ def _plan(
     if not allowed:
         reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
         return (), ""
-    preferred = _prefer(allowed, prefer, reasons)  # (4)
+    if route.best_of is not None:  # (4)
+        allowed = ranked(allowed, route.name, route.best_of, request, estimates, reasons)
+    preferred = _prefer(allowed, prefer, reasons)
     ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
     skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     if route.handoff is None or bound or prefer == "only_on_device":  # (5)

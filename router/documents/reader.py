@@ -102,6 +102,8 @@ class _Reader:
             return self.read(tree, kind.type, own_title if isinstance(own_title, str) else title)
         if isinstance(kind, shapes.UnionType):  # `X | None`, or several plain types
             options = [option for option in kind.types if not isinstance(option, shapes.NoneType)]
+            if len(options) > 1 and any(isinstance(option, shapes.StructType) for option in options):
+                return self._list_or_struct(tree, options)
             return self.read(tree, options[0], title) if len(options) == 1 else self._plain(tree, title)
         if isinstance(tree, Scalar) and tree.kind == "null":
             entries = isinstance(kind, shapes.StructType | shapes.DictType | shapes.VarTupleType)
@@ -114,6 +116,11 @@ class _Reader:
         if isinstance(kind, shapes.VarTupleType | shapes.FrozenSetType):
             return self._list(tree, kind)
         return self._scalar(tree, kind, title)
+
+    def _list_or_struct(self, tree: Tree, options: list[shapes.Type]) -> Plain | None:
+        """Read a value that is a list or a mapping of known keys."""
+        wanted = shapes.StructType if isinstance(tree, Mapping) else shapes.VarTupleType
+        return self.read(tree, next(option for option in options if isinstance(option, wanted)), "")
 
     def _struct(self, tree: Tree, kind: shapes.StructType) -> Plain | None:
         if not isinstance(tree, Mapping):

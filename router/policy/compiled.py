@@ -16,10 +16,22 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import AUTO, ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Shadow, Target, WaitFor
+from ..types import (
+    AUTO,
+    ExactCache,
+    Fusion,
+    Handoff,
+    Reason,
+    ReasonCode,
+    SemanticCache,
+    Shadow,
+    Target,
+    WaitFor,
+    Weights,
+)
 from .cel_source import ExpressionError
 from .expression import compile_expression
-from .file import CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds
+from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds, used
 from .lint import Conditions, check_meaning
 from .signals import OPENAI_TEMPERATURE, Expression, RequiredSignals
 
@@ -59,6 +71,7 @@ class Route(Rule):
     handoff: Handoff | None
     fusion: Fusion
     wait_for: WaitFor
+    best_of: Weights | None = None  # None: the targets are tried in their order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +112,7 @@ class Policy:
     route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals = field(init=False)  # of `plan_cache`: constraints and cache rules
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
+    compared: tuple[Target, ...] = field(init=False)  # the targets that `best_of` orders, each once
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
@@ -107,6 +121,9 @@ class Policy:
             conditions = [rule.when for rule in read if rule.when is not None]
             object.__setattr__(self, f"{name}_needs", RequiredSignals(conditions, self.default_temperature))
         object.__setattr__(self, "offered", self.targets + self.adapted)
+        ordered = (route for route in self.routes if route.best_of is not None)
+        compared = dict.fromkeys(target for route in ordered for target in route.targets)
+        object.__setattr__(self, "compared", tuple(compared))
         object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
 
     @property
@@ -281,11 +298,14 @@ def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> T
 
 
 def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -> Route:
-    used = tuple(targets[name] for name in doc.use)
+    listed = tuple(targets[name] for name in used(doc))
+    best_of = None
+    if isinstance(doc.use, BestOfDoc):
+        best_of = Weights(doc.use.weights.quality, doc.use.weights.usd, doc.use.weights.latency)
     handoff = None
     if not isinstance(doc.handoff, UnsetType):
         handoff = Handoff(doc.handoff.after_tokens, doc.handoff.below, seconds(doc.handoff.within))
-    return Route(doc.name, when, used, handoff, doc.fusion, doc.wait_for)
+    return Route(doc.name, when, listed, handoff, doc.fusion, doc.wait_for, best_of)
 
 
 def _shadow(doc: ShadowDoc | UnsetType) -> Shadow | None:

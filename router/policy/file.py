@@ -98,11 +98,39 @@ class HandoffDoc(_Doc, frozen=True):
     ] = UNSET
 
 
+Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class WeightsDoc(_Doc, frozen=True):
+    """The score of a target: quality · its weight, minus its price and its latency · their weights."""
+
+    quality: Annotated[Weight, doc("Weight of the probability, 0 to 1, that the target's answer is right.")] = 1.0
+    usd: Annotated[Weight, doc("Weight of the expected price of the answer, per US dollar.")] = 0.0
+    latency: Annotated[Weight, doc("Weight of the recent time of the target's answers, per second.")] = 0.0
+
+
+class BestOfDoc(_Doc, frozen=True):
+    """Targets that are tried in the order of their scores for the request, best first."""
+
+    best_of: Annotated[
+        tuple[Name, ...],
+        Meta(min_length=2),
+        doc("Names of targets. Without an estimate of one's quality they are tried in this order."),
+    ]
+    weights: Annotated[WeightsDoc, doc("Weights of the score.")] = WeightsDoc()
+
+
 class RouteDoc(_Doc, frozen=True):
     """An ordered list of targets. The first route that holds decides."""
 
     name: Annotated[Name, doc("Name of the route, for reasons, headers and metrics.")]
-    use: Annotated[tuple[Name, ...], Meta(min_length=1), doc("Names of targets, in the order in which they are tried.")]
+    use: Annotated[
+        Annotated[tuple[Name, ...], Meta(min_length=1)] | BestOfDoc,
+        doc(
+            "Names of targets, in the order in which they are tried; or `best_of`, a list that is ordered for each "
+            "request."
+        ),
+    ]
     when: Annotated[Condition | UnsetType, doc("Condition of the route. Default: it always applies.")] = UNSET
     handoff: Annotated[
         HandoffDoc | UnsetType, doc("Handoff to the next target if the device's first tokens have low confidence.")
@@ -123,6 +151,11 @@ class RouteDoc(_Doc, frozen=True):
             "that is ready first; the others are left out, and the answer is degraded."
         ),
     ] = "all"
+
+
+def used(route: RouteDoc) -> tuple[str, ...]:
+    """Return the names of a route's targets, in the order of the file."""
+    return route.use.best_of if isinstance(route.use, BestOfDoc) else route.use
 
 
 class ExactDoc(_Doc, frozen=True):

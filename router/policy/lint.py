@@ -18,7 +18,7 @@ from ..documents.strict_yaml import Problem
 from ..types import AUTO
 from .cel_source import Token, macro_signals, measures_text, rewrite, scan, split, unbracketed
 from .expression import changed_tag_literals, is_constant
-from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
+from .file import BestOfDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds, used
 from .signals import OF_TEXT, SIGNALS, TEMPERATURE, Expression, SignalSpec
 
 _ADAPTED = re.compile(r"[^+]+\+[a-z0-9][a-z0-9._-]{0,63}")
@@ -35,6 +35,7 @@ def check_meaning(
         *checks.targets(),
         *checks.uses(),
         *checks.handoffs(),
+        *checks.weights(),
         *checks.fusions(),
         *checks.names(),
         *checks.reach(),
@@ -57,12 +58,12 @@ class _Checks:
         self.conditions = conditions
 
     def targets(self) -> Iterator[Problem]:
-        used = {name for route in self.doc.routes for name in route.use}
+        named = {name for route in self.doc.routes for name in used(route)}
         for name, target in self.doc.targets.items():
             path = f"targets.{name}"
             if name == AUTO:
                 yield self.error(path, f"`{AUTO}` is reserved: a client sends it to let the policy choose")
-            elif name not in used:
+            elif name not in named:
                 yield self.warning(path, "no route uses this target: only a client that names it reaches it")
             if target.model in self.doc.targets and target.model != name:
                 yield self.warning(
@@ -82,12 +83,13 @@ class _Checks:
 
     def uses(self) -> Iterator[Problem]:
         for index, route in enumerate(self.doc.routes):
-            for at, name in enumerate(route.use):
-                path = f"routes[{index}].use[{at}]"
+            key = "use.best_of" if isinstance(route.use, BestOfDoc) else "use"
+            for at, name in enumerate(used(route)):
+                path = f"routes[{index}].{key}[{at}]"
                 if name not in self.doc.targets:
                     near = did_you_mean(name, self.doc.targets) or f"; known: {', '.join(self.doc.targets)}"
                     yield self.error(path, f"unknown target `{name}`{near}")
-                elif name in route.use[:at]:
+                elif name in used(route)[:at]:
                     yield self.error(path, f"`{name}` is already in this list")
 
     def handoffs(self) -> Iterator[Problem]:
@@ -98,9 +100,20 @@ class _Checks:
             path = f"routes[{index}].handoff"
             if "edge" not in sides:
                 yield self.error(path, "only an edge target reports its confidence, and `use` has none")
-            elif sides.index("edge") == len(sides) - 1:
-                name = route.use[sides.index("edge")]
+            elif sides.index("edge") == len(sides) - 1 and not isinstance(route.use, BestOfDoc):
+                name = used(route)[sides.index("edge")]
                 yield self.error(path, f"no target can take over from `{name}`: it is the last in `use`")
+
+    def weights(self) -> Iterator[Problem]:
+        for index, route in enumerate(self.doc.routes):
+            if not isinstance(route.use, BestOfDoc):
+                continue
+            weights, path = route.use.weights, f"routes[{index}].use.weights"
+            if not (weights.quality or weights.usd or weights.latency):
+                yield self.error(path, "are all 0: every target has the same score, so list them without `best_of`")
+            known = [self.doc.targets[name] for name in used(route) if name in self.doc.targets]
+            if weights.usd and not any(target.usd_per_1k_tokens for target in known):
+                yield self.warning(f"{path}.usd", "has no effect: no target of the list has `usd_per_1k_tokens`")
 
     def fusions(self) -> Iterator[Problem]:
         text = next((name for one in self.conditions.values() for name in OF_TEXT if name in one.signals), "")
@@ -271,7 +284,7 @@ class _Checks:
 
     def _sides(self, route: RouteDoc) -> list[str]:
         """Return `edge` or `cloud` for each target in `use`; ``?`` for an unknown one."""
-        return [self.doc.targets[name].at if name in self.doc.targets else "?" for name in route.use]
+        return [self.doc.targets[name].at if name in self.doc.targets else "?" for name in used(route)]
 
     def error(self, path: str, message: str) -> Problem:
         return Problem(self.locations.find(path), message)

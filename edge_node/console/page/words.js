@@ -12,6 +12,8 @@ export const REASONS = {
   constraint_excluded: ["✗", "", "constraint excluded {target} {detail}"],
   preference_excluded: ["✗", "", "the request's preference excluded {target} {detail}"],
   preference_ordered: ["↑", "", "the request's preference moved {target} forward {detail}"],
+  target_scored: ["=", "", "{target}: {detail}"],
+  estimate_absent: ["?", "", "{target} cannot be scored: {detail}"],
   model_named: ["✓", "held", "the request names {target} {detail}"],
   continued: ["✓", "held", "continues an answer of {target} {detail}"],
   target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
