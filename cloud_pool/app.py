@@ -58,7 +58,7 @@ from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals,
 from .degradation.tier_attempt import TierRuntime
 from .dispatch.dispatcher import Dispatcher, RetryBudget
 from .dispatch.metrics import DispatchMetrics
-from .dispatch.pool import Pools, TritonClients
+from .dispatch.pool import Pools
 from .http.info_routes import InfoRoutes, Readiness
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.request_admission import RequestAdmission
@@ -77,6 +77,7 @@ from .storage.config import JobsConfig, with_shared_redis
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
+from .upstreams.clients import UpstreamClients
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ def build_pools(
     key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
     return Pools(
         [tier.endpoints for tier in tiers],
-        TritonClients(tasks, reloaded, key_file=key_file),
+        UpstreamClients(tasks, reloaded, key_file=key_file),
         config.load_balancing,
         zone=config.server.zone,
         ejected=metrics.ejected,
@@ -367,7 +368,10 @@ def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config])
 
 
 def _without_endpoints(config: Config) -> Config:
-    tiers = tuple(msgspec.structs.replace(tier, triton="", endpoints=()) for tier in config.tiers)
+    tiers = tuple(
+        msgspec.structs.replace(tier, triton="", endpoints=(), upstream=msgspec.structs.replace(tier.upstream, urls=()))
+        for tier in config.tiers
+    )
     return msgspec.structs.replace(config, tiers=tiers)
 
 

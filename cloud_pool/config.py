@@ -35,6 +35,7 @@ from .redis.config import RedisAddress, parse_redis, with_url
 from .storage.config import JobsConfig
 from .streams.config import StreamsConfig
 from .tiers.config import DEFAULT_TRITON, PartsConfig, TierConfig
+from .upstreams.openai_http import read_credentials
 
 
 class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +60,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[
         tuple[TierConfig, ...],
         Meta(min_length=1),
-        doc("Tiers that clients may request, each a model in Triton under a name of its own."),
+        doc("Tiers that clients may request, each a model upstream under a name of its own."),
     ] = (TierConfig(),)
     triton_key_file: Annotated[
         str,
@@ -159,7 +160,10 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
     tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
     if flags.triton is not None:
         parse_endpoint_address(flags.triton, where="--triton")
-        tiers = tuple(msgspec.structs.replace(tier, triton=flags.triton, endpoints=()) for tier in tiers)
+        tiers = tuple(
+            tier if tier.upstream.is_http else msgspec.structs.replace(tier, triton=flags.triton, endpoints=())
+            for tier in tiers
+        )
     port = config.operator.port if flags.operator_port is None else flags.operator_port
     server = {name: getattr(flags, name) for name in ("host", "port", "token_file") if getattr(flags, name) is not None}
     config = msgspec.structs.replace(
@@ -265,6 +269,7 @@ def _check(config: Config) -> None:
     seen: dict[str, str] = {}
     for index, tier in enumerate(config.tiers):
         where = f"tiers[{index}]"
+        tier.upstream.check(f"{where}.upstream")
         _check_endpoints(tier, where)
         for name in (tier.name, *tier.aliases):
             if name in seen:
@@ -284,6 +289,12 @@ def _check_operator(config: Config) -> None:
 
 
 def _check_endpoints(tier: TierConfig, where: str) -> None:
+    if tier.upstream.is_http:
+        read_credentials(tier.upstream, f"{where}.upstream")
+        for key, value in (("triton", tier.triton != DEFAULT_TRITON), ("endpoints", tier.endpoints)):
+            if value:
+                raise ConfigError("A tier over HTTP names its servers in `upstream.urls`.", where=f"{where}.{key}")
+        return
     if not tier.endpoints:
         parse_endpoint_address(tier.triton, where=f"{where}.triton")
         return

@@ -28,7 +28,7 @@ from causeway_server.router.errors import (
 from ..admission import AdmissionController, Permit, Preempted, Priority
 from ..core.request_context import RequestContext
 from ..tiers.tier import Tier
-from ..upstreams.triton.tensors import Delta, InferenceRequest
+from ..upstreams.inference import Delta, InferenceRequest
 from .fallback import FallbackRequest, FallbackStep, TierFallback
 from .tier_health import Stress
 

@@ -1,8 +1,9 @@
 """Addresses of a tier's endpoints: the configured ones, and those that its DNS names resolve to.
 
 host:port            one Triton, its gRPC port
+URL                  one server with OpenAI's API
 dns:name:port        every address of the name, resolved again every few seconds
-…@zone               either of them, and its zone
+…@zone               host:port or dns:name:port, and its zone
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 
 from causeway_server.router.errors import ConfigError
 
+from ..upstreams.config import UpstreamConfig
 from .config import LoadBalancing
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -32,10 +35,11 @@ class EndpointAddress(msgspec.Struct, frozen=True):
     port: int
     zone: str = ""
     is_dns: bool = False
+    url: str = ""  # base URL of a server with OpenAI's API
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.url or f"{self.host}:{self.port}"
 
     @property
     def text(self) -> str:
@@ -47,10 +51,11 @@ class TierEndpoints(msgspec.Struct, frozen=True):
     """Endpoints of a tier's model, and how they are selected."""
 
     tier: str
-    model: str  # its name in Triton
+    model: str  # its name upstream
     addresses: tuple[EndpointAddress, ...]
     load_balancing: LoadBalancing = "least_loaded"
     only_embeds: bool = False  # a probe must be an embedding
+    upstream: UpstreamConfig = UpstreamConfig()
 
 
 def parse_endpoint_address(text: str, where: str = "") -> EndpointAddress:
@@ -61,6 +66,12 @@ def parse_endpoint_address(text: str, where: str = "") -> EndpointAddress:
     if match["dns"] and match["host"].startswith("["):
         raise ConfigError(f"{text!r}: an IP address needs no DNS, remove `dns:`.", where=where)
     return EndpointAddress(match["host"], int(match["port"]), match["zone"] or "", bool(match["dns"]))
+
+
+def server_address(url: str) -> EndpointAddress:
+    """Return the endpoint of a server's base URL, which `UpstreamConfig.check` has accepted."""
+    parts = urlsplit(url)
+    return EndpointAddress(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), url=url)
 
 
 async def resolve_dns(name: str, port: int) -> Sequence[str]:

@@ -41,7 +41,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.trackers import Window
 
-from ..upstreams.triton.tensors import Delta, InferenceRequest
+from ..upstreams.inference import Delta, InferenceRequest
 
 RetryRule = Literal["again", "once", "never"]
 
@@ -139,7 +139,7 @@ class RetryBudget:
 
 
 class InferenceBackend(Protocol):
-    """Interface of an upstream server, such as `upstreams.triton.client.TritonClient`."""
+    """The part of `upstreams.inference.Upstream` that an attempt needs."""
 
     def generate(self, request: InferenceRequest, /) -> AsyncGenerator[Delta, None]: ...
 
@@ -151,7 +151,7 @@ class EndpointLease(Protocol):
     def endpoint(self) -> str: ...
 
     @property
-    def triton(self) -> InferenceBackend: ...
+    def upstream(self) -> InferenceBackend: ...
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -227,7 +227,7 @@ class EndpointAttempt:
         self._trace = None if request.trace is None else request.trace.call(request.model, lease.endpoint)
         if self._trace is not None:
             request = msgspec.structs.replace(request, traceparent=self._trace.traceparent)
-        self.deltas = lease.triton.generate(request)
+        self.deltas = lease.upstream.generate(request)
         self._latency = latency
         self._clock = clock
 
@@ -291,7 +291,7 @@ class Dispatcher(msgspec.Struct, frozen=True):
         return max(0.0, self.retry_budget.left(self.clock()))
 
     async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one endpoint's answer. Closing the generator cancels all work in Triton.
+        """Yield the deltas of one endpoint's answer. Closing the generator cancels all work upstream.
 
         Args:
             key: Prefix key of the prompt, for the pool.

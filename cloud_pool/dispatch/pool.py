@@ -1,4 +1,4 @@
-"""The pools of all tiers: each owns the state of its endpoints and the leases on them, and they share Triton clients.
+"""The pools of all tiers: each owns the state of its endpoints and the leases on them, and they share clients.
 
 Decide, then act: `endpoint_selection` and `health` are pure functions of a PoolState. They return the endpoints to
 probe, and `Pool`, the only owner of the state, probes them.
@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -26,7 +25,8 @@ from causeway_server.router.errors import (
     StreamBroken,
 )
 
-from ..upstreams.triton.client import TritonClient
+from ..upstreams.clients import UpstreamClients
+from ..upstreams.inference import Upstream
 from . import health
 from .config import LoadBalancingConfig, ejection_s
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
@@ -57,10 +57,10 @@ class Lease:
     neither. Later reports of the same kind are ignored.
     """
 
-    def __init__(self, pool: Pool, endpoint: str, triton: TritonClient, now: float, tokens: int = 0) -> None:
+    def __init__(self, pool: Pool, endpoint: str, upstream: Upstream, now: float, tokens: int = 0) -> None:
         """Create the lease. `tokens`: estimated tokens of the prompt."""
         self.endpoint = endpoint
-        self.triton = triton
+        self.upstream = upstream
         self.began_at = now
         self.tokens = tokens
         self.has_first_token = False
@@ -96,7 +96,7 @@ class Pool(msgspec.Struct):
     """A tier's endpoints, which are probed and readmitted while `watch` runs."""
 
     configured: TierEndpoints
-    client: Callable[[str], TritonClient]  # of an address
+    client: Callable[[str], Upstream]  # of an address
     settings: LoadBalancingConfig = LoadBalancingConfig()
     zone: str = ""  # the gateway's own, "" for none
     clock: Callable[[], float] = time.monotonic  # s
@@ -201,7 +201,7 @@ class Pool(msgspec.Struct):
 
     def _silent_s(self, lease: Lease) -> float:
         """Return how long the lease's endpoint has sent no data to any call; at most the lease's age."""
-        return self.clock() - max(lease.began_at, lease.triton.last_received_at(self.configured.model))
+        return self.clock() - max(lease.began_at, lease.upstream.last_received_at(self.configured.model))
 
     def _no_endpoint_error(self) -> CausewayError:
         # An endpoint whose last error is anything but silence was reached.
@@ -270,17 +270,19 @@ class Pool(msgspec.Struct):
                 self.client(address).fail_calls(self.configured.model, error, begun=begun)
 
     async def _probe(self, address: str) -> None:
-        began, triton = self.clock(), self.client(address)
+        began, upstream = self.clock(), self.client(address)
         error: CausewayError | None = None
         try:
-            await triton.probe(self.configured.model, self.settings.probe_timeout_s, embed=self.configured.only_embeds)
+            await upstream.probe(
+                self.configured.model, self.settings.probe_timeout_s, embed=self.configured.only_embeds
+            )
         except CausewayError as raised:
             error = raised
         finally:
             self.state = health.probe_abandoned(self.state, address)
-        result = health.probe_result_of(error, triton.last_received_at(self.configured.model) >= began)
+        result = health.probe_result_of(error, upstream.last_received_at(self.configured.model) >= began)
         if result == "silent" and health.may_be_cut_off(self.state, address):
-            triton.renew()
+            upstream.renew()
         code = "" if error is None else error.code
         now = self.clock()
         self._set_state(
@@ -308,18 +310,18 @@ class Pool(msgspec.Struct):
             if endpoint.phase == "ejected" and endpoint.last_error:
                 self.ejected(self.configured.tier, endpoint.last_error)
                 log.warning(
-                    "%s: Triton at %s is ejected: %s", self.configured.tier, endpoint.address, endpoint.last_error
+                    "%s: The server at %s is ejected: %s", self.configured.tier, endpoint.address, endpoint.last_error
                 )
             elif old is not None:
                 log.info(
-                    "%s: Triton at %s goes from %s to %s",
+                    "%s: The server at %s goes from %s to %s",
                     self.configured.tier,
                     endpoint.address,
                     old.phase,
                     endpoint.phase,
                 )
         for address in before:
-            log.info("%s: Triton at %s is removed.", self.configured.tier, address)
+            log.info("%s: The server at %s is removed.", self.configured.tier, address)
 
 
 def _waits_no_more(endpoint: Endpoint, lease: Lease) -> Endpoint:
@@ -330,42 +332,13 @@ def _waits_no_more(endpoint: Endpoint, lease: Lease) -> Endpoint:
     )
 
 
-class TritonClients:
-    """The clients: one for each address, for as long as a pool lists it or a call runs there."""
-
-    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:
-        self._tasks = tasks
-        self._reloaded = reloaded
-        self._key_file = key_file
-        self._clients: dict[str, TritonClient] = {}
-
-    def get(self, address: str) -> TritonClient:
-        """Return the client of this address, created on first use."""
-        client = self._clients.get(address)
-        if client is None:
-            client = self._clients[address] = TritonClient(
-                address, self._tasks, reloaded=self._reloaded, key_file=self._key_file
-            )
-            self._tasks.start_soon(client.check_model_control)
-        return client
-
-    async def retain(self, addresses: Iterable[str]) -> None:
-        """Close the clients of all other addresses."""
-        unused = self._clients.keys() - set(addresses)
-        for client in [self._clients.pop(address) for address in unused]:
-            await client.close()
-
-    async def close(self) -> None:
-        await self.retain(())
-
-
 class Pools:
     """The pools: call `prepare`, then run `watch` for as long as they are used, then `close`."""
 
     def __init__(
         self,
         tiers: Iterable[TierEndpoints],
-        clients: TritonClients,
+        clients: UpstreamClients,
         settings: LoadBalancingConfig,
         *,
         zone: str = "",
@@ -379,7 +352,9 @@ class Pools:
         self._pools: dict[str, Pool] = {}
         for tier in tiers:
             self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
-            self._pools[tier.tier] = Pool(tier, clients.get, settings=settings, zone=zone, ejected=ejected)
+            self._pools[tier.tier] = Pool(
+                tier, _client_of(clients, tier), settings=settings, zone=zone, ejected=ejected
+            )
 
     @property
     def by_tier(self) -> Mapping[str, Pool]:
@@ -423,6 +398,10 @@ class Pools:
 
     def _used_addresses(self) -> set[str]:
         return {endpoint.address for pool in self._pools.values() for endpoint in pool.endpoints}
+
+
+def _client_of(clients: UpstreamClients, tier: TierEndpoints) -> Callable[[str], Upstream]:
+    return lambda address: clients.get(address, tier.upstream)
 
 
 async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:

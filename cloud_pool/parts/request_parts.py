@@ -38,8 +38,8 @@ from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
 from ..tiers.config import PartsConfig
 from ..tiers.tier import Tier, encoders_of
+from ..upstreams.inference import Delta, EncodePart, InferenceRequest
 from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply, SamplingParameters, read_reply
-from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest
 
 HEADER = "x-causeway-modalities"
 FORGETS = PartMemory(0)

@@ -49,8 +49,8 @@ from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sol
 from ..degradation.tier_health import Stress, caller_position
 from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
+from ..upstreams.inference import Delta, InferenceRequest
 from ..upstreams.triton.messages import SamplingParameters, from_request
-from ..upstreams.triton.tensors import Delta, InferenceRequest
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
@@ -184,6 +184,8 @@ class Service(msgspec.Struct, frozen=True):
         """Return the truncator of the answer; None: it may have its full length."""
         limit = self.fallback.config.truncate_to_tokens
         tokens = self.continue_tokens
+        if tier.config.upstream.is_http:
+            return None  # its server cannot be asked to go on where an answer was cut
         if not step.truncated or tokens is None or _remaining_tokens(context.request, tier, partial_answer) <= limit:
             return None
         before = partial_answer or PartialAnswer(tier.name, "", 0)
@@ -201,6 +203,10 @@ class Service(msgspec.Struct, frozen=True):
         """Render the request for `tier`, with n sequences per prompt. Raises InvalidRequest."""
         chat_format = tier.chat_format
         request = context.request if parts is None else parts.for_model(chat_format.transcripts)
+        if tier.config.upstream.is_http:
+            if partial_answer is not None:
+                raise UnsupportedFeature(f"The tier {tier.name!r} does not continue answers.", param=PARAM)
+            return _http_requests(context, request, tier)
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
@@ -313,6 +319,37 @@ def _question(context: RequestContext) -> Request:
     return msgspec.structs.replace(context.request, model=context.tier.name)
 
 
+def _http_requests(context: RequestContext, request: Request, tier: Tier) -> list[InferenceRequest]:
+    """Return the requests for a server with OpenAI's API, one for each sequence. Raises UnsupportedFeature."""
+    tier.check_ability(request.kind)
+    made = []
+    for sequence in range(request.sequences):
+        prompt, seed = sequence // request.n, request.sampling.seed
+        asked = msgspec.structs.replace(
+            request,
+            prompts=request.prompts[prompt : prompt + 1],
+            n=1,
+            max_tokens=request.max_tokens or tier.config.max_tokens or None,
+            sampling=msgspec.structs.replace(request.sampling, seed=None if seed is None else seed + sequence),
+            echo=False,  # the builder of the answer repeats the prompt
+            stream=True,
+        )
+        made.append(
+            InferenceRequest(
+                model=tier.model,
+                prompt="",
+                parameters=SamplingParameters(),
+                openai=asked,
+                deadline=context.deadline,
+                request_id=context.id if request.sequences == 1 else f"{context.id}-{sequence}",
+                traceparent=context.traceparent,
+                trace=context.trace,
+                meter=context.meter.sequence(sequence, prompt),
+            )
+        )
+    return made
+
+
 def _remaining_tokens(request: Request, tier: Tier, partial_answer: PartialAnswer | None) -> int:
     """Return the maximum number of tokens of the rest of the answer."""
     return max(1, (request.max_tokens or tier.max_tokens) - (partial_answer.tokens if partial_answer else 0))
@@ -341,6 +378,7 @@ class AnswerBuilder:
         self._choices = [_ChoiceBuilder(request, index, thinking, answer_id) for index in range(request.sequences)]
         self._completion_tokens = 0
         self._prompt_tokens = 0
+        self._cached_tokens = 0  # of the prompts, in the upstream's KV cache
 
     def echo(self) -> list[Chunk]:
         """Return the prompts as chunks if the request wants them echoed."""
@@ -360,6 +398,7 @@ class AnswerBuilder:
             # only one of the n sequences of a prompt.
             choice.prompt_tokens = delta.input_tokens
             self._prompt_tokens += delta.input_tokens
+            self._cached_tokens += delta.usage.cached_tokens if delta.usage is not None else 0
         return chunks
 
     @property
@@ -385,7 +424,7 @@ class AnswerBuilder:
         if not self._ended:
             raise StreamBroken("The model ended without a finish reason.", phase="stream")
         thoughts = sum(choice.reasoning_tokens for choice in self._choices)
-        return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, reasoning_tokens=thoughts))
+        return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, thoughts))
 
 
 class _ChoiceBuilder:
@@ -396,12 +435,18 @@ class _ChoiceBuilder:
         self._reasoning = ReasoningParser(inside=thinking == "open") if thinking else None
         self._parser = ToolCallParser(request, index, answer_id) if request.tools else None
         self.ended = False
+        self._reported_reasoning = 0  # tokens, by an upstream that parses thoughts itself
         self.prompt_tokens = 0  # 0: not known yet, or counted for another choice
 
     def add(self, delta: Delta) -> list[Chunk]:
         """Return the chunks of a response. Raises CloudFailed for an unknown finish reason."""
+        if delta.usage is not None:
+            self._reported_reasoning = delta.usage.reasoning_tokens
         if self.ended:
             return []
+        if delta.chunk is not None:
+            self.ended = delta.chunk.finish_reason is not None
+            return [msgspec.structs.replace(delta.chunk, index=self._index) if self._index else delta.chunk]
         text, tokens, logprobs = delta.text, delta.new_tokens, delta.logprobs
         reason = None if delta.finish_reason is None else _finish_reason(delta.finish_reason)
         self.ended = reason is not None
@@ -413,7 +458,7 @@ class _ChoiceBuilder:
 
     @property
     def reasoning_tokens(self) -> int:
-        return 0 if self._reasoning is None else self._reasoning.tokens
+        return self._reported_reasoning if self._reasoning is None else self._reasoning.tokens
 
     def _parse(
         self,
@@ -459,6 +504,7 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
             model=context.tier.model,
             prompt=prompt,
             parameters=SamplingParameters(),
+            openai=_one_input(context.request, prompt) if context.tier.config.upstream.is_http else None,
             embed=True,
             deadline=context.deadline,
             caller=hashlib.blake2b(context.tenant.encode(), digest_size=8).hexdigest() if context.tenant else "",
@@ -483,6 +529,10 @@ async def _deltas(context: RequestContext, first: int, attempt: TierAttempt) -> 
             async for index, delta in attempt.merged:
                 deltas.setdefault(index, delta)
     return [deltas[index] for index in range(len(requests))]
+
+
+def _one_input(request: Request, prompt: InferencePrompt) -> Request:
+    return msgspec.structs.replace(request, prompts=(prompt,))
 
 
 def _vector(delta: Delta, request: Request) -> Vector:

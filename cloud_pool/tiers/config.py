@@ -13,7 +13,8 @@ from causeway_server.router.types import Modality, Request
 
 from ..admission.permits import AdmissionConfig, AdmissionSettings
 from ..dispatch.config import LoadBalancing, RetryBudgetConfig
-from ..dispatch.discovery import EndpointAddress, parse_endpoint_address
+from ..dispatch.discovery import EndpointAddress, parse_endpoint_address, server_address
+from ..upstreams.config import UpstreamConfig
 from ..upstreams.triton.messages import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
@@ -25,7 +26,7 @@ DEFAULT_TRITON = "127.0.0.1:8001"
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model in Triton under the name that callers use."""
+    """A model upstream under the name that callers use."""
 
     name: Annotated[str, Meta(min_length=1), doc("Name of the tier, which clients send as `model`.")] = DEFAULT_TIER
     aliases: Annotated[tuple[str, ...], doc("Other names for the tier.")] = ()
@@ -34,13 +35,14 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         doc("Several addresses instead of `triton`: `host:port` or `dns:name:port`, each with an optional `@zone`."),
     ] = ()
+    upstream: UpstreamConfig = UpstreamConfig()
     load_balancing: Annotated[
         LoadBalancing,
         doc(
             "`least_loaded`, or `prefix_affinity`: conversations also return to the endpoint that cached their prefix."
         ),
     ] = "least_loaded"
-    model: Annotated[str, doc("Name of the model in Triton. Empty: the tier's name.")] = ""
+    model: Annotated[str, doc("Name of the model in Triton, or at the `upstream`. Empty: the tier's name.")] = ""
     can: Annotated[
         tuple[TierAbility, ...],
         Meta(min_length=1),
@@ -117,6 +119,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoint_addresses(self) -> tuple[EndpointAddress, ...]:
         """Addresses of the endpoints. Raises ConfigError."""
+        if self.upstream.is_http:
+            return tuple(server_address(url) for url in self.upstream.urls)
         return tuple(parse_endpoint_address(text) for text in self.endpoints or (self.triton,))
 
 

@@ -129,7 +129,7 @@ class Tier(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> str:
-        """Name of the model in Triton."""
+        """Name of the model upstream."""
         return self.config.model or self.config.name
 
     @property
@@ -153,12 +153,15 @@ class Tier(msgspec.Struct, frozen=True):
     def endpoints(self) -> TierEndpoints:
         """Endpoints of the tier. Raises ConfigError."""
         config = self.config
-        return TierEndpoints(self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds)
+        return TierEndpoints(
+            self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds, config.upstream
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths where requests may name the tier; none for an encoder of images or files."""
-        able = [ability for ability in self.config.can if ability != "chat" or self.chat_format.template]
+        renders = bool(self.chat_format.template) or self.config.upstream.is_http
+        able = [ability for ability in self.config.can if ability != "chat" or renders]
         return tuple(path for ability in able for path in _PATHS.get(ability, ()))
 
     def check_ability(self, ability: TierAbility) -> None:
@@ -245,6 +248,8 @@ def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
 def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> ChatFormat:
     if tier.adapter and "embedding" in tier.can:
         raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
+    if tier.upstream.is_http:
+        return _http_chat_format(tier, where)
     if tier.template_file:
         try:
             template = Path(tier.template_file).read_text(encoding="utf-8")
@@ -283,6 +288,23 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         weights=artifact.version,
         transcripts=manifest.transcripts,
     )
+
+
+_RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "special_tokens", "bos", "eos")
+
+
+def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:
+    """Return the format of a tier over HTTP, whose server has a template of its own. Raises ConfigError."""
+    for key in _RENDERED_UPSTREAM:
+        if getattr(tier, key):
+            raise ConfigError(
+                "The servers of an upstream of `kind: openai` render prompts themselves. Remove this key; an adapter "
+                "is a model of its own there (`model`).",
+                where=f"{where}.{key}",
+            )
+    if not set(PARTS).isdisjoint(tier.can):
+        raise ConfigError("Encoders of parts are models in Triton (`kind: triton`).", where=f"{where}.can")
+    return ChatFormat("", context_tokens=tier.context_tokens)
 
 
 AllowedTiers = frozenset[str] | None

@@ -50,8 +50,8 @@ from causeway_server.cloud_pool.observability.metrics import EventLoopLag
 from causeway_server.cloud_pool.serving.service import Service
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.types import Message, Request, RoutingHints
 from tests.bench.rows import Row

@@ -27,9 +27,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded
 
+from ..inference import Delta
 from ..token_meter import CallMeter
 from .errors import translate
-from .tensors import Delta, read_delta, to_cancel_request
+from .tensors import read_delta, to_cancel_request
 
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _GRACE_S = 3600.0  # calls on the old channel may still end, if it was the server that was silent; they have deadlines

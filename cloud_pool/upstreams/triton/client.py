@@ -40,13 +40,13 @@ from causeway_server.router.errors import (
     StreamBroken,
 )
 
+from ..inference import PROBE_S, Delta, InferenceRequest
 from .calls import STOP_S, CallCancelled, Canceller, GrpcStream, RunningCall, TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .messages import SamplingParameters
 from .model_control import HEADER, is_refusal, read_key
-from .tensors import Delta, InferenceRequest, read_delta, to_infer_request
+from .tensors import read_delta, to_infer_request
 
-PROBE_S = 3.0
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
 SPREAD_S = 0.2  # over which several gateways begin a repair; no model loads in so little time

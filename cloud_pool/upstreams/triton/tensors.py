@@ -7,65 +7,18 @@ little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor co
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import msgspec
 from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import CloudFailed
-from causeway_server.router.types import TokenLogprob
 
-from ..token_meter import SequenceMeter
-from .messages import EncodeJob, SamplingParameters, decode_logprobs, encode_parameters
-
-if TYPE_CHECKING:
-    from ...observability.tracing import Trace
+from ..inference import Delta, InferenceRequest
+from .messages import decode_logprobs, encode_parameters
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
-_BYTES_PER_TOKEN = 4  # of English text; other languages have more tokens
 _FINAL = "triton_final_response"
-
-
-class EncodePart(msgspec.Struct, frozen=True):
-    """A part of a request and the extraction requested for it, for an encoder model."""
-
-    job: EncodeJob
-    data: bytes
-
-
-class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to a tier to generate one sequence."""
-
-    model: str
-    prompt: str | tuple[int, ...]  # text, or token ids (our own model only)
-    parameters: SamplingParameters
-    embed: bool = False  # make the prompt's vector, as JSON in the answer's text, instead of an answer
-    part: EncodePart | None = None  # read this instead of the prompt
-    deadline: float  # monotonic, s
-    caller: str = ""  # callers share the time of embeddings in our own model; a digest, as Triton's logs may name it
-    request_id: str = ""
-    traceparent: str = ""
-    trace: Trace | None = None  # of the client's request
-    meter: SequenceMeter | None = None  # counts what it costs; None: the call is not billed
-
-    @property
-    def estimated_tokens(self) -> int:
-        """Estimated number of tokens prefilled before the first answer; a part counts as if its bytes were text."""
-        if self.part is not None:
-            return len(self.part.data) // _BYTES_PER_TOKEN
-        return len(self.prompt) // _BYTES_PER_TOKEN if isinstance(self.prompt, str) else len(self.prompt)
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """A response of a sequence; the last one may hold only `final`."""
-
-    text: str = ""
-    finish_reason: str | None = None
-    new_tokens: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    input_tokens: int = 0  # 0: not known yet
-    final: bool = False
 
 
 def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:

@@ -106,7 +106,7 @@ class CloudBackend:
 
     async def start(self) -> None:
         """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
-        await self._server.start()
+        self._server.start()
 
     async def close(self) -> None:
         await self._server.close()

@@ -10,6 +10,7 @@ import base64
 import logging
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -49,6 +50,44 @@ class FixedToken(msgspec.Struct, frozen=True):
 
     async def renew(self, refused: str) -> bool:
         return False
+
+
+class KeyFile:
+    """A bearer token in a file, on one line, which is read again when the file changes (`Credentials`).
+
+    A file that can no longer be read leaves the token as it was.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises OSError, or ValueError if there is no token in it."""
+        self._path = path
+        self._stamp = self._stat()
+        self._token = self._read()
+
+    @property
+    def token(self) -> str:
+        try:
+            stamp = self._stat()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._token = self._read()
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s): its last token stays in use.", self._path, type(error).__name__)
+        return self._token
+
+    async def renew(self, refused: str) -> bool:
+        """Return whether the file now has another token."""
+        return self.token != refused
+
+    def _stat(self) -> tuple[int, int, int]:
+        stat = self._path.stat()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def _read(self) -> str:
+        token = self._path.read_text(encoding="ascii").strip()
+        if not token or len(token.split()) != 1:
+            raise ValueError("The file does not hold one token.")
+        return token
 
 
 class ServerObserver(Protocol):
@@ -93,8 +132,12 @@ class OpenAIServer:
         self._asks_usage = True  # until the server refuses `stream_options`
         self._client: HttpClient | None = None
 
-    async def start(self) -> None:
-        """Prepare the client, without connecting. Raises OSError or ssl.SSLError for an unusable `ca_file`."""
+    def start(self) -> None:
+        """Prepare the client, or a new one in its place, without connecting.
+
+        Raises:
+            OSError, ssl.SSLError: `ca_file` cannot be used.
+        """
         tls: ssl.SSLContext | None = None
         if self._url.scheme == "https" or self._address.ca_file:
             tls = ssl.create_default_context(cafile=self._address.ca_file or None)

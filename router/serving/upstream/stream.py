@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from ...errors import CausewayError, CloudUnreadable, Phase
@@ -21,12 +22,14 @@ class StreamReader:
 
     Args:
         until: Deadline of the first chunk, monotonic seconds; the request's deadline is that of the rest.
+        pause_s: Maximum time between two pieces of the rest.
     """
 
-    def __init__(self, response: HttpResponse, call: UpstreamCall, until: float) -> None:
+    def __init__(self, response: HttpResponse, call: UpstreamCall, until: float, *, pause_s: float = math.inf) -> None:
         response.bound(until)
         response.listener = None if call.relay is None else self
         self._response = response
+        self._pause_s = pause_s
         self._relay = call.relay
         self._call = call
         self._parser = SSEParser()
@@ -76,6 +79,8 @@ class StreamReader:
 
     async def _read(self) -> bytes:
         """Return the next bytes; none at the end, or if only the end of the body is missing."""
+        if self._pause_s < math.inf and self._phase == "stream" and not self._decoder.whole:
+            self._response.bound(min(self._call.deadline, asyncio.get_running_loop().time() + self._pause_s))
         try:
             data = await self._response.read()
         except (TimeoutError, HttpClientError) as error:

@@ -19,7 +19,7 @@ from causeway_server.cloud_pool.degradation.tier_attempt import TierRuntime
 from causeway_server.cloud_pool.serving.service import Service
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.models.catalog.artifact import Answers
 from causeway_server.router.types import Chunk, Message, Request
 

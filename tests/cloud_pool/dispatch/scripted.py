@@ -10,8 +10,8 @@ from typing import Protocol
 import anyio
 
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend, RetryBudget
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError, CloudUnreachable
 
 PATIENCE_S = 60.0
@@ -91,7 +91,7 @@ class Addressed(InferenceBackend, Protocol):
 class Lease:
     def __init__(self, pool: Pool, triton: Addressed) -> None:
         self.endpoint = triton.address
-        self.triton = triton
+        self.upstream = triton
         self.reports: list[str] = []
         self._pool = pool
         pool.open.append(self)

@@ -24,9 +24,9 @@ from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_e
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
 from causeway_server.cloud_pool.dispatch.pool import Pool
 from causeway_server.cloud_pool.tiers.tier import Tier
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError, DeadlineExceeded
 from causeway_server.router.types import Request
 

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta
+from causeway_server.cloud_pool.upstreams.inference import Delta
 from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,

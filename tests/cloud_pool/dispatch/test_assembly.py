@@ -13,8 +13,8 @@ from causeway_server.cloud_pool.config import Config, Flags, load_config
 from causeway_server.cloud_pool.dispatch.config import RetryBudgetConfig
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
 from causeway_server.cloud_pool.dispatch.metrics import DispatchMetrics
+from causeway_server.cloud_pool.upstreams.inference import InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
-from causeway_server.cloud_pool.upstreams.triton.tensors import InferenceRequest
 from causeway_server.router.errors import CloudUnreachable, ConfigError
 
 from .scripted import LEFT_S, Clock, Endpoint, Pool

@@ -15,10 +15,11 @@ from causeway_server.cloud_pool.app import reload_endpoints
 from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
-from causeway_server.cloud_pool.dispatch.pool import Pools, TritonClients
+from causeway_server.cloud_pool.dispatch.pool import Pools
 from causeway_server.cloud_pool.http.config import ServerConfig
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.clients import UpstreamClients
 from causeway_server.router.errors import ConfigError
 from tests.waiting import until
 
@@ -108,9 +109,9 @@ def config(*endpoints: str, dns_refresh_s: float = 0.02) -> Config:
 
 
 @asynccontextmanager
-async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pools, TritonClients]]:
+async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pools, UpstreamClients]]:
     async with anyio.create_task_group() as tasks:
-        clients = TritonClients(tasks, lambda model: None)
+        clients = UpstreamClients(tasks, lambda model: None)
         tiers = [Tier(tier, ChatFormat("")).endpoints for tier in start.tiers]
         pools = Pools(tiers, clients, start.load_balancing, resolve=resolver)
         await pools.prepare()
@@ -151,7 +152,7 @@ async def test_a_hanging_resolver_delays_only_its_own_tier() -> None:
         config("a:1"), tiers=(TierConfig(name="slow", endpoints=("dns:pool:1",)), TierConfig(name="t", triton="a:1"))
     )
     async with anyio.create_task_group() as tasks:
-        clients = TritonClients(tasks, lambda model: None)
+        clients = UpstreamClients(tasks, lambda model: None)
         tiers = [Tier(tier, ChatFormat("")).endpoints for tier in start.tiers]
         pools = Pools(tiers, clients, start.load_balancing, resolve=Hanging())
         tasks.start_soon(pools.watch)

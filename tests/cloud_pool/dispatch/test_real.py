@@ -20,10 +20,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from causeway_server.cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource, RetryBudget
 from causeway_server.cloud_pool.dispatch.pool import Pool as RealPool
+from causeway_server.cloud_pool.upstreams.inference import InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
 from causeway_server.cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
-from causeway_server.cloud_pool.upstreams.triton.tensors import InferenceRequest
 from causeway_server.router.errors import (
     CausewayError,
     CloudFailed,

@@ -14,9 +14,9 @@ import pytest
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.inference import Delta
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.errors import StubProcessDied
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta
 from causeway_server.router.errors import CausewayError, EngineUnavailable, StreamBroken
 from tests.cloud_pool.upstreams.test_triton_client import (
     FakeTriton,
@@ -48,7 +48,7 @@ async def leased(pool: Pool) -> list[Delta]:
     """Run one call as the service does."""
     with closing(pool.lease()) as lease:
         try:
-            return await collect(lease.triton, infer_request())
+            return await collect(lease.upstream, infer_request())
         except CausewayError as error:
             lease.failed(error)
             raise

@@ -18,10 +18,11 @@ import pytest
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from causeway_server.cloud_pool.dispatch.dispatcher import Dispatcher
-from causeway_server.cloud_pool.dispatch.pool import Pool, TritonClients
+from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.clients import UpstreamClients
+from causeway_server.cloud_pool.upstreams.inference import InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
 from causeway_server.cloud_pool.upstreams.triton.model_control import default_key_file
-from causeway_server.cloud_pool.upstreams.triton.tensors import InferenceRequest
 from causeway_server.router.errors import CausewayError
 from tests.waiting import until
 
@@ -77,7 +78,7 @@ class Crowd:
 @asynccontextmanager
 async def crowd(replicas: tuple[Replica, Replica], *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Pool, Crowd]]:
     async with anyio.create_task_group() as tasks:
-        clients = TritonClients(tasks, lambda model: None, key_file=default_key_file())
+        clients = UpstreamClients(tasks, lambda model: None, key_file=default_key_file())
         pool = Pool(
             TierEndpoints("large", MODEL, tuple(parse_endpoint_address(one.grpc) for one in replicas)),
             clients.get,

@@ -12,8 +12,8 @@ import pytest
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from causeway_server.cloud_pool.dispatch.pool import Pool
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken
 from tests.cloud_pool.upstreams.test_triton_client import FakeTriton, Reply, Script, bed, infer_request, piece
 from tests.ports import free_port
@@ -58,7 +58,7 @@ async def answered(pool: Pool, request: InferenceRequest, begun: asyncio.Event |
     text = ""
     with closing(pool.lease(tokens=request.estimated_tokens)) as lease:
         try:
-            async for delta in lease.triton.generate(request):
+            async for delta in lease.upstream.generate(request):
                 if not text:
                     lease.first_token(0.0)
                     (begun or asyncio.Event()).set()

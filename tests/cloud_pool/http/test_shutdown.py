@@ -35,7 +35,7 @@ async def probe_on_exit(app: App, codes: list[str]) -> None:
                 for _ in range(20):
                     await to_thread.run_sync(time.monotonic)
                 try:
-                    await lease.triton.probe(pool.configured.model)
+                    await lease.upstream.probe(pool.configured.model)
                 except CausewayError as error:
                     codes.append(error.code)
 

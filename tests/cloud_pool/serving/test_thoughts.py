@@ -10,10 +10,10 @@ from causeway_server.cloud_pool.serving.service import AnswerBuilder
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 from causeway_server.cloud_pool.triton_server.model_runtime import ModelRequest, jobs_of
+from causeway_server.cloud_pool.upstreams.inference import Delta
 from causeway_server.cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from causeway_server.cloud_pool.upstreams.triton.messages import encode_parameters as encode
 from causeway_server.cloud_pool.upstreams.triton.messages import from_request
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta
 from causeway_server.router.types import Chunk, Message, Request, Tool, ToolCallDelta, Usage
 
 ASK = Request(kind="chat", model="m", messages=(Message("user", "2 + 2?"),), tools=(Tool("add"),))

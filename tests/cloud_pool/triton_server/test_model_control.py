@@ -17,8 +17,9 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from causeway_server.cloud_pool.dispatch.pool import TritonClients
 from causeway_server.cloud_pool.triton_server.server_process import Ports, choose_ports, command, find_environment
+from causeway_server.cloud_pool.upstreams.clients import UpstreamClients
+from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.model_control import (
     HEADER,
     default_key_file,
@@ -110,11 +111,11 @@ async def not_ours(environment: Path, folder: Path, options: tuple[str, ...]) ->
 @asynccontextmanager
 async def watching(
     environment: Path, folder: Path, key_file: Path, *, restricted: bool
-) -> AsyncIterator[tuple[TritonClients, str]]:
+) -> AsyncIterator[tuple[UpstreamClients, str]]:
     """A gateway's clients, and the address of a Triton that is not ours."""
     options = (restriction(KEY),) if restricted else ()
     async with not_ours(environment, folder, options) as address, anyio.create_task_group() as tasks:
-        clients = TritonClients(tasks, lambda model: None, key_file=key_file)
+        clients = UpstreamClients(tasks, lambda model: None, key_file=key_file)
         yield clients, address
         await clients.close()
         tasks.cancel_scope.cancel()
@@ -168,7 +169,9 @@ async def test_a_gateway_says_nothing_of_a_triton_that_takes_its_key(
     (tmp_path / "key").write_text(KEY)
     (tmp_path / "key").chmod(0o600)
     async with watching(triton_environment, tmp_path, tmp_path / "key", restricted=True) as (clients, address):
-        await clients.get(address).check_model_control()
+        triton = clients.get(address)
+        assert isinstance(triton, TritonClient)
+        await triton.check_model_control()
     assert not warnings.messages
 
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters, decode_logprobs, encode_logprobs
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest, read_delta, to_infer_request
+from causeway_server.cloud_pool.upstreams.triton.tensors import read_delta, to_infer_request
 from causeway_server.router.errors import CloudFailed
 from causeway_server.router.types import TokenAlternative, TokenLogprob
 

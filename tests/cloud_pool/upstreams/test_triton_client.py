@@ -29,9 +29,9 @@ from causeway_server.cloud_pool.dispatch.pool import Pool
 from causeway_server.cloud_pool.serving.service import Service
 from causeway_server.cloud_pool.tiers.config import TierConfig
 from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
+from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest, Upstream
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
-from causeway_server.cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
 from causeway_server.router.types import Chunk, Message, Request
 
@@ -141,7 +141,7 @@ def infer_request(seconds: float = PATIENCE_S, traceparent: str = "") -> Inferen
     )
 
 
-async def collect(triton: TritonClient, request: InferenceRequest) -> list[Delta]:
+async def collect(triton: Upstream, request: InferenceRequest) -> list[Delta]:
     async with aclosing(triton.generate(request)) as deltas:
         return [delta async for delta in deltas]
 

@@ -1,0 +1,54 @@
+"""The clients of all upstreams, which the pools of all tiers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from anyio.abc import TaskGroup
+
+from .config import UpstreamConfig
+from .inference import Upstream
+from .openai_http import OpenAIUpstream, read_credentials
+from .triton.client import TritonClient
+
+TRITON = UpstreamConfig()
+
+
+class UpstreamClients:
+    """The clients: one for each address and kind, for as long as a pool lists it or a call runs there.
+
+    Args:
+        tasks: Parent of the clients' tasks.
+        reloaded: Callback for the name of each model that was loaded again in a Triton.
+        key_file: File with the key of Triton's model control.
+    """
+
+    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:
+        self._tasks = tasks
+        self._reloaded = reloaded
+        self._key_file = key_file
+        self._clients: dict[tuple[str, UpstreamConfig], Upstream] = {}
+
+    def get(self, address: str, config: UpstreamConfig = TRITON) -> Upstream:
+        """Return the client of this address, created on first use."""
+        client = self._clients.get((address, config))
+        if client is None:
+            client = self._clients[address, config] = self._made(address, config)
+        return client
+
+    def _made(self, address: str, config: UpstreamConfig) -> Upstream:
+        if config.is_http:
+            return OpenAIUpstream(address, config, read_credentials(config))
+        triton = TritonClient(address, self._tasks, reloaded=self._reloaded, key_file=self._key_file)
+        self._tasks.start_soon(triton.check_model_control)
+        return triton
+
+    async def retain(self, addresses: Iterable[str]) -> None:
+        """Close the clients of all other addresses."""
+        kept = set(addresses)
+        for key in [key for key in self._clients if key[0] not in kept]:
+            await self._clients.pop(key).close()
+
+    async def close(self) -> None:
+        await self.retain(())

@@ -1,0 +1,76 @@
+"""A tier's section `upstream`: which kind of server answers for it, and how it is reached."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from causeway_server.router.config import Positive, Seconds, doc
+from causeway_server.router.errors import ConfigError
+
+UpstreamKind = Literal["triton", "trtllm", "trtllm_llmapi", "openai"]
+
+
+class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kind of server that answers for the tier."""
+
+    kind: Annotated[
+        UpstreamKind,
+        doc(
+            "`triton`: our models and Triton's vLLM backend, at `triton` or `endpoints`. `openai`: any server with "
+            "OpenAI's HTTP API, at `urls`."
+        ),
+    ] = "triton"
+    urls: Annotated[
+        tuple[str, ...],
+        doc("Base URLs of servers with OpenAI's API, such as `http://vllm:8000/v1`. For `kind: openai` only."),
+    ] = ()
+    key_file: Annotated[
+        str, doc("File with the servers' bearer token on one line, read again when it changes. Empty: none.")
+    ] = ""
+    ca_file: Annotated[str, doc("PEM file of the CA of the servers' certificates. Empty: the system's CAs.")] = ""
+    connect_timeout_s: Annotated[Seconds, doc("Maximum time to connect to a server, TLS included.")] = 2.0
+    token_timeout_s: Annotated[
+        Seconds,
+        doc("Maximum time between two pieces of an answer. Before the first one the deadline counts."),
+    ] = 30.0
+    max_connections: Annotated[Positive, doc("Maximum connections to each server.")] = 1024
+
+    @property
+    def is_http(self) -> bool:
+        """Whether the upstream speaks OpenAI's HTTP API: its own template and tool parser are used."""
+        return self.kind == "openai"
+
+    def check(self, where: str) -> None:
+        """Raise ConfigError for a combination of keys that cannot work. `where`: path of the section."""
+        if not self.is_http:
+            for key in ("urls", "key_file", "ca_file"):
+                if getattr(self, key):
+                    raise ConfigError("Only an upstream of `kind: openai` has this key.", where=f"{where}.{key}")
+            return
+        if not self.urls:
+            raise ConfigError("Name the servers, such as `[http://vllm:8000/v1]`.", where=f"{where}.urls")
+        for index, url in enumerate(self.urls):
+            check_url(url, f"{where}.urls[{index}]")
+            if url in self.urls[:index]:
+                raise ConfigError(f"{url} is listed twice.", where=f"{where}.urls[{index}]")
+
+
+def check_url(url: str, where: str) -> None:
+    """Raise ConfigError for a text that is not the base URL of a server."""
+    if "@" in url:
+        raise ConfigError("A URL here has no user and no password: name a `key_file`.", where=where)
+    if not _is_base_url(url):
+        raise ConfigError(f"{url!r} is not a URL such as `http://HOST:PORT/v1`, without a final `/`.", where=where)
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    is_plain = not (parts.query or parts.fragment or url.endswith("/"))
+    return has_server and is_plain and url.isascii() and not any(char.isspace() for char in url)

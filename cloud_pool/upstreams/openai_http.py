@@ -1,0 +1,254 @@
+"""A server with OpenAI's HTTP API, such as vLLM, SGLang, NIM, llama-server or a vendor's.
+
+Each sequence is one streamed request, which the server renders with its own template and whose tool calls it parses
+itself. Closing the connection stops its work. What the server says about its load, 429 or 503 with Retry-After, is
+respected: until then its model is not asked again. Timeouts:
+
+1. before the first token   the request's deadline               DeadlineExceeded
+2. between two tokens       `token_timeout_s`, or the deadline   StreamBroken, DeadlineExceeded
+3. after the last token     a second for the usage (`router/serving/upstream/stream.py`); the answer is whole
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+from causeway_server.router.errors import (
+    CausewayError,
+    CloudSaturated,
+    CloudTimeout,
+    CloudUnavailable,
+    ConfigError,
+    DeadlineExceeded,
+    StreamBroken,
+)
+from causeway_server.router.openai.embeddings import decode_embeddings
+from causeway_server.router.openai.upstream.wire import encode_request
+from causeway_server.router.serving.http_client import HttpResponse
+from causeway_server.router.serving.upstream.responses import UpstreamCall, read_whole
+from causeway_server.router.serving.upstream.server import (
+    Credentials,
+    FixedToken,
+    KeyFile,
+    OpenAIServer,
+    ServerAddress,
+)
+from causeway_server.router.serving.upstream.stream import StreamReader
+from causeway_server.router.types import Chunk, Message, Request
+
+from .config import UpstreamConfig
+from .inference import PROBE_S, Delta, InferenceRequest
+from .token_meter import CallMeter
+from .triton.messages import SamplingParameters
+
+_MAX_AWAY_S = 60.0  # upper bound of a server's Retry-After
+_PROBE_CHAT = Request(kind="chat", model="", messages=(Message("user", "a"),), max_tokens=1, stream=True)
+_PROBE_EMBEDDING = Request(kind="embedding", model="", prompts=("a",))
+
+
+def read_credentials(config: UpstreamConfig, where: str = "") -> Credentials:
+    """Return the servers' token, and check the CA. Raises ConfigError; `where` is the path of the section."""
+    try:
+        if config.ca_file:
+            ssl.create_default_context(cafile=config.ca_file)
+    except OSError as error:
+        raise ConfigError(f"The CA cannot be used: {error}", where=f"{where}.ca_file") from error
+    if not config.key_file:
+        return FixedToken()
+    try:
+        return KeyFile(Path(config.key_file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The token cannot be read: {error}", where=f"{where}.key_file") from error
+
+
+class _Call(msgspec.Struct, eq=False):
+    """A call in progress. `OpenAIUpstream.generate` owns it; others may only `fail` it."""
+
+    model: str
+    timer: asyncio.Timeout  # of the wait for the response's head
+    meter: CallMeter | None
+    response: HttpResponse | None = None
+    has_tokens: bool = False
+    ended_by: CausewayError | None = None
+
+    def fail(self, error: CausewayError) -> None:
+        """End the call with an error. The first error counts."""
+        self.ended_by = self.ended_by or error
+        now = asyncio.get_running_loop().time()
+        if self.response is not None:
+            self.response.bound(now)
+        elif not self.timer.expired():
+            self.timer.reschedule(now)
+
+
+class OpenAIUpstream:
+    """A client of one server (`inference.Upstream`).
+
+    Args:
+        url: Base URL of the server.
+        config: How it is reached.
+        credentials: Token source.
+        clock: Monotonic clock, in seconds, which is the event loop's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: UpstreamConfig,
+        credentials: Credentials,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        address = ServerAddress(
+            url=url,
+            ca_file=config.ca_file,
+            max_connections=config.max_connections,
+            connect_timeout_s=config.connect_timeout_s,
+            user_agent="causeway-gateway",
+        )
+        self._server = OpenAIServer(address, credentials, self)
+        self._server.start()
+        self._pause_s = config.token_timeout_s
+        self._clock = clock
+        self._calls: set[_Call] = set()
+        self._received_at: dict[str, float] = {}
+        self._skip_until: dict[str, float] = {}  # time until which a model is skipped, from Retry-After
+
+    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one sequence. Raises CausewayError; closing the generator stops the server's work."""
+        left_s = request.deadline - self._clock()
+        if left_s <= 0.0:
+            raise DeadlineExceeded("The time for this request is over.")
+        self._refuse_skipped(request.model)
+        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
+        call = _Call(request.model, asyncio.timeout(None), meter)
+        self._calls.add(call)
+        try:
+            async with aclosing(self._deltas(request, call)) as deltas:
+                async for delta in deltas:
+                    if meter is not None:
+                        meter.output_tokens += delta.new_tokens
+                        meter.input_tokens = max(meter.input_tokens, delta.input_tokens)
+                    yield delta
+        except CausewayError as error:
+            raise self._translated(error, request, call) from error
+        finally:
+            self._calls.discard(call)
+            if meter is not None:
+                meter.end()
+
+    async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
+        """Run a tiny inference, because only that proves that the model works. Raises CausewayError."""
+        request = InferenceRequest(
+            model=model,
+            prompt="",
+            parameters=SamplingParameters(),
+            openai=_PROBE_EMBEDDING if embed else _PROBE_CHAT,
+            embed=embed,
+            deadline=self._clock() + timeout_s,
+            request_id="probe",
+        )
+        async with aclosing(self.generate(request)) as deltas:
+            async for _ in deltas:
+                pass
+
+    def last_received_at(self, model: str) -> float:
+        return self._received_at.get(model, -math.inf)
+
+    def fail_calls(self, model: str, error: CausewayError, *, begun: bool = True) -> None:
+        for call in [one for one in self._calls if one.model == model and (begun or not one.has_tokens)]:
+            call.fail(error)
+
+    def renew(self) -> None:
+        """Use new connections for new calls; calls in progress stay on theirs."""
+        self._server.start()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    # --- for the server's connections (`ServerObserver`) ------------------------------------------------------------
+
+    def answered(self, response: HttpResponse) -> None:
+        """Do nothing: calls record what they receive for their models."""
+
+    def lost(self, error: Exception) -> None:
+        """Do nothing: the pool judges the call's error."""
+
+    # --- one call ----------------------------------------------------------------------------------------------------
+
+    async def _deltas(self, request: InferenceRequest, call: _Call) -> AsyncGenerator[Delta, None]:
+        asked = request.openai
+        assert asked is not None, "The tier builds requests of its own kind."
+        terms = UpstreamCall(request.request_id, request.model, request.deadline)
+        fields = {"Content-Type": "application/json", "x-request-id": request.request_id}
+        if request.traceparent:
+            fields["traceparent"] = request.traceparent
+        if request.embed:
+            body = encode_request(asked, request.model, stream=False)
+            async with call.timer:
+                call.response = await self._server.post(terms, "embedding", body, request.deadline, fields)
+            yield await self._vector(call.response, terms, request.model)
+            return
+        async with call.timer:
+            call.response = await self._server.post_stream(terms, asked, request.model, request.deadline, fields)
+        reader = StreamReader(call.response, terms, request.deadline, pause_s=self._pause_s)
+        counted = 0
+        try:
+            while chunks := await reader.next():
+                self._received_at[request.model] = self._clock()
+                call.has_tokens = True
+                for delta in _deltas_of(chunks, counted):
+                    counted += delta.new_tokens
+                    yield delta
+        finally:
+            reader.close()  # closes the connection unless the answer is complete, which stops the work
+
+    async def _vector(self, response: HttpResponse, terms: UpstreamCall, model: str) -> Delta:
+        try:
+            answer = decode_embeddings(await read_whole(response, terms))
+        finally:
+            response.release()
+        self._received_at[model] = self._clock()
+        vector = msgspec.json.encode(answer.vectors[0] if answer.vectors else ()).decode()
+        return Delta(vector, input_tokens=answer.usage.prompt_tokens, final=True)
+
+    def _refuse_skipped(self, model: str) -> None:
+        """Raise CloudSaturated until the server's Retry-After has passed."""
+        left_s = self._skip_until.get(model, -math.inf) - self._clock()
+        if left_s > 0.0:
+            raise CloudSaturated(f"{model} asked to be tried again later.", phase="connect", retry_after_s=left_s)
+        self._skip_until.pop(model, None)
+
+    def _translated(self, error: CausewayError, request: InferenceRequest, call: _Call) -> CausewayError:
+        """Return the error of a call as the pool and the client should see it."""
+        if call.ended_by is not None:
+            return call.ended_by
+        if isinstance(error, CloudSaturated | CloudUnavailable) and error.retry_after_s is not None:
+            self._skip_until[request.model] = self._clock() + min(error.retry_after_s, _MAX_AWAY_S)
+        if isinstance(error, CloudTimeout) and error.phase != "first_token":
+            if request.deadline - self._clock() > 0.0:
+                return StreamBroken(f"{request.model} sent nothing for {self._pause_s:g} s.", phase="stream")
+        elif not isinstance(error, CloudTimeout) or request.deadline - self._clock() > 0.0:
+            return error
+        return DeadlineExceeded("The time for this request is over.")
+
+
+def _deltas_of(chunks: Sequence[Chunk], counted: int) -> list[Delta]:
+    """Return the deltas of chunks. `counted`: tokens of the sequence before them, which the usage corrects."""
+    deltas: list[Delta] = []
+    for chunk in chunks:
+        usage = chunk.usage
+        if usage is None:
+            counted += chunk.tokens
+            deltas.append(Delta(finish_reason=chunk.finish_reason, new_tokens=chunk.tokens, chunk=chunk))
+            continue
+        more = usage.completion_tokens - counted if usage.completion_tokens else 0
+        deltas.append(Delta(new_tokens=more, input_tokens=usage.prompt_tokens, final=True, usage=usage))
+    return deltas

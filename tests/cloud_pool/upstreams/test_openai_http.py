@@ -1,0 +1,273 @@
+"""A gateway before servers with OpenAI's HTTP API: their dialects, their refusals and their bad days."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
+from tests.dialects import ERRORS, HI, REASON, REFUSALS, STREAMS, TOOLS, UNREADABLE_STREAMS, WHOLES, read_of
+from tests.edge_node.raw_upstream import RawUpstream, delta, document, events, reply, whole
+from tests.edge_node.scripted import CLOUD_WORDS, ScriptedCloud
+from tests.own_task import in_own_task
+from tests.waiting import until
+
+from .http_gateway import Gateway, http_tier, serving
+
+CLOUD = "".join(CLOUD_WORDS)
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[RawUpstream]:
+    upstream = await RawUpstream().start()
+    yield upstream
+    await upstream.stop()
+
+
+@pytest.fixture
+async def cloud() -> AsyncIterator[ScriptedCloud]:
+    upstream = await ScriptedCloud().start()
+    yield upstream
+    await upstream.stop()
+
+
+@pytest.fixture
+async def before_raw(raw: RawUpstream, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with in_own_task(serving(tmp_path, http_tier(raw.url))) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def gateway(cloud: ScriptedCloud, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with in_own_task(serving(tmp_path, http_tier(cloud.url))) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_answer_comes_with_its_usage(gateway: Gateway, cloud: ScriptedCloud, stream: bool) -> None:
+    """The upstream's own model is named, and it is asked for a stream with its usage whatever the client wants."""
+    more = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = await gateway.ask(stream=stream, temperature=0.5, seed=3, **more)
+    assert (answer.status, answer.text) == (200, CLOUD)
+    assert answer.headers["x-causeway-tier"] == "large"
+    usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, 3)
+    (sent,) = cloud.bodies
+    assert (sent["model"], sent["stream"], sent["temperature"], sent["seed"]) == ("m", True, 0.5, 3)
+    assert sent["messages"] == [{"role": "user", "content": "hello there"}]
+    await until(lambda: bool(gateway.audit))
+    assert (gateway.audit[0]["prompt_tokens"], gateway.audit[0]["completion_tokens"]) == (7, 3)
+
+
+async def test_each_choice_is_a_request_with_a_seed_of_its_own(gateway: Gateway, cloud: ScriptedCloud) -> None:
+    answer = await gateway.ask(n=3, seed=5)
+    assert [choice["message"]["content"] for choice in answer.json["choices"]] == [CLOUD] * 3
+    assert sorted(body["seed"] for body in cloud.bodies) == [5, 6, 7]  # type: ignore[type-var]
+    assert all(body.get("n", 1) == 1 for body in cloud.bodies)
+    assert answer.json["usage"]["prompt_tokens"] == 7
+    assert answer.json["usage"]["completion_tokens"] == 9
+
+
+async def test_completions_and_embeddings(gateway: Gateway, cloud: ScriptedCloud) -> None:
+    embedded = await gateway.post("/embeddings", {"model": "large", "input": ["a", "b"]})
+    assert embedded.status == 200, embedded.body
+    assert [one["index"] for one in embedded.json["data"]] == [0, 1]
+    assert [body["input"] for body in cloud.bodies] == ["a", "b"]
+
+
+async def test_cached_tokens_and_thoughts_of_the_upstream_are_reported(before_raw: Gateway, raw: RawUpstream) -> None:
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 64},
+        "completion_tokens_details": {"reasoning_tokens": 4},
+    }
+    raw.replies = [events(delta(reasoning_content="hm"), *HI, {"choices": [], "usage": usage})]
+    found = (await before_raw.ask()).json["usage"]
+    assert (found["prompt_tokens"], found["completion_tokens"]) == (100, 9)
+    assert found["prompt_tokens_details"]["cached_tokens"] == 64
+    assert found["completion_tokens_details"]["reasoning_tokens"] == 4
+
+
+async def test_usage_that_is_missing_is_counted_and_estimated_for_the_books(
+    before_raw: Gateway, raw: RawUpstream
+) -> None:
+    raw.replies = [events(*HI)]
+    answer = await before_raw.ask()
+    assert answer.json["usage"]["completion_tokens"] == 2
+    await until(lambda: bool(before_raw.audit))
+    record = before_raw.audit[0]
+    assert record["completion_tokens"] == 2
+    assert record["prompt_tokens"]
+    assert record["estimated"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_is_read_as_it_was_meant(before_raw: Gateway, raw: RawUpstream, name: str) -> None:
+    upstream, expected = STREAMS[name]
+    raw.replies = [upstream]
+    answer = await before_raw.ask(stream=True, tools=TOOLS)
+    assert answer.status == 200, answer.body
+    assert read_of(answer, expected.note) == expected
+    assert len(raw.bodies) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLES)
+async def test_a_whole_answer_is_read_as_it_was_meant(before_raw: Gateway, raw: RawUpstream, name: str) -> None:
+    upstream, expected = WHOLES[name]
+    raw.replies = [upstream]
+    answer = await before_raw.ask(tools=TOOLS)
+    assert answer.status == 200, answer.body
+    assert read_of(answer, expected.note) == expected
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_a_refusal_has_its_status_and_runs_once(
+    before_raw: Gateway, raw: RawUpstream, status: str, error: str
+) -> None:
+    expected_status, code, has_reason = REFUSALS[status]
+    raw.replies = [document(ERRORS[error], status=status)]
+    answer = await before_raw.ask()
+    assert (answer.status, answer.code) == (expected_status, code)
+    assert (REASON in answer.message) is has_reason
+    assert "the prompt" not in answer.message
+    assert len(raw.bodies) == 1
+
+
+@pytest.mark.parametrize("name", UNREADABLE_STREAMS)
+async def test_an_answer_that_cannot_be_read_is_an_error(before_raw: Gateway, raw: RawUpstream, name: str) -> None:
+    raw.replies = [UNREADABLE_STREAMS[name], events(*HI)]
+    answer = await before_raw.ask()
+    assert (answer.status, answer.code) == (502, "cloud_unreadable")
+    assert (await before_raw.ask()).text == "hi"
+
+
+async def test_a_redirect_is_not_followed(before_raw: Gateway, raw: RawUpstream) -> None:
+    raw.replies = [reply(b"", status="307 Temporary Redirect", headers=("Location: http://127.0.0.1:1/v1",))]
+    answer = await before_raw.ask()
+    assert (answer.status, answer.code) == (502, "cloud_failed")
+
+
+async def test_an_error_inside_a_stream_ends_the_answer(before_raw: Gateway, raw: RawUpstream) -> None:
+    """The text before it has reached the client; the choice has no finish reason."""
+    raw.replies = [events(HI[0], {"error": {"message": "out of memory"}})]
+    answer = await before_raw.ask(stream=True)
+    assert [choice["delta"].get("content") for event in answer.events for choice in event.get("choices", [])][-1] == "h"
+    assert answer.events[-1]["error"]["code"] == "cloud_failed"
+    assert answer.finish_reasons == []
+
+
+async def test_ids_and_the_models_name_may_change_within_a_stream(before_raw: Gateway, raw: RawUpstream) -> None:
+    raw.replies = [events(*({**event, "id": f"x{n}", "model": f"m{n}"} for n, event in enumerate(HI)))]
+    answer = await before_raw.ask(stream=True)
+    assert answer.text == "hi"
+    assert len({event["id"] for event in answer.events}) == 1
+    assert {event["model"] for event in answer.events} == {"large"}
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+async def test_retry_after_is_passed_on_and_respected(gateway: Gateway, cloud: ScriptedCloud, form: str) -> None:
+    """Until then the server is not asked again."""
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    cloud.status, cloud.headers = 429, {"Retry-After": "30" if form == "seconds" else later}
+    for _ in range(2):
+        answer = await gateway.ask()
+        assert (answer.status, answer.code) == (429, "cloud_saturated")
+        assert 28 <= int(answer.headers["Retry-After"]) <= 30
+    assert len(cloud.bodies) == 1
+
+
+async def test_another_server_is_asked_before_the_first_token(
+    cloud: ScriptedCloud, raw: RawUpstream, tmp_path: Path
+) -> None:
+    raw.replies = [document({"error": {"message": "full"}}, status="503 Service Unavailable")]
+    async with serving(tmp_path, http_tier(cloud.url, raw.url)) as gateway:
+        for _ in range(8):
+            assert (await gateway.ask()).text == CLOUD
+    assert raw.bodies
+
+
+async def test_a_server_that_is_gone_is_ejected_and_comes_back(tmp_path: Path) -> None:
+    """New requests go to the other server; after a probe the first one answers again."""
+    first, second = await ScriptedCloud().start(), await ScriptedCloud().start()
+    port = first.port
+    async with serving(tmp_path, http_tier(first.url, second.url)) as gateway:
+        await first.stop()
+        for _ in range(8):
+            assert (await gateway.ask()).text == CLOUD
+        pool = gateway.app.runtime.pools.by_tier["large"]
+        assert pool.healthy == 1
+        again = await ScriptedCloud().start(port)
+        await until(lambda: pool.healthy == 2)
+        await again.stop()
+    await second.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_client_that_leaves_ends_the_upstreams_work(
+    gateway: Gateway, cloud: ScriptedCloud, stream: bool
+) -> None:
+    cloud.gate = asyncio.Event()
+    asking = asyncio.create_task(gateway.ask(stream=stream))
+    await cloud.entered.wait()
+    assert cloud.running == 1
+    asking.cancel()
+    await until(lambda: cloud.running == 0)
+
+
+async def test_a_stall_before_the_first_token_ends_at_the_deadline(gateway: Gateway, cloud: ScriptedCloud) -> None:
+    cloud.fault = "stall"
+    answer = await gateway.ask(headers={"x-causeway-deadline-ms": "300"})
+    assert (answer.status, answer.code) == (504, "deadline_exceeded")
+    await until(lambda: cloud.running == 0 or not gateway.app.runtime.pools.by_tier["large"].endpoints)
+
+
+async def test_a_stall_between_tokens_ends_the_answer(cloud: ScriptedCloud, tmp_path: Path) -> None:
+    """`token_timeout_s` bounds it, long before the deadline."""
+    cloud.fault = "drip"
+    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), token_timeout_s=0.05)
+    async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
+        answer = await gateway.ask(stream=True)
+        assert answer.text == CLOUD_WORDS[0]
+        assert answer.events[-1]["error"]["code"] == "stream_broken"
+
+
+async def test_a_stream_that_breaks_is_an_error_event(gateway: Gateway, cloud: ScriptedCloud) -> None:
+    cloud.fault = "die"
+    answer = await gateway.ask(stream=True)
+    assert answer.events[-1]["error"]["code"] == "stream_broken"
+    assert answer.finish_reasons == []
+
+
+async def test_the_token_is_read_again_when_its_file_changes(cloud: ScriptedCloud, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("first\n")
+    upstream = UpstreamConfig(kind="openai", urls=(cloud.url,), key_file=str(key))
+    async with serving(tmp_path, http_tier(upstream=upstream)) as gateway:
+        await gateway.ask()
+        key.write_text("second-one\n")
+        await gateway.ask()
+        key.unlink()
+        assert (await gateway.ask()).status == 200
+    sent = [headers["authorization"] for headers in cloud.request_headers]
+    assert sent == ["Bearer first", "Bearer second-one", "Bearer second-one"]
+
+
+async def test_unknown_fields_of_request_and_answer_travel_with_what_they_belong_to(
+    before_raw: Gateway, raw: RawUpstream
+) -> None:
+    raw.replies = [document(whole(reasoning_details=[{"type": "x"}]))]
+    mark = {"cache_control": {"type": "ephemeral"}}
+    answer = await before_raw.ask(messages=[{"role": "user", "content": [{"type": "text", "text": "hi", **mark}]}])
+    assert answer.json["choices"][0]["message"]["reasoning_details"] == [{"type": "x"}]
+    (sent,) = raw.bodies
+    assert json.dumps(mark)[1:-1] in json.dumps(sent["messages"])
