@@ -248,7 +248,8 @@ def main() -> int:
     rounds = play(names, programs, options.rounds or (3 if options.short else 9), 0.5 if options.short else 2.0)
     rows = judge(names, rounds)
     print(table(HEADS, [line(name, rounds) for name in names]), FULL, sep="\n")
-    print_rows(Console(soft_wrap=True), rows)
+    if rows:
+        print_rows(Console(soft_wrap=True), rows)
     command = " ".join(("python -m tests.bench peers", *(word for word in sys.argv[1:] if word != "--write")))
     lines = origin(command, time.monotonic() - started, load)
     print(*lines, sep="\n")

@@ -19,7 +19,7 @@ FOLDER = ROOT / ".venv-peers"
 PROXIES, LITELLM = HERE / "requirements-proxies.txt", HERE / "requirements-litellm.txt"
 FROM_PROXIES = ("envoy", "smg", "vllm-router")
 # What each brings, as measured in .venv-peers.
-SIZES_MB = {"proxies": 360, "litellm": 850, "nginx": 2}
+SIZES_MB = {"proxies": 360, "litellm": 760, "nginx": 2}
 
 
 class Programs(msgspec.Struct, frozen=True):

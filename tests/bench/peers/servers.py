@@ -74,6 +74,12 @@ model_list:
     litellm_params: {{model: openai/mock, api_base: "http://127.0.0.1:{upstream}/v1", api_key: none}}
 """
 
+_LITELLM_SETTINGS = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it fetches prices otherwise
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # the others have no key to check, either
+}
+
 
 class Running(msgspec.Struct, frozen=True):
     """A server that has answered its first request, `ready_s` after its start."""
@@ -176,9 +182,8 @@ COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
 @contextlib.contextmanager
 def running(name: str, start: Start, core: int) -> Iterator[Running]:
     """Start a server on `core`. It ends with the block."""
-    # LiteLLM fetches prices and logs each request otherwise; a start that compiles modules is not a user's.
-    environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ = {**os.environ, **_LITELLM_SETTINGS}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a start that compiles modules is not a user's
     argv = ["taskset", "--cpu-list", str(core), *COMMANDS[name](start)]
     log = start.folder / "log"
     with (
