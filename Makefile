@@ -23,9 +23,8 @@ run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and s
 	@$(if $(MODELS),$(BIN)/causeway-models pull demo:$(MODELS) $(if $(YES),--yes))
 	@exec $(BIN)/causeway-edge up $(UP_$(MODELS)) $(ARGS)
 
-test: ## Set up, then check and run every test, three folders at a time (WORKERS=1: one; ARGS='-k name' narrows)
+test: ## Set up, then check and run every test, four folders at a time (WORKERS=1: one; ARGS='-k name' narrows)
 	@$(PREPARE) test
-	@$(MAKE) --no-print-directory lint
 	@exec $(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests $(WORKERS:%=--workers %))
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)

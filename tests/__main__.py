@@ -1,4 +1,4 @@
-"""`python -m tests`: run the folders of tests, three at a time, each in a pytest of its own.
+"""`python -m tests`: run the folders of tests, four at a time, each in a pytest of its own.
 
 `--quick` runs the tests that need no services in two pytests, each of which imports its part of the product only.
 The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 LOGS = TESTS.parent / ".run" / "tests"
-WORKERS = 3  # on two cores or more: rooms wait for time-outs and for servers that start
+WORKERS = 4  # on two cores or more: rooms wait for time-outs and for servers that start
 # Rooms that run by themselves: each takes about a minute. The other rooms of a package run together.
 APART = (
     *("cloud_pool/jobs", "cloud_pool/storage", "cloud_pool/http", "cloud_pool/redis", "cloud_pool/streams"),
