@@ -55,7 +55,8 @@ from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.router.errors import CausewayError
 from causeway_server.router.types import Message, Request, RoutingHints
 from tests.bench.rows import Row
-from tests.cloud_pool.dispatch.simulated import PROBE, Client, run_in_virtual_time
+from tests.cloud_pool.dispatch.simulated import PROBE, Client
+from tests.virtual_time import run_in_virtual_time
 
 from . import fanout, overload, slow
 from .bed import ReplicaSpeed

@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import selectors
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import anyio
 import msgspec
@@ -30,35 +29,9 @@ from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParamet
 from causeway_server.router.errors import CausewayError, DeadlineExceeded
 from causeway_server.router.types import Request
 
-T = TypeVar("T")
 TIER = "large"
 SLOTS, PREFILL_S, STEP_S, TOKENS = 8, 0.2, 0.1, 4
 PROBE = "probe"
-_BEGIN_S = 1000.0
-
-
-class _VirtualTime(selectors.SelectSelector):
-    """A selector without sockets: time passes at once."""
-
-    now = _BEGIN_S
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "every task waits for ever"
-        self.now += max(0.0, timeout)
-        return []
-
-
-def run_in_virtual_time(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(clock)` in a loop in virtual time."""
-    selector = _VirtualTime()
-
-    def loop() -> asyncio.AbstractEventLoop:
-        made = asyncio.SelectorEventLoop(selector)
-        made.time = lambda: selector.now  # type: ignore[method-assign]
-        return made
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(main(lambda: selector.now))
 
 
 class Server:

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import pytest
 
+from tests.virtual_time import run_in_virtual_time
+
 from .simulated import (
     PREFILL_S,
     SLOTS,
@@ -20,7 +22,6 @@ from .simulated import (
     Server,
     open_loop,
     quantile,
-    run_in_virtual_time,
     watched,
 )
 
