@@ -36,8 +36,7 @@ def main(arguments: argparse.Namespace) -> list[Row]:
     with _servers(arguments.beside) as servers:
         contestants = tuple(variant for one in servers for variant in _variants(one))
         rounds = play(Plan(contestants, "assistant-large", arguments.parallel, LONG, arguments.rounds))
-    rows = [*_request_rows(rounds, beside=arguments.beside), *_token_rows(rounds, beside=arguments.beside)]
-    return rows
+    return [*_request_rows(rounds, beside=arguments.beside), *_token_rows(rounds, beside=arguments.beside)]
 
 
 @contextlib.contextmanager
@@ -56,9 +55,7 @@ def _servers(beside: Path | None) -> Iterator[list[Server]]:
 
 def _variants(one: Server) -> list[Server]:
     """Return the server with short and long streams, and, for a gateway, with answers that are not streamed."""
-    streamed = [
-        msgspec.structs.replace(one, name=f"{one.name} {tokens}", tokens=tokens) for tokens in (SHORT, LONG)
-    ]
+    streamed = [msgspec.structs.replace(one, name=f"{one.name} {tokens}", tokens=tokens) for tokens in (SHORT, LONG)]
     if one.name == BARE:
         return streamed
     return [*streamed, msgspec.structs.replace(one, name=f"{one.name} {WHOLE}", tokens=1, whole=True, times=TIMES)]
