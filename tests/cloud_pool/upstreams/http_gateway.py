@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import anyio
@@ -20,7 +21,7 @@ from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
 from tests.edge_node.device import Answer
 
 Event = dict[str, object]
-ABLE = ("chat", "completion", "embedding")
+ABLE: Final = ("chat", "completion", "embedding")
 QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.2, base_ejection_s=0.05, hung_after_s=0.5)
 
 

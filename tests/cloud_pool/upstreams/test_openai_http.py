@@ -53,7 +53,7 @@ async def gateway(cloud: ScriptedCloud, tmp_path: Path) -> AsyncIterator[Gateway
 async def test_an_answer_comes_with_its_usage(gateway: Gateway, cloud: ScriptedCloud, stream: bool) -> None:
     """The upstream's own model is named, and it is asked for a stream with its usage whatever the client wants."""
     more = {"stream_options": {"include_usage": True}} if stream else {}
-    answer = await gateway.ask(stream=stream, temperature=0.5, seed=3, **more)
+    answer = await gateway.ask(stream=stream, temperature=0.5, seed=3, **more)  # type: ignore[arg-type]
     assert (answer.status, answer.text) == (200, CLOUD)
     assert answer.headers["x-causeway-tier"] == "large"
     usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
