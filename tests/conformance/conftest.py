@@ -22,6 +22,10 @@ server: {{max_body_bytes: {MAX_BODY_BYTES}}}
 tiers:
   - {{name: assistant-large, can: [chat, completion, embedding], concurrency: 16}}
   - {{name: no-vectors, model: assistant-large, artifact: assistant-large}}
+  - name: remote
+    model: small
+    can: [chat, completion, embedding]
+    upstream: {{kind: openai, urls: ["http://127.0.0.1:EDGE_PORT/v1"], key_file: edge.key}}
 jobs: {{durability: warn}}
 cache: {{enabled: true}}
 """
@@ -46,6 +50,8 @@ _PLAIN = (
     msgspec.structs.replace(_EDGE, name="edge_to_cloud", model="large"),
     msgspec.structs.replace(_GATEWAY_SURFACE, headers={"cache-control": "no-store"}),
 )
+_HTTP = msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_to_http", model="remote", headers=_PLAIN[2].headers)
+"""A tier over OpenAI's HTTP API; its server is the edge."""
 _CACHED = (
     msgspec.structs.replace(_EDGE, name="edge_cached", headers={"x-causeway-tags": "cached"}, twice=True),
     msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_cached", twice=True),
@@ -55,7 +61,7 @@ _SURFACES = {
     "test_bodies": _SERVERS,
     "test_http": _SERVERS,
     "test_openapi": _SERVERS,
-    "test_fields": _PLAIN,
+    "test_fields": (*_PLAIN, _HTTP),
     "test_any_body": _PLAIN,
 }
 """By module: bytes that no model is asked about need each server once, refused fields no cache."""
@@ -64,7 +70,7 @@ _SURFACES = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "surface" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition(".")[2]
-        surfaces = _SURFACES.get(module, (*_PLAIN, *_CACHED))
+        surfaces = _SURFACES.get(module, (*_PLAIN, _HTTP, *_CACHED))
         names = [surface.name for surface in surfaces]
         metafunc.parametrize("surface", surfaces, ids=names, indirect=True, scope="session")
 
@@ -78,7 +84,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -
     keys = f"keys: [{{name: tests, sha256: {hashlib.sha256(TOKEN.encode()).hexdigest()}}}]"
     try:
         triton = started.start_triton()
-        gateway = started.start_gateway(config=f"{_GATEWAY}redis: {redis_server.url}\n")
+        (started.folder / "edge.key").write_text(f"{TOKEN}\n")
+        config = _GATEWAY.replace("EDGE_PORT", str(started.edge_port))
+        gateway = started.start_gateway(config=f"{config}redis: {redis_server.url}\n")
         edge = started.start_edge(f"policy: {policy}\n", server=f"max_body_bytes: {MAX_BODY_BYTES}, {keys}")
         for part in (triton, gateway, edge):
             part.ready()

@@ -16,7 +16,12 @@ EVENT_TYPE = "text/event-stream"
 MAX_BODY_BYTES = 200_000
 """The limit of each server under test."""
 
-EXCEPTIONS: Mapping[tuple[str, str], str] = {}
+EXCEPTIONS: Mapping[tuple[str, str], str] = {
+    (
+        "gateway_to_http",
+        "test_an_offered_tool_that_cannot_be_held_is_loosened_and_named",
+    ): "tools are enforced by the upstream, whose own headers are not passed on",
+}
 """(surface, test function) → why this surface cannot pass this test."""
 
 _POOL = urllib3.PoolManager(num_pools=4, maxsize=4, retries=False, timeout=60.0)
