@@ -51,6 +51,7 @@ from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
 from ..upstreams.inference import Delta, InferenceRequest
 from ..upstreams.triton.messages import SamplingParameters, from_request
+from ..upstreams.triton.trtllm import check_parameters
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts
@@ -219,6 +220,8 @@ class Service(msgspec.Struct, frozen=True):
             answer_prefix="" if partial_answer is None else partial_answer.text,
             adapter=tier.config.adapter,
         )
+        if (kind := tier.config.upstream.kind) == "trtllm" or kind == "trtllm_llmapi":
+            check_parameters(kind, parameters)
         prompts: Sequence[InferencePrompt] = tier.prompts(request)
         if partial_answer is not None:
             # `is_resumable`: never token ids

@@ -58,7 +58,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, doc("Artifact that supplies chat template, control tokens and context length. Empty: the tier's name.")
     ] = ""
     template_file: Annotated[
-        str, doc("Jinja chat template that replaces the artifact's, for a stock vLLM or TensorRT-LLM tier.")
+        str, doc("Jinja chat template that replaces the artifact's, for vLLM or TensorRT-LLM in Triton.")
     ] = ""
     special_tokens: Annotated[
         tuple[str, ...], doc("Tokens that a user's text must not be able to spell, with `template_file` only.")

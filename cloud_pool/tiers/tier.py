@@ -250,6 +250,8 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         raise ConfigError("Embeddings do not support an adapter: remove `embedding` from `can`.", where=f"{where}.can")
     if tier.upstream.is_http:
         return _http_chat_format(tier, where)
+    if tier.upstream.is_trtllm:
+        _check_trtllm(tier, where)
     if tier.template_file:
         try:
             template = Path(tier.template_file).read_text(encoding="utf-8")
@@ -288,6 +290,18 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         weights=artifact.version,
         transcripts=manifest.transcripts,
     )
+
+
+def _check_trtllm(tier: TierConfig, where: str) -> None:
+    """Raise ConfigError for what models of TensorRT-LLM have no tensors for."""
+    if not set(tier.can).issubset(("chat", "completion")):
+        raise ConfigError("Models of TensorRT-LLM can `chat` and `completion` only.", where=f"{where}.can")
+    if tier.adapter:
+        raise ConfigError(
+            "Adapters of TensorRT-LLM are not supported: their weights travel with requests.", where=f"{where}.adapter"
+        )
+    if not tier.template_file:
+        raise ConfigError("Name the model's chat template: no artifact has it.", where=f"{where}.template_file")
 
 
 _RENDERED_UPSTREAM = ("adapter", "artifact", "template_file", "special_tokens", "bos", "eos")

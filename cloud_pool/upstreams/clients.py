@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from anyio.abc import TaskGroup
 
-from .config import UpstreamConfig
+from .config import UpstreamConfig, UpstreamKind
 from .inference import Upstream
 from .openai_http import OpenAIUpstream, read_credentials
 from .triton.client import TritonClient
+from .triton.tensors import TensorFormat, VllmTensors
+from .triton.trtllm import EnsembleTensors, LlmApiTensors
 
 TRITON = UpstreamConfig()
+_TENSORS: Mapping[UpstreamKind, TensorFormat] = {
+    "triton": VllmTensors(),
+    "trtllm": EnsembleTensors(),
+    "trtllm_llmapi": LlmApiTensors(),
+}
 
 
 class UpstreamClients:
@@ -40,7 +47,8 @@ class UpstreamClients:
     def _made(self, address: str, config: UpstreamConfig) -> Upstream:
         if config.is_http:
             return OpenAIUpstream(address, config, read_credentials(config))
-        triton = TritonClient(address, self._tasks, reloaded=self._reloaded, key_file=self._key_file)
+        tensors = _TENSORS[config.kind]
+        triton = TritonClient(address, self._tasks, reloaded=self._reloaded, key_file=self._key_file, tensors=tensors)
         self._tasks.start_soon(triton.check_model_control)
         return triton
 

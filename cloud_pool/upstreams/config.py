@@ -19,8 +19,9 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Annotated[
         UpstreamKind,
         doc(
-            "`triton`: our models and Triton's vLLM backend, at `triton` or `endpoints`. `openai`: any server with "
-            "OpenAI's HTTP API, at `urls`."
+            "`triton`: our models and Triton's vLLM backend, at `triton` or `endpoints`. `trtllm`: TensorRT-LLM's "
+            "ensemble of `inflight_batcher_llm` there, `trtllm_llmapi`: the model of its LLM API's backend. `openai`: "
+            "any server with OpenAI's HTTP API, at `urls`."
         ),
     ] = "triton"
     urls: Annotated[
@@ -42,6 +43,11 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_http(self) -> bool:
         """Whether the upstream speaks OpenAI's HTTP API: its own template and tool parser are used."""
         return self.kind == "openai"
+
+    @property
+    def is_trtllm(self) -> bool:
+        """Whether the upstream is a model of TensorRT-LLM in Triton."""
+        return self.kind in ("trtllm", "trtllm_llmapi")
 
     def check(self, where: str) -> None:
         """Raise ConfigError for a combination of keys that cannot work. `where`: path of the section."""

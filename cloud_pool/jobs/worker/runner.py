@@ -33,7 +33,7 @@ from ...dispatch.pool import Pool
 from ...storage.record import ExpiredJob, JobRecord, RunBill, tenant_of
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
-from ...upstreams.triton.calls import STOP_S
+from ...upstreams.triton.tensors import STOP_S
 
 JobPiece = Piece | Embeddings
 Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]

@@ -30,7 +30,7 @@ from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejec
 from ..inference import Delta
 from ..token_meter import CallMeter
 from .errors import translate
-from .tensors import read_delta, to_cancel_request
+from .tensors import DeltaReader, to_cancel_request
 
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _GRACE_S = 3600.0  # calls on the old channel may still end, if it was the server that was silent; they have deadlines
@@ -49,8 +49,6 @@ _OPTIONS = (
 _CONNECT_FAILED = "failed to connect to all addresses"  # gRPC's text, as it has no separate status for this
 _READ_AHEAD = 64  # messages that wait for the reader; beyond that gRPC's flow control holds the server back
 TakeMessage = Callable[[service_pb2.ModelStreamInferResponse], None]
-STOP_S = 5.0
-"""Time that a model may take to stop."""
 _UNSUPPORTED_S = 60.0  # how long a model that did not understand the request is not asked again; it may be replaced
 
 
@@ -213,6 +211,7 @@ class RunningCall(msgspec.Struct, eq=False):
     model: str
     name: str
     stream: GrpcStream
+    reader: DeltaReader
     meter: CallMeter | None = None  # counts its tokens
     has_responses: bool = False
     has_final: bool = False  # the last response has come
@@ -250,7 +249,7 @@ class RunningCall(msgspec.Struct, eq=False):
             self.has_final = True
             return
         with contextlib.suppress(CloudFailed):
-            self.count(read_delta(message.infer_response, 0))
+            self.count(self.reader.read(message.infer_response))
 
 
 class Canceller(msgspec.Struct, frozen=True):
@@ -259,7 +258,7 @@ class Canceller(msgspec.Struct, frozen=True):
     connection: TritonConnection  # to the Triton that runs the calls
     tasks: TaskGroup  # runs the requests to stop
     clock: Callable[[], float]  # monotonic, s
-    stop_s: float = STOP_S  # how long a model may take to stop
+    stop_s: float  # how long a model may take to stop; 0: it cannot be asked
     unsupported_until: dict[str, float] = {}  # by model
 
     def release(self, call: RunningCall) -> None:
@@ -267,7 +266,7 @@ class Canceller(msgspec.Struct, frozen=True):
         call.discard()
         if call.has_final or call.stream.is_over:
             call.end()  # It ends by itself.
-        elif not self._asks_model(call):
+        elif not self.stop_s or not self._asks_model(call):
             call.stream.cancel()  # (1)
             call.end()
         else:

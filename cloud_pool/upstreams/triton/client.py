@@ -41,11 +41,11 @@ from causeway_server.router.errors import (
 )
 
 from ..inference import PROBE_S, Delta, InferenceRequest
-from .calls import STOP_S, CallCancelled, Canceller, GrpcStream, RunningCall, TritonConnection
+from .calls import CallCancelled, Canceller, GrpcStream, RunningCall, TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .messages import SamplingParameters
 from .model_control import HEADER, is_refusal, read_key
-from .tensors import read_delta, to_infer_request
+from .tensors import STOP_S, TensorFormat, VllmTensors
 
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
@@ -55,6 +55,7 @@ _ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: th
 _CALL_OVER = "Internal error from Core"
 _IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
 log = logging.getLogger(__name__)
+VLLM = VllmTensors()
 
 
 class TritonClient:
@@ -67,7 +68,7 @@ class TritonClient:
         reloaded: Callback for the name of each model that this gateway loaded again.
         pauses_s: Pauses between attempts to load a model.
         chance: Random number in [0, 1), to spread repairs by several gateways.
-        stop_s: Time that a model may take to stop a call.
+        tensors: Tensors of the models that it is called for.
         key_file: File with the key of the server's model control.
     """
 
@@ -80,10 +81,11 @@ class TritonClient:
         reloaded: Callable[[str], None] = lambda model: None,
         pauses_s: Sequence[float] = PAUSES_S,
         chance: Callable[[], float] = random.random,
-        stop_s: float = STOP_S,
+        tensors: TensorFormat = VLLM,
         key_file: Path | None = None,
     ) -> None:
         self.address = address
+        self._format = tensors
         self._tasks = tasks
         self._clock = clock
         self._reloaded = reloaded
@@ -91,7 +93,7 @@ class TritonClient:
         self._key_file = key_file
         self._chance = chance
         self._connection = TritonConnection(address, tasks)
-        self._canceller = Canceller(self._connection, tasks, clock, stop_s)
+        self._canceller = Canceller(self._connection, tasks, clock, tensors.stop_s)
         self._calls: set[RunningCall] = set()
         self._in_repair: set[str] = set()
         self._received_at: dict[str, float] = {}
@@ -111,12 +113,12 @@ class TritonClient:
             raise DeadlineExceeded("The time for this request is over.")
         metadata = [("traceparent", request.traceparent)] if request.traceparent else []
         name = next(self._call_names)
-        message = to_infer_request(request, left_s, name)
+        message = self._format.encode(request, left_s, name)
         # The deadline is kept here, because gRPC's own would cancel the call.
         timeout_s = left_s + 2.0 * STOP_S
         stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
         meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
-        call = RunningCall(request.model, name, stream, meter)
+        call = RunningCall(request.model, name, stream, self._format.reader(request), meter)
         self._calls.add(call)
         timer = asyncio.get_running_loop().call_later(left_s, call.expire)
         phase: Phase = "connect"
@@ -128,7 +130,7 @@ class TritonClient:
                     if response.error_message:
                         call.has_final = True
                         raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
-                    delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
+                    delta = call.reader.read(response.infer_response)
                     call.count(delta)
                     phase = "stream"
                     yield delta
@@ -229,6 +231,8 @@ class TritonClient:
     ) -> None:
         try:
             await stub.RepositoryIndex(request, timeout=LOAD_S, metadata=self._key_metadata())
+        except grpc.aio.UsageError:
+            pass  # The client was closed meanwhile.
         except grpc.aio.AioRpcError as error:
             if is_refusal(error.details()):
                 log.warning(

@@ -7,6 +7,8 @@ little-endian (github.com/kserve/kserve, open inference protocol, "raw tensor co
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 from tritonclient.grpc import service_pb2
@@ -16,9 +18,59 @@ from causeway_server.router.errors import CloudFailed
 from ..inference import Delta, InferenceRequest
 from .messages import decode_logprobs, encode_parameters
 
+STOP_S = 5.0
+"""Time that a model may take to stop."""
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
 _FINAL = "triton_final_response"
+
+
+class DeltaReader(Protocol):
+    """A reader of one sequence's responses."""
+
+    def read(self, response: service_pb2.ModelInferResponse, /) -> Delta:
+        """Decode the next response. Raises CloudFailed for a missing or malformed tensor."""
+        ...
+
+
+class TensorFormat(Protocol):
+    """The tensors of one kind of model.
+
+    `stop_s`: time that a model may take to stop a call when it is asked to (`to_cancel_request`); 0: none of the kind
+    can be asked.
+    """
+
+    @property
+    def stop_s(self) -> float: ...
+
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+        """Encode a request; `left_s` and `call` are as for `to_infer_request`."""
+        ...
+
+    def reader(self, request: InferenceRequest) -> DeltaReader:
+        """Return the reader of its responses."""
+        ...
+
+
+class VllmTensors(msgspec.Struct, frozen=True):
+    """The tensors of Triton's vLLM backend and of our own models (`TensorFormat`)."""
+
+    stop_s: float = STOP_S
+
+    def encode(self, request: InferenceRequest, left_s: float, call: str) -> service_pb2.ModelInferRequest:
+        return to_infer_request(request, left_s, call)
+
+    def reader(self, request: InferenceRequest) -> DeltaReader:
+        return VllmReader(request.parameters.logprobs or 0)
+
+
+class VllmReader(msgspec.Struct, frozen=True):
+    """A reader of responses with at most `alternatives` per token (`DeltaReader`)."""
+
+    alternatives: int
+
+    def read(self, response: service_pb2.ModelInferResponse) -> Delta:
+        return read_delta(response, self.alternatives)
 
 
 def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -> service_pb2.ModelInferRequest:
@@ -35,7 +87,7 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         _add_text(message, "job", msgspec.json.encode(request.part.job))
     elif request.embed:
         _add_text(message, "embedding_request", msgspec.json.encode({"input": request.prompt}))
-        _add(message, "return_num_input_tokens", "BOOL", _TRUE)
+        add_tensor(message, "return_num_input_tokens", "BOOL", _TRUE)
     else:
         _add_generation(message, request)
     # Read by our own model; a stock backend ignores them and is stopped by the call's deadline.
@@ -50,16 +102,15 @@ def _add_generation(message: service_pb2.ModelInferRequest, request: InferenceRe
     if isinstance(request.prompt, str):
         _add_text(message, "text_input", request.prompt.encode())
     else:
-        _add(
-            message, "token_ids", "INT32", struct.pack(f"<{len(request.prompt)}i", *request.prompt), len(request.prompt)
-        )
+        count = len(request.prompt)
+        add_tensor(message, "token_ids", "INT32", struct.pack(f"<{count}i", *request.prompt), (count,))
     _add_text(message, "sampling_parameters", encode_parameters(request.parameters))
     flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens"]
     flags.append("return_num_output_tokens")
     if request.parameters.logprobs is not None:
         flags.append("return_logprobs")
     for name in flags:
-        _add(message, name, "BOOL", _TRUE)
+        add_tensor(message, name, "BOOL", _TRUE)
 
 
 def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:
@@ -71,8 +122,7 @@ def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:
 
 def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> Delta:
     """Decode a response with at most `alternatives` per token. Raises CloudFailed for a missing or malformed tensor."""
-    raw = dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=False))
-    final = _FINAL in response.parameters and response.parameters[_FINAL].bool_param
+    final, raw = is_final(response), raw_outputs(response)
     if "text_output" not in raw:
         if final:
             return Delta(final=True)
@@ -81,29 +131,50 @@ def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> D
             phase="stream",
         )
     try:
-        reason = _text(raw["finish_reason"]) if raw.get("finish_reason") else b""
+        reason = read_text(raw["finish_reason"]) if raw.get("finish_reason") else b""
         return Delta(
-            _text(raw["text_output"]).decode(errors="replace"),
+            read_text(raw["text_output"]).decode(errors="replace"),
             None if reason in (b"None", b"") else reason.decode(errors="replace"),
-            _number(raw.get("num_output_tokens")),
-            decode_logprobs(_text(raw["logprobs"]), alternatives) if raw.get("logprobs") else (),
-            _number(raw.get("num_input_tokens")),
+            read_number(raw.get("num_output_tokens")),
+            decode_logprobs(read_text(raw["logprobs"]), alternatives) if raw.get("logprobs") else (),
+            read_number(raw.get("num_input_tokens")),
             final,
         )
     except (struct.error, msgspec.DecodeError) as error:
         raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
 
 
-def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
-    _add(message, name, "BYTES", _LENGTH.pack(len(text)) + text)
+def is_final(response: service_pb2.ModelInferResponse) -> bool:
+    """Return whether the response is the call's last one."""
+    return _FINAL in response.parameters and bool(response.parameters[_FINAL].bool_param)
 
 
-def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, length: int = 1) -> None:
-    message.inputs.add(name=name, datatype=datatype, shape=(length,))
+def raw_outputs(response: service_pb2.ModelInferResponse) -> dict[str, bytes]:
+    """Return the bytes of each output by name."""
+    return dict(zip([output.name for output in response.outputs], response.raw_output_contents, strict=False))
+
+
+def add_texts(
+    message: service_pb2.ModelInferRequest, name: str, texts: Sequence[str], shape: tuple[int, ...] = (1,)
+) -> None:
+    """Add a tensor of texts."""
+    encoded = [text.encode() for text in texts]
+    add_tensor(message, name, "BYTES", b"".join(_LENGTH.pack(len(text)) + text for text in encoded), shape)
+
+
+def add_tensor(
+    message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, shape: tuple[int, ...] = (1,)
+) -> None:
+    """Add a tensor with its raw bytes."""
+    message.inputs.add(name=name, datatype=datatype, shape=shape)
     message.raw_input_contents.append(raw)
 
 
-def _text(raw: bytes) -> bytes:
+def _add_text(message: service_pb2.ModelInferRequest, name: str, text: bytes) -> None:
+    add_tensor(message, name, "BYTES", _LENGTH.pack(len(text)) + text)
+
+
+def read_text(raw: bytes) -> bytes:
     """Return the single text of a tensor. Raises struct.error."""
     (length,) = _LENGTH.unpack_from(raw)
     if length != len(raw) - _LENGTH.size:
@@ -111,6 +182,6 @@ def _text(raw: bytes) -> bytes:
     return raw[_LENGTH.size :]
 
 
-def _number(raw: bytes | None) -> int:
+def read_number(raw: bytes | None) -> int:
     """Return the single number of a tensor, 0 if there is none. Raises struct.error."""
     return _LENGTH.unpack(raw)[0] if raw else 0

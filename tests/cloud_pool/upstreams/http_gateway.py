@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 import aiohttp
 import anyio
@@ -16,12 +15,12 @@ from causeway_server.cloud_pool.config import Config
 from causeway_server.cloud_pool.degradation.config import DegradationConfig
 from causeway_server.cloud_pool.dispatch.config import LoadBalancingConfig
 from causeway_server.cloud_pool.http.config import ServerConfig
-from causeway_server.cloud_pool.tiers.config import TierConfig
+from causeway_server.cloud_pool.tiers.config import TierAbility, TierConfig
 from causeway_server.cloud_pool.upstreams.config import UpstreamConfig
 from tests.edge_node.device import Answer
 
 Event = dict[str, object]
-ABLE: Final = ("chat", "completion", "embedding")
+ABLE: tuple[TierAbility, ...] = ("chat", "completion", "embedding")
 QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.2, base_ejection_s=0.05, hung_after_s=0.5)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,8 +53,8 @@ async def gateway(cloud: ScriptedCloud, tmp_path: Path) -> AsyncIterator[Gateway
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_an_answer_comes_with_its_usage(gateway: Gateway, cloud: ScriptedCloud, stream: bool) -> None:
     """The upstream's own model is named, and it is asked for a stream with its usage whatever the client wants."""
-    more = {"stream_options": {"include_usage": True}} if stream else {}
-    answer = await gateway.ask(stream=stream, temperature=0.5, seed=3, **more)  # type: ignore[arg-type]
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = await gateway.ask(stream=stream, temperature=0.5, seed=3, **more)
     assert (answer.status, answer.text) == (200, CLOUD)
     assert answer.headers["x-causeway-tier"] == "large"
     usage = answer.events[-1]["usage"] if stream else answer.json["usage"]

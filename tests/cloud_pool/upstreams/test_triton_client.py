@@ -32,6 +32,7 @@ from causeway_server.cloud_pool.tiers.tier import ChatFormat, Tier
 from causeway_server.cloud_pool.upstreams.inference import Delta, InferenceRequest, Upstream
 from causeway_server.cloud_pool.upstreams.triton.client import TritonClient
 from causeway_server.cloud_pool.upstreams.triton.messages import SamplingParameters
+from causeway_server.cloud_pool.upstreams.triton.tensors import VllmTensors
 from causeway_server.router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
 from causeway_server.router.types import Chunk, Message, Request
 
@@ -120,7 +121,7 @@ async def bed(script: Script, *, stop_s: float = PATIENCE_S) -> AsyncIterator[tu
     try:
         async with anyio.create_task_group() as tasks:
             fake.address = f"127.0.0.1:{port}"
-            triton = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), stop_s=stop_s)
+            triton = TritonClient(fake.address, tasks, pauses_s=(0.01, 0.01), tensors=VllmTensors(stop_s))
             with anyio.fail_after(PATIENCE_S):
                 yield fake, triton
             tasks.cancel_scope.cancel()
