@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from causeway_server.router.bundle.manifest import WHOLE, RolloutPlan
+from causeway_server.router.variants.verdict import VerdictOutcome
 
 from .settings import RolloutEvent, RolloutSettings, RolloutState, next_state
-from .verdict import Observations, Outcome, Verdict, judge
+from .verdict import Observations, Verdict, judge
 
 S, E = RolloutState, RolloutEvent
 RUNNING = (S.STAGE, S.SOAK, S.PAUSED)
@@ -133,12 +134,12 @@ def look(
     verdict = judge(canary, control, settings, settings.level(rollout.looks + 1))
     rollout = msgspec.structs.replace(rollout, looks=rollout.looks + 1, looked=now)
     reason = "; ".join(verdict.reasons)
-    if verdict.outcome is Outcome.FAIL:
+    if verdict.outcome is VerdictOutcome.FAIL:
         return apply(rollout, E.ABORT, now, reason=reason), verdict  # (1)
     if rollout.state is S.PAUSED:
         return rollout, verdict  # (2)
     stage = settings.window(rollout.stage)
-    if verdict.outcome is Outcome.PASS and now >= rollout.began + stage.least_s:
+    if verdict.outcome is VerdictOutcome.PASS and now >= rollout.began + stage.least_s:
         following = settings.stages[rollout.stage + 1 :]
         if following and following[0].approval:
             waiting = f"stage {rollout.stage + 2} waits for approval"

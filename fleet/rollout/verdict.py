@@ -9,23 +9,20 @@ independent would abort good rollouts, because the errors of one device come tog
 
 Pass rests on an interval: how much worse can the canary be than the control, at any look? Devices are the unit, not
 requests: the variance is that of a ratio of sums over devices (Cochran, Sampling Techniques, 1977, section 6.3; Deng,
-Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval is a confidence sequence,
-valid at all looks together: the normal mixture of Robbins (Annals of Mathematical Statistics 41, 1970) in the form of
-Johari, Koomen, Pekelis and Walsh ("Always Valid Inference", Operations Research 70, 2022), which holds asymptotically
-for means of any distribution (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and
-asymptotic confidence sequences", Annals of Statistics 52, 2024).
+Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval is the confidence sequence of
+`router.variants.verdict`, valid at all looks together.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from causeway_server.router.bundle.manifest import binomial_tail, log_choose
+from causeway_server.router.variants.verdict import ShareDifference, VerdictOutcome, difference, variance_of_shares
 
 from .settings import LATENCY, MetricLimit, RolloutSettings
 
@@ -89,41 +86,12 @@ def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -
     return min(1.0, len(thresholds) * smallest)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The shares of canary and control, and their difference, canary minus control, with its interval."""
-
-    canary: float
-    control: float
-    low: float
-    high: float
-
-    @property
-    def worse_by(self) -> float:
-        return self.canary - self.control
-
-
-def half_width(variance: float, effect: float, confidence: float) -> float:
-    """Return half the width of the normal-mixture confidence sequence.
-
-    Args:
-        variance: Variance of the estimated difference at this look.
-        effect: Standard deviation of the mixture. The interval is narrowest for differences of about this size.
-        confidence: Confidence of all looks together, such as 0.95.
-
-    Returns:
-        √(V (V + τ²) / τ² · ln((V + τ²) / (V α²))) for the variance V, the effect τ and the error probability α.
-    """
-    mixed = variance + effect**2
-    return math.sqrt(variance * mixed / effect**2 * math.log(mixed / (variance * (1 - confidence) ** 2)))
-
-
 def difference_of_shares(
     canary: tuple[NDArray[np.int64], NDArray[np.int64]],
     control: tuple[NDArray[np.int64], NDArray[np.int64]],
     effect: float,
     confidence: float,
-) -> Difference:
+) -> ShareDifference:
     """Compare the share of events among requests between devices of the canary and of the control.
 
     Args:
@@ -132,30 +100,20 @@ def difference_of_shares(
         effect: See `half_width`.
         confidence: See `half_width`.
     """
-    variance = _variance(canary, control)
     share, other = (float(events.sum() / requests.sum()) for events, requests in (canary, control))
-    half = half_width(variance, effect, confidence)
-    return Difference(share, other, share - other - half, share - other + half)
+    return difference(share, other, _variance(canary, control), effect, confidence)
 
 
 def _variance(*arms: tuple[NDArray[np.int64], NDArray[np.int64]]) -> float:
-    """Return the larger of two variances: between devices, and of independent requests. The latter adds one event and
-    one other request (Agresti and Caffo, The American Statistician 54, 2000), so that it is not 0 without events.
-    """
+    """Return the larger of two variances: between devices, and of independent requests."""
     devices = sum(events.size for events, _ in arms)
     # One variance for both arms, as under the null hypothesis, because a canary of few devices could not estimate its
     # own.
     squares = sum(float(((events - events.sum() / requests.sum() * requests) ** 2).sum()) for events, requests in arms)
     of_a_device = squares / max(1, devices - len(arms))
     between = sum(events.size * of_a_device / float(requests.sum()) ** 2 for events, requests in arms)
-    smoothed = [((events.sum() + 1) / (requests.sum() + 2), requests.sum()) for events, requests in arms]
-    return max(between, sum(float(share * (1 - share) / requests) for share, requests in smoothed))
-
-
-class Outcome(StrEnum):
-    PASS = "pass"
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
+    counts = ((float(events.sum()), float(requests.sum())) for events, requests in arms)
+    return max(between, variance_of_shares(*counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +151,9 @@ class MetricVerdict:
     """The verdict on a metric: its outcome, the shares with their interval, the p-value, and the level of this look."""
 
     name: str
-    outcome: Outcome
+    outcome: VerdictOutcome
     reason: str
-    difference: Difference | None = None
+    difference: ShareDifference | None = None
     p: float = 1.0
 
 
@@ -203,7 +161,7 @@ class MetricVerdict:
 class Verdict:
     """The verdict on a stage: the outcome, and the verdict on each metric."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     metrics: tuple[MetricVerdict, ...] = field(default=())
 
     @property
@@ -234,10 +192,10 @@ def judge(canary: Observations, control: Observations, settings: RolloutSettings
         metrics += [_metric(canary, control, limit, settings, level) for limit in settings.metrics]
     metrics.append(_quorum(canary, settings))
     outcomes = {metric.outcome for metric in metrics}
-    for outcome in (Outcome.FAIL, Outcome.INCONCLUSIVE):  # (1), (3)
+    for outcome in (VerdictOutcome.FAIL, VerdictOutcome.INCONCLUSIVE):  # (1), (3)
         if outcome in outcomes:
             return Verdict(outcome, tuple(metrics))
-    return Verdict(Outcome.PASS, tuple(metrics))  # (2)
+    return Verdict(VerdictOutcome.PASS, tuple(metrics))  # (2)
 
 
 def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
@@ -247,7 +205,7 @@ def _rolled_back(canary: Observations, settings: RolloutSettings, level: float) 
     p = binomial_tail(tried, failed, settings.false_rollback)
     margin = settings.false_rollback + settings.lost_margin
     text = f"{failed} of {tried} devices rolled back"
-    return _decide(ROLLED_BACK, text, share, share, margin, Difference(share, 0.0, share, share), p, level)
+    return _decide(ROLLED_BACK, text, share, share, margin, ShareDifference(share, 0.0, share, share), p, level)
 
 
 def _silent(canary: Observations, control: Observations, settings: RolloutSettings, level: float) -> MetricVerdict:
@@ -257,7 +215,9 @@ def _silent(canary: Observations, control: Observations, settings: RolloutSettin
     p = sampling_tail(lost + int(control.silent.sum()), drawn, lost, total) if control.devices else 1.0
     text = f"{lost} of {drawn} devices went silent" + (f" ({other:.1%} of the control)" if control.devices else "")
     worse = share - other
-    return _decide(SILENT, text, worse, worse, settings.lost_margin, Difference(share, other, worse, worse), p, level)
+    return _decide(
+        SILENT, text, worse, worse, settings.lost_margin, ShareDifference(share, other, worse, worse), p, level
+    )
 
 
 def _metric(
@@ -266,7 +226,7 @@ def _metric(
     active, others = (side.requests >= settings.least_requests for side in (canary, control))
     if not active.any() or not others.any():
         return MetricVerdict(
-            limit.name, Outcome.INCONCLUSIVE, f"{limit.name}: too few devices with requests to compare"
+            limit.name, VerdictOutcome.INCONCLUSIVE, f"{limit.name}: too few devices with requests to compare"
         )
     bound = _quantile_bucket(control.latency[others], limit.quantile)
     sides = [
@@ -282,16 +242,25 @@ def _metric(
 def _quorum(canary: Observations, settings: RolloutSettings) -> MetricVerdict:
     members = canary.devices + canary.rolled_back + canary.pending
     done = members - canary.pending
-    outcome = Outcome.PASS if done and done >= settings.quorum * members else Outcome.INCONCLUSIVE
+    outcome = VerdictOutcome.PASS if done and done >= settings.quorum * members else VerdictOutcome.INCONCLUSIVE
     return MetricVerdict("quorum", outcome, f"{done} of {members} reachable members have the bundle")
 
 
 def _decide(
-    name: str, text: str, worse_by: float, at_most: float, margin: float, difference: Difference, p: float, level: float
+    name: str,
+    text: str,
+    worse_by: float,
+    at_most: float,
+    margin: float,
+    difference: ShareDifference,
+    p: float,
+    level: float,
 ) -> MetricVerdict:
     if worse_by > margin and p <= level:
-        return MetricVerdict(name, Outcome.FAIL, f"{text}; worse by more than {margin:.1%} (p {p:.1g})", difference, p)
-    outcome = Outcome.PASS if at_most <= margin else Outcome.INCONCLUSIVE
+        return MetricVerdict(
+            name, VerdictOutcome.FAIL, f"{text}; worse by more than {margin:.1%} (p {p:.1g})", difference, p
+        )
+    outcome = VerdictOutcome.PASS if at_most <= margin else VerdictOutcome.INCONCLUSIVE
     return MetricVerdict(name, outcome, text, difference, p)
 
 

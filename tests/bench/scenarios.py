@@ -48,5 +48,6 @@ PROGRAMS = {
     "peers": Tool("bench.peers.__main__", "our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM"),
     "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside llama_cpp.server"),
     "simulation": Tool("bench.simulation.__main__", "error rates of the verdict, times of reverts, loads for a fleet"),
+    "variants": Tool("bench.simulation.variants", "how soon a worse variant of a model is returned, and an equal one"),
     "voice": Tool("bench.voice.__main__", "spoken commands on the device"),
 }

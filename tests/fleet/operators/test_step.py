@@ -27,10 +27,10 @@ from causeway_server.fleet.rollout.settings import (
     RolloutStage,
     RolloutState,
 )
-from causeway_server.fleet.rollout.verdict import Outcome
 from causeway_server.fleet.store.devices import Device
 from causeway_server.fleet.store.rollouts import ReportedPlan
 from causeway_server.router.bundle.manifest import WHOLE, position
+from causeway_server.router.variants.verdict import VerdictOutcome
 
 S, E = RolloutState, RolloutEvent
 OLD, NEW = "a" * 64, "b" * 64
@@ -80,7 +80,7 @@ def test_a_good_look_passes_and_goes_on() -> None:
     devices = fleet(rollout)
     done = step(rollout, RolloutObservations(devices, counts(devices)), None, NOW)
     assert done.verdict is not None
-    assert done.verdict.outcome is Outcome.PASS
+    assert done.verdict.outcome is VerdictOutcome.PASS
     assert (done.rollout.state, done.rollout.stage, done.rollout.share) == (S.STAGE, 1, 50_000)
 
 

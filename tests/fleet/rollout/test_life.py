@@ -29,8 +29,9 @@ from causeway_server.fleet.rollout.settings import (
     RolloutState,
     next_state,
 )
-from causeway_server.fleet.rollout.verdict import Observations, Outcome
+from causeway_server.fleet.rollout.verdict import Observations
 from causeway_server.router.bundle.manifest import WHOLE, assigned_bundle, position
+from causeway_server.router.variants.verdict import VerdictOutcome
 
 S, E = RolloutState, RolloutEvent
 STAGES = (RolloutStage(1_000), RolloutStage(10_000, approval=True), RolloutStage(WHOLE))
@@ -101,7 +102,7 @@ def test_a_good_rollout_reaches_done() -> None:
         now = next_look(current)
         no_devices = observed(0, 0.0)
         current, verdict = look(current, GOOD, no_devices if current.share == WHOLE else CONTROL, now)
-        assert verdict.outcome is Outcome.PASS
+        assert verdict.outcome is VerdictOutcome.PASS
         seen.append((current.state, current.share))
     assert [pair for index, pair in enumerate(seen) if index == 0 or seen[index - 1] != pair] == [
         (S.STAGE, 1_000),

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from causeway_server.fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, RolloutStage
 from causeway_server.fleet.rollout.verdict import (
     Observations,
-    Outcome,
     difference_of_shares,
-    half_width,
     judge,
     randomisation_p,
     sampling_tail,
 )
 from causeway_server.router.bundle.manifest import binomial_tail
+from causeway_server.router.variants.verdict import VerdictOutcome, half_width
 
 pytestmark = pytest.mark.slow
 
@@ -145,23 +144,23 @@ def test_the_same_bundle_on_both_sides_does_not_fail(canary: int) -> None:
     """False aborts of one look at the loosest level that any look has."""
     rng = np.random.default_rng(11 + canary)
     verdicts = [judge(fleet_of(rng, canary), fleet_of(rng, 400), SETTINGS, LEVEL).outcome for _ in range(300)]
-    assert Outcome.FAIL not in verdicts
+    assert VerdictOutcome.FAIL not in verdicts
 
 
 def test_five_percent_errors_fail_at_one_look() -> None:
     """50 devices of some 5,000 suffice: power above 95 % in spite of devices that fail by themselves."""
     rng = np.random.default_rng(5)
     outcomes = [judge(fleet_of(rng, 50, worse=0.05), fleet_of(rng, 1_000), SETTINGS, LEVEL).outcome for _ in range(60)]
-    assert outcomes.count(Outcome.FAIL) >= 57
-    assert Outcome.PASS not in outcomes
+    assert outcomes.count(VerdictOutcome.FAIL) >= 57
+    assert VerdictOutcome.PASS not in outcomes
 
 
 def test_slower_answers_fail() -> None:
     """Twice the latency is seen in the share beyond the control's 95th percentile."""
     rng = np.random.default_rng(6)
     verdict = judge(fleet_of(rng, 50, slower=2.0), fleet_of(rng, 500), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.FAIL
-    assert [metric.name for metric in verdict.metrics if metric.outcome is Outcome.FAIL] == [LATENCY]
+    assert verdict.outcome is VerdictOutcome.FAIL
+    assert [metric.name for metric in verdict.metrics if metric.outcome is VerdictOutcome.FAIL] == [LATENCY]
 
 
 # --- its cases -------------------------------------------------------------------------------------------------------
@@ -169,7 +168,7 @@ def test_slower_answers_fail() -> None:
 
 def test_equal_devices_with_many_requests_pass() -> None:
     verdict = judge(steady(50), steady(500), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.PASS
+    assert verdict.outcome is VerdictOutcome.PASS
     errors = next(metric for metric in verdict.metrics if metric.name == "errors")
     assert errors.difference is not None
     assert errors.difference.low < 0 < errors.difference.high < 0.02
@@ -178,13 +177,13 @@ def test_equal_devices_with_many_requests_pass() -> None:
 def test_few_requests_are_inconclusive() -> None:
     """The interval is wider than the margin: neither good nor bad is shown."""
     verdict = judge(steady(2, errors=0, requests=20), steady(500), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.outcome is VerdictOutcome.INCONCLUSIVE
 
 
 def test_worse_within_the_margin_is_no_fail() -> None:
     """A difference that is certain but smaller than what the cohort accepts."""
     verdict = judge(steady(500, errors=3), steady(500, errors=1), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.PASS
+    assert verdict.outcome is VerdictOutcome.PASS
     assert next(metric for metric in verdict.metrics if metric.name == "errors").p < LEVEL
 
 
@@ -194,10 +193,10 @@ def test_idle_devices_stay_out() -> None:
     canary.requests[50:] = 5
     canary.events["errors"][50:] = 5
     verdict = judge(canary, steady(500), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.PASS
+    assert verdict.outcome is VerdictOutcome.PASS
     assert any("on 50 devices" in metric.reason for metric in verdict.metrics)
     canary.requests[:] = 5
-    assert judge(canary, steady(500), SETTINGS, LEVEL).outcome is Outcome.INCONCLUSIVE
+    assert judge(canary, steady(500), SETTINGS, LEVEL).outcome is VerdictOutcome.INCONCLUSIVE
 
 
 def test_silent_devices_fail() -> None:
@@ -205,18 +204,19 @@ def test_silent_devices_fail() -> None:
     canary, control = steady(50), steady(500)
     canary.silent[:10] = True
     verdict = judge(canary, control, SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.FAIL
+    assert verdict.outcome is VerdictOutcome.FAIL
     assert "10 of 50 devices went silent (0.0% of the control)" in verdict.reasons[0]
     control.silent[:100] = True
-    assert judge(canary, control, SETTINGS, LEVEL).outcome is Outcome.PASS
+    assert judge(canary, control, SETTINGS, LEVEL).outcome is VerdictOutcome.PASS
     alone = judge(canary, steady(0), SETTINGS, LEVEL)
     assert "10 of 50 devices went silent" in [metric.reason for metric in alone.metrics]
 
 
 @pytest.mark.parametrize(
-    ("failed", "outcome"), [(0, Outcome.PASS), (1, Outcome.INCONCLUSIVE), (3, Outcome.FAIL), (5, Outcome.FAIL)]
+    ("failed", "outcome"),
+    [(0, VerdictOutcome.PASS), (1, VerdictOutcome.INCONCLUSIVE), (3, VerdictOutcome.FAIL), (5, VerdictOutcome.FAIL)],
 )
-def test_devices_that_roll_back_fail_a_small_fleet(failed: int, outcome: Outcome) -> None:
+def test_devices_that_roll_back_fail_a_small_fleet(failed: int, outcome: VerdictOutcome) -> None:
     """Five members of 20: one device may have had bad luck with its trial, three may not."""
     canary = changed(steady(5 - failed), rolled_back=failed)
     assert judge(canary, steady(15), SETTINGS, LEVEL).outcome is outcome
@@ -225,27 +225,27 @@ def test_devices_that_roll_back_fail_a_small_fleet(failed: int, outcome: Outcome
 def test_members_that_lag_behind_hold_up_a_pass() -> None:
     canary = changed(steady(50), pending=40)
     verdict = judge(canary, steady(500), SETTINGS, LEVEL)
-    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.outcome is VerdictOutcome.INCONCLUSIVE
     assert verdict.reasons == ("50 of 90 reachable members have the bundle",)
 
 
 def test_only_named_metrics_count() -> None:
     """A cohort that names only latency does not fail by errors."""
     settings = RolloutSettings((RolloutStage(1_000),), metrics=(MetricLimit(LATENCY, 0.05),))
-    assert judge(steady(50, errors=40), steady(500), settings, LEVEL).outcome is Outcome.PASS
+    assert judge(steady(50, errors=40), steady(500), settings, LEVEL).outcome is VerdictOutcome.PASS
 
 
 def test_without_a_control_devices_that_roll_back_are_judged() -> None:
     """At 100 % and in the soak there is nothing to compare requests with."""
-    assert judge(steady(50, errors=40), steady(0), SETTINGS, LEVEL).outcome is Outcome.PASS
+    assert judge(steady(50, errors=40), steady(0), SETTINGS, LEVEL).outcome is VerdictOutcome.PASS
     failing = changed(steady(50), rolled_back=10)
-    assert judge(failing, steady(0), SETTINGS, LEVEL).outcome is Outcome.FAIL
+    assert judge(failing, steady(0), SETTINGS, LEVEL).outcome is VerdictOutcome.FAIL
 
 
 def test_an_empty_canary_is_inconclusive() -> None:
     """No member took the bundle: nothing passes by default."""
-    assert judge(steady(0), steady(500), SETTINGS, LEVEL).outcome is Outcome.INCONCLUSIVE
+    assert judge(steady(0), steady(500), SETTINGS, LEVEL).outcome is VerdictOutcome.INCONCLUSIVE
 
 
 def test_a_hundred_percent_of_errors_everywhere_is_no_difference() -> None:
-    assert judge(steady(50, errors=200), steady(500, errors=200), SETTINGS, LEVEL).outcome is Outcome.PASS
+    assert judge(steady(50, errors=200), steady(500, errors=200), SETTINGS, LEVEL).outcome is VerdictOutcome.PASS
