@@ -499,8 +499,9 @@ def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
     usage: Usage | None = None
     for chunk in chunks:
         usage = chunk.usage or usage
-        choices.setdefault(chunk.index, []).append(chunk)
-    whole = tuple([_merged_choice(at, found) for at, found in sorted(choices.items()) if any(map(_has_choice, found))])
+        if chunk.usage is None or has_content(chunk) or chunk.tokens:  # else it belongs to no choice
+            choices.setdefault(chunk.index, []).append(chunk)
+    whole = tuple([_merged_choice(at, found) for at, found in sorted(choices.items())])
     if not whole:
         raise StreamBroken("The answer has no choice. Send the request again.", phase="stream")
     return whole, usage or Usage(completion_tokens=sum(chunk.tokens for chunk in whole))
@@ -523,14 +524,9 @@ def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> boo
     return True
 
 
-def _has_choice(chunk: Chunk) -> bool:
-    """Return whether a chunk belongs to a choice; a chunk with only the usage has index 0 but belongs to none."""
-    return chunk.usage is None or bool(chunk.text or chunk.finish_reason or chunk.tokens)
-
-
 def _merged_choice(index: int, chunks: list[Chunk]) -> Chunk:
     if len(chunks) == 1 and chunks[0].finish_reason and not chunks[0].tool_calls:  # the answer came whole
-        return msgspec.structs.replace(chunks[0], usage=None)
+        return chunks[0] if chunks[0].usage is None else msgspec.structs.replace(chunks[0], usage=None)
     finish_reason = _last([chunk.finish_reason for chunk in chunks])
     if finish_reason is None:
         raise StreamBroken(f"Choice {index} stopped before its end. Send the request again.", phase="stream")
