@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
+
+import msgspec
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
 from ..types import (
@@ -14,6 +16,7 @@ from ..types import (
     Request,
     ResponseFormat,
     RoutingHints,
+    Sampling,
     TextPart,
     Tool,
     ToolCall,
@@ -36,6 +39,8 @@ from .request_body import (
     validate,
 )
 from .wire import (
+    Count,
+    Name,
     WireAllowedTools,
     WireAudio,
     WireChat,
@@ -54,6 +59,7 @@ from .wire import (
     WireToolCall,
 )
 
+_NO_SAMPLING: Final = Sampling()
 _FIELDS: Final = frozenset(WireChat.__struct_fields__)
 _MESSAGE: Final = frozenset(WireMessage.__struct_fields__)
 _CALL: Final = frozenset(WireToolCall.__struct_fields__)
@@ -69,6 +75,53 @@ _PARTS: Final[dict[object, tuple[str, frozenset[str]]]] = {
 }
 
 
+class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A chat of texts alone: it means what `WireChat` would read, for a third of the time."""
+
+    model: Name
+    messages: Annotated[list[_PlainMessage], msgspec.Meta(min_length=1)]
+    temperature: Annotated[int, msgspec.Meta(ge=0, le=2)] | Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream: bool | None = None
+    user: str | None = None
+
+
+_decode_plain = msgspec.json.Decoder(_PlainChat).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def _plain_chat(body: bytes, hints: RoutingHints) -> Request | None:
+    """Parse a chat of texts alone; None for any other body, and for one that may be wrong."""
+    try:
+        wire = _decode_plain(body)
+        # A repeated key, a null or another spelling makes the lengths differ, and takes the exact check.
+        if len(_encode(wire)) != len(msgspec.json.format(body, indent=-1)):
+            return None
+    except (ValueError, RecursionError):
+        return None
+    old, new = wire.max_tokens, wire.max_completion_tokens
+    if old is not None and new is not None:
+        return None
+    temperature = wire.temperature
+    return Request(
+        kind="chat",
+        model=wire.model,
+        messages=tuple([Message(message.role, message.content) for message in wire.messages]),
+        max_tokens=old if new is None else new,
+        limit_name="max_tokens" if new is None else "max_completion_tokens",
+        sampling=_NO_SAMPLING if temperature is None else Sampling(float(temperature)),
+        stream=wire.stream is True,
+        user=wire.user,
+        hints=hints,
+    )
+
+
 def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
     """Parse and validate a chat request.
 
@@ -79,6 +132,8 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
+    if (plain := _plain_chat(body, hints)) is not None:
+        return plain
     try:
         document = load(body)
         wire = validate(document, WireChat)
