@@ -137,6 +137,13 @@ class Caller(msgspec.Struct, frozen=True):
         return "" if self.reads_all_decisions else self.name
 
 
+class HeadFacts(msgspec.Struct, frozen=True):
+    """What a head says: the routing hints with the client, and the W3C trace context ("" for none)."""
+
+    hints: RoutingHints
+    traceparent: str
+
+
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A parsed request, and its derived values. `echo`: set only for a request that is answered as a response."""
 
@@ -198,15 +205,34 @@ class RequestReader:
             raise AuthenticationFailed("This API key is unknown.")
         return matches[0]
 
-    async def request(self, request: HttpExchange, kind: Endpoint | None) -> ParsedRequest:
-        """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
-        headers = request.headers
-        hints = routing_hints(headers, self.caller(request))
-        check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
-        body = await self.body(request)
+    async def request(
+        self, request: HttpExchange, kind: Endpoint | None, facts: HeadFacts | None = None
+    ) -> ParsedRequest:
+        """Read and parse one request. Raises CausewayError, each a 4xx.
+
+        Args:
+            kind: The kind of its body; None: derive it from the body.
+            facts: What its head says, if that was read already.
+        """
+        hints = (facts or self.facts(request)).hints
+        body = arrived_body(request, self._max_body_bytes)
+        if body is None:
+            body = await self._arriving_body(request)
         if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
+
+    def facts(self, request: HttpExchange) -> HeadFacts:
+        """Return what the head of a request says. Raises CausewayError, each a 4xx."""
+        head = request.head if isinstance(request, PlainRequest) else None
+        if head is not None and isinstance(head.facts, HeadFacts):
+            return head.facts
+        headers = request.headers
+        facts = HeadFacts(routing_hints(headers, self.caller(request)), read_traceparent(headers))
+        check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
+        if head is not None:
+            head.facts = facts
+        return facts
 
     async def with_files(self, body: bytes, client: str) -> bytes:
         """Return a body with the client's uploaded files in place of their ids. Raises as `BodyFiles.inline`."""
@@ -226,8 +252,9 @@ class RequestReader:
     async def body(self, request: HttpExchange) -> bytes:
         """Return the complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
         body = arrived_body(request, self._max_body_bytes)
-        if body is not None:
-            return body
+        return await self._arriving_body(request) if body is None else body
+
+    async def _arriving_body(self, request: HttpExchange) -> bytes:
         assert not isinstance(request, PlainRequest)  # its body is here
         caller = network_of(self.caller(request).name)
         if not self._arriving.hold(id(request), caller):
@@ -389,9 +416,9 @@ class Api:
             response = await self.as_job(http)
             if response is not None:
                 return response
-        parsed = await self.reader.request(http, kind)
-        request, decision_id = parsed.request, new_decision_id()
-        traceparent = read_traceparent(http.headers)
+        facts = self.reader.facts(http)
+        parsed = await self.reader.request(http, kind, facts)
+        request, decision_id, traceparent = parsed.request, new_decision_id(), facts.traceparent
         unix = self.records.clock.unix()
         trace = self.tracing.begin(request, traceparent, unix) if self.tracing is not None else None
         reply = HttpReplyWriter(

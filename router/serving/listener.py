@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
             self._rest_timer.cancel()
             self._rest_timer = None
         self._received = data[end:]
-        http = PlainRequest(self, head.method, head.path, head.headers, data[begin:end], self._remote)
+        http = PlainRequest(self, head, data[begin:end], self._remote)
         self.task = self._loop.create_task(self._answer(http))
 
     def _await_rest(self, data: bytes, size: int) -> None:
@@ -517,12 +517,13 @@ class Listener:
         self._requests.add(task)
         address.connections.begin_request(connection)
         try:
-            cors = address.origins.admit(http.method, http.headers)  # (5)
-            if cors:
-                if isinstance(http, PlainRequest):
-                    http.cors = cors
-                else:
-                    http[CORS] = cors
+            if isinstance(http, PlainRequest):
+                cors = http.head.cors
+                if cors is None:
+                    cors = http.head.cors = address.origins.admit(http.method, http.headers)  # (5)
+                http.cors = cors
+            elif cors := address.origins.admit(http.method, http.headers):  # (5)
+                http[CORS] = cors
                 preflight = address.origins.preflight(http.method, http.headers)
                 if preflight is not None:
                     return web.Response(status=204, headers=preflight)

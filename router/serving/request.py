@@ -358,6 +358,7 @@ class PlainRequest:
     """A plain request over HTTP/1.1, whose body has arrived and whose connection is kept open.
 
     Attributes:
+        head: The head, which many requests of the connection share.
         headers: The headers without `Content-Length`, each name once.
         body: The whole body.
         remote: The address of the client; None over a Unix socket.
@@ -365,23 +366,16 @@ class PlainRequest:
         output_size: The number of written bytes of the answer.
     """
 
-    __slots__ = ("body", "cors", "headers", "method", "output_size", "path", "protocol", "remote")
+    __slots__ = ("body", "cors", "head", "headers", "method", "output_size", "path", "protocol", "remote")
     version: Final[HttpVersion] = HttpVersion11
     keep_alive: Final = True
 
-    def __init__(
-        self,
-        protocol: PlainTransport,
-        method: str,
-        path: str,
-        headers: CIMultiDict[str],
-        body: bytes,
-        remote: str | None,
-    ) -> None:
+    def __init__(self, protocol: PlainTransport, head: PlainHead, body: bytes, remote: str | None) -> None:
         self.protocol = protocol
-        self.method = method
-        self.path = path
-        self.headers = headers
+        self.head = head
+        self.method = head.method
+        self.path = head.path
+        self.headers = head.headers
         self.body = body
         self.remote = remote
         self.cors = NO_HEADERS
@@ -429,14 +423,21 @@ _OTHER: Final = frozenset(
 
 
 class PlainHead:
-    """A parsed head: method and path of the request line, and `headers` without `Content-Length`."""
+    """A parsed head: method and path of the request line, and `headers` without `Content-Length`.
 
-    __slots__ = ("_after", "_before", "headers", "method", "path")
+    Attributes:
+        cors: The CORS headers of the answers, once the listener has admitted a request with this head.
+        facts: What the handler has read from the head, for the next request with it.
+    """
+
+    __slots__ = ("_after", "_before", "cors", "facts", "headers", "method", "path")
 
     def __init__(self, method: str, path: str, headers: CIMultiDict[str], before: bytes, after: bytes) -> None:
         self.method = method
         self.path = path
         self.headers = headers
+        self.cors: Mapping[str, str] | None = None
+        self.facts: object = None
         self._before = before  # the digits of Content-Length
         self._after = after
 
