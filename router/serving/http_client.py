@@ -79,12 +79,14 @@ class HttpResponse:
     Attributes:
         status: The status of the final response.
         complete: Whether the whole body has arrived; some of it may not have been taken yet.
+        error: The error that ended the answer, raised after the arrived bytes are read.
         listener: The receiver that is called first while a task waits for the body.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
         self.status = 0
         self.complete = False
+        self.error: Exception | None = None
         self.listener: BodyListener | None = None
         self.headers: dict[bytes, bytes] = {}
         """The first value of each header, by lower-case name."""
@@ -92,7 +94,6 @@ class HttpResponse:
         self._pieces: list[bytes] = []
         self._size_bytes = 0
         self._inflater: _Inflater | None = None
-        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def header(self, name: bytes, default: str = "") -> str:
@@ -102,7 +103,7 @@ class HttpResponse:
 
     def bound(self, until: float) -> None:
         """Set the time (the loop's clock, s) at which the answer fails with TimeoutError unless it is complete."""
-        if not self.complete and self._error is None:
+        if not self.complete and self.error is None:
             self._connection.bound(until)
 
     def peek(self) -> bytes:
@@ -125,6 +126,10 @@ class HttpResponse:
                 self.add(rest)
         return data
 
+    def whole(self) -> bytes | None:
+        """Return the whole body if it has arrived; None if it has not, or if it is compressed."""
+        return self.take() if self.complete and self._inflater is None else None
+
     async def read(self) -> bytes:
         """Wait for bytes and return them; b"" at the end of the body.
 
@@ -134,8 +139,8 @@ class HttpResponse:
         """
         while True:
             while not self._pieces:
-                if self._error is not None:
-                    raise self._error
+                if self.error is not None:
+                    raise self.error
                 if self.complete:
                     if self._inflater is not None and not self._inflater.ended:
                         raise MalformedError("The body ends within its encoding.")
@@ -146,7 +151,7 @@ class HttpResponse:
 
     def release(self, within_s: float = 0.0) -> None:
         """Close the connection, unless the rest of the body arrives within this time."""
-        if self.complete or self._error is not None:
+        if self.complete or self.error is not None:
             return
         if within_s > 0.0:
             self._connection.bound(asyncio.get_running_loop().time() + within_s)
@@ -163,17 +168,10 @@ class HttpResponse:
         finally:
             self._waiter = None
 
-    async def wait_for_head(self) -> None:
-        """Wait for the head. Raises the error that ended the connection."""
-        while not self.status:
-            if self._error is not None:
-                raise self._error
-            await self.wait()
-
     def wake(self) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        if self.listener is None or self.complete or self._error is not None or not self.listener.arrived():
+        if self.listener is None or self.complete or self.error is not None or not self.listener.arrived():
             self._waiter.set_result(None)
 
     def begin(self, status: int) -> None:
@@ -199,8 +197,8 @@ class HttpResponse:
 
     def fail(self, error: Exception) -> None:
         """End the answer with an error, which is raised after the arrived bytes are read."""
-        if not self.complete and self._error is None:
-            self._error = error
+        if not self.complete and self.error is None:
+            self.error = error
             self.wake()
 
 
@@ -288,7 +286,10 @@ class HttpConnection(asyncio.Protocol):
         if self._has_ended:
             self._end()
         try:
-            await response.wait_for_head()
+            while not response.status:  # until the head is here
+                if response.error is not None:
+                    raise response.error
+                await response.wait()
         except BaseException:
             self.close()
             raise
@@ -483,23 +484,22 @@ class HttpClient:
         self._addresses: tuple[list[Any], float] = ([], 0.0)  # addresses and their expiry
 
     async def request(
-        self, method: str, target: str, fields: Mapping[str, str], until: float, body: bytes | None = None
+        self, method: str, target: str, lines: str, until: float, body: bytes | None = None
     ) -> HttpResponse:
         """Send a request. Returns the response when its head has arrived; the caller must release it.
 
         Args:
             target: Path and query, encoded.
-            fields: The headers, without Host and Content-Length.
+            lines: The lines of the headers (`field_lines`), without Host and Content-Length.
             until: The time by which the answer must be complete, unless its `bound` is moved (the loop's clock, s).
 
         Raises:
             HttpClientError: There is no answer.
             TimeoutError: There was no answer in time.
-            ValueError: A header cannot be sent.
         """
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
         start = f"{method} {target} HTTP/1.1\r\nHost: {self._host_field}\r\n"
-        data = f"{start}{_lines(fields)}{length}\r\n".encode() + (body or b"")
+        data = f"{start}{lines}{length}\r\n".encode() + (body or b"")
         while True:
             connection = self._idle_connection() or await self._acquire(until)
             try:
@@ -630,8 +630,8 @@ class HttpClient:
         return connection
 
 
-def _lines(fields: Mapping[str, str]) -> str:
-    """Return the lines of a head, each with its CRLF. Raises ValueError for the end of a line in a value."""
+def field_lines(fields: Mapping[str, str]) -> str:
+    """Return the lines of headers, each with its CRLF. Raises ValueError for the end of a line in a value."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
     if lines.count("\n") != len(fields) or lines.count("\r") != len(fields):
         raise ValueError("A header's value contains a line break.")

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal
 
 import msgspec
@@ -36,7 +35,7 @@ from causeway_server.router.jobs.job import JobEvent
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.decode import decode_answer
 from causeway_server.router.openai.upstream.wire import encode_request
-from causeway_server.router.serving.http_client import HttpClientError, HttpResponse
+from causeway_server.router.serving.http_client import HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.upstream.responses import (
     UpstreamCall,
     read_error,
@@ -57,7 +56,7 @@ from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
-from .connection import PROBE_S, CloudHealth, CloudProbe, header_fields
+from .connection import PROBE_S, CloudHealth, CloudProbe, header_lines
 
 _MAX_HEADER = 200  # maximum number of characters that are kept of a response header
 _TIMER_STEP_S = 0.005  # timers may fire this much early
@@ -89,7 +88,7 @@ class CloudBackend:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._now = now
+        self.now = now
         advice = _KEY_ADVICE if credentials is None else _FLEET_ADVICE
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
         self._probe = CloudProbe(config, self.health, now)
@@ -120,7 +119,7 @@ class CloudBackend:
         return await self._probe.probe(self._server)
 
     def signals(self) -> CloudSignals:
-        now = self._now()
+        now = self.now()
         return CloudSignals(
             reachable=self.health.reachable,
             rtt_ms=self._probe.rtt_ms(now),
@@ -133,7 +132,7 @@ class CloudBackend:
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
-        with self._guarded(call, streams=streams):
+        with _Guard(self, call, streams=streams):
             if call.job is not None and (answer := await self._jobs.answer(call, call.job)) is not None:
                 for chunk in decode_answer(answer, call.id):
                     yield chunk
@@ -146,7 +145,7 @@ class CloudBackend:
             until = min(call.deadline, call.first_token_by)
             upstream_call = _upstream_call(call)
             response = await self._server.post_stream(
-                upstream_call, call.request, call.target.model, until, self._fields(call), _resume(call)
+                upstream_call, call.request, call.target.model, until, self._lines(call), _resume(call)
             )
             call.report_upstream(_upstream_info(response))
             reader = StreamReader(response, upstream_call, until)
@@ -159,7 +158,7 @@ class CloudBackend:
 
     async def embed(self, call: BackendRequest) -> Embeddings:
         body = encode_request(call.request, call.target.model, stream=False)
-        with self._guarded(call, streams=False):
+        with _Guard(self, call, streams=False):
             return decode_embeddings(await self._fetch(call, body))
 
     async def cancel_job(self, key: str) -> Cancelled:
@@ -169,58 +168,20 @@ class CloudBackend:
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
         """Return the body of a complete answer."""
         upstream_call = _upstream_call(call)
-        response = await self._server.post(upstream_call, call.request.kind, body, call.deadline, self._fields(call))
+        response = await self._server.post(upstream_call, call.request.kind, body, call.deadline, self._lines(call))
         try:
             call.report_upstream(_upstream_info(response))
             return await read_whole(response, upstream_call)
         finally:
             response.release()
 
-    def _fields(self, call: BackendRequest) -> dict[str, str]:
-        fields = header_fields(call, self._now())
+    def _lines(self, call: BackendRequest) -> str:
+        lines = header_lines(call, self.now())
         if call.job is not None:
-            fields["Idempotency-Key"] = call.job.key  # a server without jobs may still support it
-        return fields
+            lines += field_lines({"Idempotency-Key": call.job.key})  # a server without jobs may still support it
+        return lines
 
-    @contextmanager
-    def _guarded(self, call: BackendRequest, *, streams: bool) -> Iterator[None]:
-        """Report exactly one result per request to the breaker, also when the request is cancelled."""
-        started = self._now()
-        self._refuse_skipped(call, started)
-        if call.is_shadow:
-            if self.health.breaker.state(started) != "closed":
-                raise BreakerOpen("The cloud failed repeatedly; no shadow request tries it.", phase="connect")
-            yield
-            return
-        if not self.health.breaker.allow(self._now()):
-            wait_s = self.health.breaker.retry_after_s(self._now())
-            raise BreakerOpen(
-                "The cloud failed repeatedly; its circuit breaker is open.", phase="connect", retry_after_s=wait_s
-            )
-        try:
-            yield
-        except _ANSWERED:
-            self.health.succeeded()
-            raise
-        except CausewayError as error:
-            timeout_s = self._timeout_s(call, error, streams=streams)
-            failed = _is_server_failure(error, self._now() - started, timeout_s)
-            if failed:
-                self.health.failed()
-            else:
-                self.health.breaker.cancelled(self._now())
-            if isinstance(error, CloudUnavailable) and error.retry_after_s is not None:
-                self._skip_until[call.target.model] = self._now() + min(error.retry_after_s, _MAX_AWAY_S)
-                self.health.model_unavailable(call.target.model, error.message)
-            raise
-        except BaseException:
-            self.health.breaker.cancelled(self._now())
-            raise
-        else:
-            self.health.succeeded()
-            self.health.model_answered(call.target.model)
-
-    def _refuse_skipped(self, call: BackendRequest, now: float) -> None:
+    def refuse_skipped(self, call: BackendRequest, now: float) -> None:
         """Raise CloudUnavailable until the server's Retry-After has passed."""
         left_s = self._skip_until.get(call.target.model, now) - now
         if left_s > 0.0:
@@ -228,11 +189,64 @@ class CloudBackend:
             raise CloudUnavailable(message, phase="connect", retry_after_s=left_s)
         self._skip_until.pop(call.target.model, None)
 
-    def _timeout_s(self, call: BackendRequest, error: CausewayError, *, streams: bool) -> float:
+    def skip(self, model: str, error: CloudUnavailable, now: float) -> None:
+        """Skip a model until the server's Retry-After, if the error has one."""
+        if error.retry_after_s is not None:
+            self._skip_until[model] = now + min(error.retry_after_s, _MAX_AWAY_S)
+            self.health.model_unavailable(model, error.message)
+
+    def timeout_s(self, call: BackendRequest, error: CausewayError, *, streams: bool) -> float:
         """Return the timeout from policy and configuration, or the client's own deadline if that is shorter."""
         if streams and isinstance(error, CloudTimeout) and error.phase == "first_token":
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
+
+
+class _Guard:
+    """Reports exactly one result per request to the breaker, also when the request is cancelled."""
+
+    __slots__ = ("_backend", "_call", "_started", "_streams")
+
+    def __init__(self, backend: CloudBackend, call: BackendRequest, *, streams: bool) -> None:
+        self._backend = backend
+        self._call = call
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        backend, call = self._backend, self._call
+        breaker, now = backend.health.breaker, backend.now()
+        self._started = now
+        backend.refuse_skipped(call, now)
+        if call.is_shadow:
+            if breaker.state(now) != "closed":
+                raise BreakerOpen("The cloud failed repeatedly; no shadow request tries it.", phase="connect")
+        elif not breaker.allow(now):
+            raise BreakerOpen(
+                "The cloud failed repeatedly; its circuit breaker is open.",
+                phase="connect",
+                retry_after_s=breaker.retry_after_s(now),
+            )
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        backend, call = self._backend, self._call
+        health, now = backend.health, backend.now()
+        if call.is_shadow:
+            return
+        if error is None:
+            health.succeeded()
+            health.model_answered(call.target.model)
+        elif isinstance(error, _ANSWERED):
+            health.succeeded()
+        elif isinstance(error, CausewayError):
+            timeout_s = backend.timeout_s(call, error, streams=self._streams)
+            if _is_server_failure(error, now - self._started, timeout_s):
+                health.failed()
+            else:
+                health.breaker.cancelled(now)
+            if isinstance(error, CloudUnavailable):
+                backend.skip(call.target.model, error, now)
+        else:
+            health.breaker.cancelled(now)
 
 
 def _resume(call: BackendRequest) -> str:
@@ -330,7 +344,7 @@ class CloudJobs:
         until = asyncio.get_running_loop().time() + PROBE_S
         try:
             response = await self._server.request(
-                "DELETE", self._url.raw_path_qs, until, fields={"Idempotency-Key": key}
+                "DELETE", self._url.raw_path_qs, until, lines=field_lines({"Idempotency-Key": key})
             )
         except (HttpClientError, TimeoutError):
             return "later"
@@ -363,8 +377,8 @@ class CloudJobs:
         body: bytes | None = None,
         headers: Mapping[str, str] = {},
     ) -> HttpResponse:
-        fields = {**header_fields(call, self._now()), **headers}
-        return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, fields=fields)
+        lines = header_lines(call, self._now()) + field_lines(headers)
+        return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, lines=lines)
 
     def _note_refusal(self, call: BackendRequest, status: int) -> None:
         """Return if the server evidently has no jobs. Raises CloudSaturated while it must be asked again."""

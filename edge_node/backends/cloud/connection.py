@@ -1,4 +1,4 @@
-"""The cloud's health as requests and probes observe it, and the header fields that tell it about a request."""
+"""The cloud's health as requests and probes observe it, and the header lines that tell it about a request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
+from functools import lru_cache
 
 from yarl import URL
 
-from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse
+from causeway_server.router.serving.http_client import ConnectError, HttpClientError, HttpResponse, field_lines
 from causeway_server.router.serving.upstream.responses import MAX_ERROR_BYTES, read_body
 from causeway_server.router.serving.upstream.server import OpenAIServer
 from causeway_server.router.trackers import Breaker, Ewma
@@ -175,22 +176,24 @@ class CloudProbe:
         return self._health.reachable is True
 
 
-def header_fields(call: BackendRequest, now: float) -> dict[str, str]:
-    """Return the header fields that tell the cloud about a request."""
+def header_lines(call: BackendRequest, now: float) -> str:
+    """Return the header lines that tell the cloud about a request."""
     left_ms = max(1, int((call.deadline - now) * 1000.0))
-    headers = {
-        "Content-Type": "application/json",
-        "x-request-id": call.id,
-        "x-causeway-deadline-ms": str(left_ms),
-        "x-causeway-priority": _priority(call.request),
+    return (
+        f"Content-Type: application/json\r\nx-request-id: {call.id}\r\nx-causeway-deadline-ms: {left_ms}\r\n"
+        f"{_usual_lines(_priority(call.request), call.traceparent, call.policy, cacheable=call.cacheable)}"
+    )
+
+
+@lru_cache(64)
+def _usual_lines(priority: str, traceparent: str, policy: str, *, cacheable: bool) -> str:
+    fields = {
+        "x-causeway-priority": priority,
+        "traceparent": traceparent,
+        "Cache-Control": "" if cacheable else "no-store",
+        "x-causeway-policy": policy,
     }
-    if call.traceparent:
-        headers["traceparent"] = call.traceparent
-    if not call.cacheable:
-        headers["Cache-Control"] = "no-store"
-    if call.policy:
-        headers["x-causeway-policy"] = call.policy
-    return headers
+    return field_lines({name: value for name, value in fields.items() if value})
 
 
 def _priority(request: Request) -> str:

@@ -236,11 +236,40 @@ class _PlainChoice(msgspec.Struct):
     logprobs: None = None
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Number | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: _Number | None = None
+
+
+_NO_PROMPT_DETAILS: Final = _PromptDetails()
+_NO_COMPLETION_DETAILS: Final = _CompletionDetails()
+
+
+class _PlainUsage(msgspec.Struct):
+    prompt_tokens: _Number = 0
+    completion_tokens: _Number = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+    def read(self) -> Usage:
+        prompt = self.prompt_tokens_details or _NO_PROMPT_DETAILS
+        completion = self.completion_tokens_details or _NO_COMPLETION_DETAILS
+        return Usage(
+            self.prompt_tokens, self.completion_tokens, prompt.cached_tokens or 0, completion.reasoning_tokens or 0
+        )
+
+
 class _PlainAnswer(msgspec.Struct):
     """A chat's answer of the usual form: it means what `wire` would read, for a fifth of the time."""
 
     choices: Annotated[list[_PlainChoice], msgspec.Meta(min_length=1)]
-    usage: JSONObject | None = None
+    usage: _PlainUsage | None = None
     error: None = None
     object: str = ""
     causeway: None = None
@@ -257,18 +286,20 @@ def _plain(body: bytes) -> list[Chunk]:
         return []
     if answer.object == "error":
         return []
-    usage = wire.usage_of(answer.usage)
-    tokens = usage.completion_tokens if usage is not None and len(answer.choices) == 1 else 0
+    usage = None if answer.usage is None else answer.usage.read()
+    last = len(answer.choices) - 1
+    tokens = usage.completion_tokens if usage is not None and not last else 0
     chunks = []
-    for choice in answer.choices:
+    for at, choice in enumerate(answer.choices):
         reason, note = wire.finish_of(choice.finish_reason, "first_token")
         end = reason or "stop"
-        chunks.append(Chunk(choice.message.content, choice.index, tokens, finish_reason=end, note=note))
-    return chunks if usage is None else [*chunks, Chunk(usage=usage)]
+        reported = usage if at == last else None
+        chunks.append(Chunk(choice.message.content, choice.index, tokens, finish_reason=end, note=note, usage=reported))
+    return chunks
 
 
 def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
-    """Decode a whole answer: one chunk per choice, then one with the usage if it is reported.
+    """Decode a whole answer: one chunk per choice; the last one, or a further one, has the usage if it is reported.
 
     Args:
         body: The answer.

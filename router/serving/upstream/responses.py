@@ -96,6 +96,8 @@ class UpstreamCall(msgspec.Struct, frozen=True):
 
 async def read_whole(response: HttpResponse, call: UpstreamCall) -> bytes:
     """Return a complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
+    if (arrived := response.whole()) is not None and len(arrived) <= MAX_ANSWER_BYTES:
+        return arrived
     response.bound(call.deadline)
     try:
         body = await read_body(response, MAX_ANSWER_BYTES)

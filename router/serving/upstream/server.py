@@ -9,7 +9,6 @@ import asyncio
 import base64
 import logging
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from yarl import URL
 from ...errors import CloudUnprocessable, InvalidRequest
 from ...openai.upstream.wire import encode_request
 from ...types import Kind, Request
-from ..http_client import HttpClient, HttpClientError, HttpResponse
+from ..http_client import HttpClient, HttpClientError, HttpResponse, field_lines
 from .responses import UpstreamCall, client_error, read_error, too_slow
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
 _IDLE_S = 15.0  # shorter than common servers' idle timeout, so that pooled connections are seldom closed already
 _STREAM_OPTIONS = "stream_options"
-_NO_FIELDS: Mapping[str, str] = {}
 
 
 class Credentials(Protocol):
@@ -128,7 +126,7 @@ class OpenAIServer:
         self._url = URL(address.url)
         self._paths = {kind: URL(address.url + path).raw_path_qs for kind, path in PATHS.items()}
         self._sent_token: str | None = None
-        self._fields: dict[str, str] = {}  # header fields of every request, with that token
+        self._lines = ""  # header lines of every request, with that token
         self._asks_usage = True  # until the server refuses `stream_options`
         self._client: HttpClient | None = None
 
@@ -161,7 +159,7 @@ class OpenAIServer:
         until: float,
         *,
         body: bytes | None = None,
-        fields: Mapping[str, str] = _NO_FIELDS,
+        lines: str = "",
         renew: bool = True,
     ) -> HttpResponse:
         """Send a request. Return a response of any status but 401 of a stale token; the caller must release it.
@@ -169,6 +167,7 @@ class OpenAIServer:
         Args:
             target: Path and query, encoded.
             until: Deadline of the response, the loop's clock; its `bound` may be moved.
+            lines: Further header lines (`field_lines`).
 
         Raises:
             HttpClientError: There is no answer.
@@ -177,12 +176,12 @@ class OpenAIServer:
         assert self._client is not None, "start() comes first"
         token = self._credentials.token
         if token != self._sent_token:
-            self._fields = self._common_fields(token)
+            self._lines = self._common_lines(token)
             self._sent_token = token
-        response = await self._client.request(method, target, {**self._fields, **fields}, until, body)
+        response = await self._client.request(method, target, self._lines + lines, until, body)
         if response.status == 401 and renew and await self._renewed(token, until):
             response.release()
-            return await self.request(method, target, until, body=body, fields=fields, renew=False)
+            return await self.request(method, target, until, body=body, lines=lines, renew=False)
         return response
 
     async def send(
@@ -193,11 +192,11 @@ class OpenAIServer:
         until: float,
         *,
         body: bytes | None = None,
-        fields: Mapping[str, str] = _NO_FIELDS,
+        lines: str = "",
     ) -> HttpResponse:
         """Send a request, like `request`, and report to the observer. Raises BackendError instead."""
         try:
-            response = await self.request(method, target, until, body=body, fields=fields)
+            response = await self.request(method, target, until, body=body, lines=lines)
         except HttpClientError as error:
             failure = client_error(error, call.name, "send")
             if failure.phase == "connect":
@@ -208,15 +207,13 @@ class OpenAIServer:
         self._observer.answered(response)
         return response
 
-    async def post(
-        self, call: UpstreamCall, kind: Kind, body: bytes, until: float, fields: Mapping[str, str] = _NO_FIELDS
-    ) -> HttpResponse:
+    async def post(self, call: UpstreamCall, kind: Kind, body: bytes, until: float, lines: str = "") -> HttpResponse:
         """Send a request of this kind. Return a response with status 200, its body unread; the caller must release it.
 
         Raises:
             BackendError, InvalidRequest: There is no such response (`responses`).
         """
-        response = await self.send(call, "POST", self._paths[kind], until, body=body, fields=fields)
+        response = await self.send(call, "POST", self._paths[kind], until, body=body, lines=lines)
         if response.status != 200:
             raise await read_error(response, call, until)
         return response
@@ -227,31 +224,31 @@ class OpenAIServer:
         request: Request,
         model: str,
         until: float,
-        fields: Mapping[str, str] = _NO_FIELDS,
+        lines: str = "",
         resume: str = "",
     ) -> HttpResponse:
         """Send the request for a stream; after a refusal of `stream_options` it is sent without them. See `post`."""
         if self._asks_usage:
             try:
                 body = encode_request(request, model, stream=True, resume=resume)
-                return await self.post(call, request.kind, body, until, fields)
+                return await self.post(call, request.kind, body, until, lines)
             except (InvalidRequest, CloudUnprocessable) as error:
                 if _STREAM_OPTIONS not in f"{error.param} {error.message}":
                     raise
                 log.info("%s does not support stream_options: the tokens of its streams are counted here.", call.name)
                 self._asks_usage = False
         body = encode_request(request, model, stream=True, resume=resume, ask_usage=False)
-        return await self.post(call, request.kind, body, until, fields)
+        return await self.post(call, request.kind, body, until, lines)
 
-    def _common_fields(self, token: str) -> dict[str, str]:
-        """Return the header fields of every request, with the token, else with the user in the URL, if there is one."""
+    def _common_lines(self, token: str) -> str:
+        """Return the header lines of every request, with the token, else with the user in the URL, if there is one."""
         fields = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": self._address.user_agent}
         if token:
             fields["Authorization"] = f"Bearer {token}"
         elif self._url.user is not None:
             pair = f"{self._url.user}:{self._url.password or ''}".encode("latin-1")
             fields["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        return fields
+        return field_lines(fields)
 
     async def _renewed(self, refused: str, until: float) -> bool:
         """Return whether there is another token than the refused one, no later than `until` (the loop's clock, s)."""
