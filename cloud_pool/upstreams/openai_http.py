@@ -40,8 +40,8 @@ from causeway_server.router.serving.upstream.server import (
     KeyFile,
     OpenAIServer,
     ServerAddress,
+    StreamReader,
 )
-from causeway_server.router.serving.upstream.stream import StreamReader
 from causeway_server.router.types import Chunk, Message, Request
 
 from .config import UpstreamConfig

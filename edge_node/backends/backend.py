@@ -79,6 +79,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     is_shadow: bool = (
         False  # compared with an answer that the client already has: its failure must not count against the target
     )
+    choices: int = 1  # number of requested answers
 
 
 class Backend(Protocol):

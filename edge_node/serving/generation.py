@@ -349,6 +349,7 @@ class AttemptRunner:
     async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         target = attempt.plan.target
         assert generation.decision is not None
+        assert generation.sequence is not None
         if generation.decision.on_device and target.at != "edge":
             raise NoRoute(f"This request may not leave the device, and {target.name} is in the cloud.")
         backend = self.backends.get(target.at)
@@ -370,6 +371,7 @@ class AttemptRunner:
             target=target,
             deadline=deadline,
             first_token_by=first_token_by,
+            choices=generation.sequence.choices,
             confidence_tokens=attempt.plan.handoff.after_tokens if attempt.plan.handoff is not None else 0,
             traceparent=generation.outgoing_traceparent,
             policy=policy_label(generation.policy),

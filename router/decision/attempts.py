@@ -362,7 +362,7 @@ _TARGET_SPECIFIC = (ContextLengthExceeded, UnsupportedFeature, InvalidGrammar)
 
 class AttemptSequence:
     """The attempts of one decision, in order: chooses the next attempt, and decides whether to try again after a
-    failure.
+    failure. `choices`: the number of requested answers.
     """
 
     def __init__(self, decision: Decision, *, stream: bool, choices: int = 1, arrived: float) -> None:
@@ -370,7 +370,7 @@ class AttemptSequence:
         self.attempts: list[Attempt] = []
         self._plans = list(decision.attempts)
         self._stream = stream
-        self._choices = choices
+        self.choices = choices
         self._arrived = arrived
 
     def next_attempt(self) -> Attempt | None:
@@ -379,7 +379,7 @@ class AttemptSequence:
         if not self._plans:
             return None
         plan = self._plans.pop(0)
-        attempt = Attempt(plan, stream=self._stream, choices=self._choices, arrived=self._arrived)
+        attempt = Attempt(plan, stream=self._stream, choices=self.choices, arrived=self._arrived)
         self.attempts.append(attempt)
         return attempt
 

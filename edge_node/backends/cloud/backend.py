@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 import msgspec
@@ -49,8 +49,8 @@ from causeway_server.router.serving.upstream.server import (
     FixedToken,
     OpenAIServer,
     ServerAddress,
+    StreamReader,
 )
-from causeway_server.router.serving.upstream.stream import StreamReader
 from causeway_server.router.trackers import Breaker
 from causeway_server.router.types import Chunk, CloudSignals, Embeddings
 
@@ -255,7 +255,7 @@ def _resume(call: BackendRequest) -> str:
 
 
 def _upstream_call(call: BackendRequest) -> UpstreamCall:
-    return UpstreamCall(call.id, call.target.name, call.deadline, call.request.sequences, call.relay)
+    return UpstreamCall(call.id, call.target.name, call.deadline, call.choices, call.relay)
 
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:
@@ -359,8 +359,7 @@ class CloudJobs:
         """Return the job of this key, new or known; None if this server has no jobs."""
         plain = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
         body = _as_job(plain, "/v1" + PATHS[call.request.kind])
-        headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
-        response = await self._send(call, "POST", self._url.raw_path_qs, body, headers)
+        response = await self._send(call, "POST", self._url.raw_path_qs, body, job)
         if response.status in _NO_JOBS:
             await _check_no_jobs(response, call)
             self._note_refusal(call, response.status)
@@ -375,9 +374,11 @@ class CloudJobs:
         method: str,
         path: str,
         body: bytes | None = None,
-        headers: Mapping[str, str] = {},
+        job: JobTerms | None = None,
     ) -> HttpResponse:
-        lines = header_lines(call, self._now()) + field_lines(headers)
+        lines = header_lines(call, self._now(), "" if job is None else job.priority)
+        if job is not None:
+            lines += field_lines({"Idempotency-Key": job.key})
         return await self._server.send(_upstream_call(call), method, path, call.deadline, body=body, lines=lines)
 
     def _note_refusal(self, call: BackendRequest, status: int) -> None:

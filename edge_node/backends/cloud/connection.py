@@ -176,12 +176,12 @@ class CloudProbe:
         return self._health.reachable is True
 
 
-def header_lines(call: BackendRequest, now: float) -> str:
-    """Return the header lines that tell the cloud about a request."""
+def header_lines(call: BackendRequest, now: float, priority: str = "") -> str:
+    """Return the header lines that tell the cloud about a request. `priority`: "" for that of the request."""
     left_ms = max(1, int((call.deadline - now) * 1000.0))
     return (
         f"Content-Type: application/json\r\nx-request-id: {call.id}\r\nx-causeway-deadline-ms: {left_ms}\r\n"
-        f"{_usual_lines(_priority(call.request), call.traceparent, call.policy, cacheable=call.cacheable)}"
+        f"{_usual_lines(priority or _priority(call.request), call.traceparent, call.policy, cacheable=call.cacheable)}"
     )
 
 
