@@ -6,7 +6,7 @@ respected: until then its model is not asked again. Timeouts:
 
 1. before the first token   the request's deadline               DeadlineExceeded
 2. between two tokens       `token_timeout_s`, or the deadline   StreamBroken, DeadlineExceeded
-3. after the last token     a second for the usage (`router/serving/upstream/stream.py`); the answer is whole
+3. after the last token     a second for the usage (`router/serving/upstream/server.py`); the answer is whole
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from causeway_server.router.errors import (
 )
 from causeway_server.router.openai.embeddings import decode_embeddings
 from causeway_server.router.openai.upstream.wire import encode_request
-from causeway_server.router.serving.http_client import HttpResponse
+from causeway_server.router.serving.http_client import HttpResponse, field_lines
 from causeway_server.router.serving.upstream.responses import UpstreamCall, read_whole
 from causeway_server.router.serving.upstream.server import (
     Credentials,
@@ -190,14 +190,15 @@ class OpenAIUpstream:
         fields = {"Content-Type": "application/json", "x-request-id": request.request_id}
         if request.traceparent:
             fields["traceparent"] = request.traceparent
+        lines = field_lines(fields)
         if request.embed:
             body = encode_request(asked, request.model, stream=False)
             async with call.timer:
-                call.response = await self._server.post(terms, "embedding", body, request.deadline, fields)
+                call.response = await self._server.post(terms, "embedding", body, request.deadline, lines)
             yield await self._vector(call.response, terms, request.model)
             return
         async with call.timer:
-            call.response = await self._server.post_stream(terms, asked, request.model, request.deadline, fields)
+            call.response = await self._server.post_stream(terms, asked, request.model, request.deadline, lines)
         reader = StreamReader(call.response, terms, request.deadline, pause_s=self._pause_s)
         counted = 0
         try:

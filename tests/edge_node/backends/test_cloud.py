@@ -99,7 +99,9 @@ def call(
 ) -> BackendRequest:
     now = asyncio.get_running_loop().time()
     request = Request(kind="chat", model="auto", messages=(Message("user", "hi"),), stream=stream)
-    return BackendRequest("id", request, TARGET, now + time_s, now + first_s, confidence_tokens, choices=request.sequences)
+    return BackendRequest(
+        "id", request, TARGET, now + time_s, now + first_s, confidence_tokens, choices=request.sequences
+    )
 
 
 async def answer_of(backend: CloudBackend, one: BackendRequest) -> str:
