@@ -75,16 +75,16 @@ _PARTS: Final[dict[object, tuple[str, frozenset[str]]]] = {
 }
 
 
-class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):
+class _TextMessage(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class _PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class _TextChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A chat of texts alone: it means what `WireChat` would read, for a third of the time."""
 
     model: Name
-    messages: Annotated[list[_PlainMessage], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[_TextMessage], msgspec.Meta(min_length=1)]
     temperature: Annotated[int, msgspec.Meta(ge=0, le=2)] | Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -92,11 +92,11 @@ class _PlainChat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
     user: str | None = None
 
 
-_decode_plain = msgspec.json.Decoder(_PlainChat).decode
+_decode_plain = msgspec.json.Decoder(_TextChat).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def _plain_chat(body: bytes, hints: RoutingHints) -> Request | None:
+def _text_chat(body: bytes, hints: RoutingHints) -> Request | None:
     """Parse a chat of texts alone; None for any other body, and for one that may be wrong."""
     try:
         wire = _decode_plain(body)
@@ -132,7 +132,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
     Raises:
         InvalidRequest: Names the key that is wrong.
     """
-    if (plain := _plain_chat(body, hints)) is not None:
+    if (plain := _text_chat(body, hints)) is not None:
         return plain
     try:
         document = load(body)
