@@ -138,7 +138,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class HeadFacts(msgspec.Struct, frozen=True):
-    """What a head says: the routing hints with the client, and the W3C trace context ("" for none)."""
+    """Facts of a head: the routing hints with the client, and the W3C trace context ("" for none)."""
 
     hints: RoutingHints
     traceparent: str
@@ -212,7 +212,7 @@ class RequestReader:
 
         Args:
             kind: The kind of its body; None: derive it from the body.
-            facts: What its head says, if that was read already.
+            facts: The facts of its head, if they were read already.
         """
         hints = (facts or self.facts(request)).hints
         body = arrived_body(request, self._max_body_bytes)
@@ -223,7 +223,7 @@ class RequestReader:
         return self._parse(kind, body, hints)
 
     def facts(self, request: HttpExchange) -> HeadFacts:
-        """Return what the head of a request says. Raises CausewayError, each a 4xx."""
+        """Return the facts of a request's head. Raises CausewayError, each a 4xx."""
         head = request.head if isinstance(request, PlainRequest) else None
         if head is not None and isinstance(head.facts, HeadFacts):
             return head.facts

@@ -427,7 +427,7 @@ class PlainHead:
 
     Attributes:
         cors: The CORS headers of the answers, once the listener has admitted a request with this head.
-        facts: What the handler has read from the head, for the next request with it.
+        facts: The handler's reading of the head, for the next request with it.
     """
 
     __slots__ = ("_after", "_before", "cors", "facts", "headers", "method", "path")
