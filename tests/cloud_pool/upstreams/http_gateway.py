@@ -49,7 +49,7 @@ class Gateway:
 def http_tier(*urls: str, name: str = "large", upstream: UpstreamConfig | None = None, **fields: object) -> TierConfig:
     return TierConfig(
         name=name,
-        can=ABLE,  # type: ignore[arg-type]
+        can=ABLE,
         upstream=upstream or UpstreamConfig(kind="openai", urls=urls),
         **{"model": "m", **fields},  # type: ignore[arg-type]
     )
