@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 import anyio
 import msgspec
 
+from causeway_server.router.described import described
 from causeway_server.router.errors import InvalidRequest, PermissionDenied
 from causeway_server.router.jobs.submission import Endpoint
 from causeway_server.router.openai.request_body import BOM
@@ -100,6 +101,7 @@ class InvalidLine(Exception):
         self.code, self.message, self.param = code, message, param
 
 
+@described
 class _InputLine(msgspec.Struct, frozen=True):
     custom_id: str
     method: str
@@ -107,6 +109,7 @@ class _InputLine(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+@described
 class _CustomId(msgspec.Struct, frozen=True):
     custom_id: str = ""
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from causeway_server.router.bundle.manifest import WHOLE, AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from causeway_server.router.bundle.settings import SettingValue
 from causeway_server.router.config import doc
+from causeway_server.router.described import described
 from causeway_server.router.numbers import seconds_of
 
 from ..rollout.settings import METRICS, MaintenanceWindow, MetricLimit, RolloutSettings, RolloutStage
@@ -260,6 +261,7 @@ class CohortDoc(_Part, frozen=True):
         return {model: tuple(doc.adapters) for model, doc in self.models.items()}
 
 
+@described
 class FleetDoc(_Part, frozen=True):
     """The content of `fleet.yaml`."""
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
+from ..described import described
 from ..renames import GOLDEN_IMAGE, RENAMED
 from .refusals import BundleAltered, BundleInvalid, DaemonTooOld
 from .settings import SettingValue, check_setting
@@ -120,6 +121,7 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
         return tuple(dict.fromkeys(one.image for one in prompts if one.image is not None))
 
 
+@described
 class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
     """Everything that a device of one cohort runs; its parts change only together. `leaving`: the device's action if
     some of its recorded decisions, replayed under this policy, would leave the device.
@@ -149,6 +151,7 @@ class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
         return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
 
 
+@described
 class _Header(msgspec.Struct, frozen=True):
     """The fields by which an older daemon recognises a bundle that it cannot read."""
 
@@ -325,6 +328,7 @@ Device = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Salt = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
+@described
 class RolloutPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Moves the devices of a cohort from one bundle to the next. Signed by the role `rollout`."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ..described import described
 from ..types import Effort, Prefer
 
 INT32_MAX = 2**31 - 1
@@ -173,6 +174,7 @@ class WireGeneration(msgspec.Struct, kw_only=True):
     causeway: WireRoutingHints | None = None
 
 
+@described
 class WireChat(WireGeneration, kw_only=True):
     messages: Annotated[list[WireMessage], Meta(min_length=1)]
     max_tokens: Count | None = None
@@ -191,6 +193,7 @@ class WireChat(WireGeneration, kw_only=True):
     audio: object = None
 
 
+@described
 class WireCompletion(WireGeneration, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | Tokens], Meta(min_length=1, max_length=2048)]
     max_tokens: Count | None = None
@@ -200,6 +203,7 @@ class WireCompletion(WireGeneration, kw_only=True):
     suffix: str | None = None
 
 
+@described
 class WireEmbedding(msgspec.Struct, kw_only=True):
     model: Name
     input: str | Annotated[list[str | TokenId | Tokens], Meta(min_length=1, max_length=2048)]

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..config import doc, schema_of
+from ..described import described
 from ..numbers import seconds_of
 from ..types import Ability, Fusion, WaitFor
 
@@ -237,6 +238,7 @@ class ShadowDoc(_Doc, frozen=True):
     ] = 0.1
 
 
+@described
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
 

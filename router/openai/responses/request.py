@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from ...described import described
 from ...errors import InvalidRequest, MissingField, UnsupportedFeature
 from ...types import (
     AudioPart,
@@ -127,6 +128,7 @@ class WireReasoning(msgspec.Struct):
     effort: Effort | None = None
 
 
+@described
 class WireResponse(WireGeneration, kw_only=True):
     input: str | Annotated[list[WireItem], Meta(min_length=1)]
     instructions: str | None = None
