@@ -76,7 +76,7 @@ from .serving.service import Service, nothing_stale
 from .storage.config import JobsConfig, with_shared_redis
 from .storage.stores import JobStores
 from .tiers.config import TierConfig
-from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
+from .tiers.tier import Tier, allowed_tiers, by_name, load_tiers
 from .upstreams.clients import UpstreamClients
 from .upstreams.triton.model_control import default_key_file
 
@@ -106,7 +106,7 @@ class Runtime(msgspec.Struct, frozen=True):
     pools: Pools
     admissions: Mapping[str, AdmissionController]  # by the tier's name
     service: Service
-    parts: RequestParts | None  # None: no tier is an encoder
+    parts: RequestParts | None  # None: no tier takes parts
     caching_service: CachingService
     tracing: Tracing | None
     heartbeat: PeerHeartbeat
@@ -165,7 +165,8 @@ def build_runtime(
     fallback = TierFallback(degradation, signals)
     degradation_metrics = DegradationMetrics(metrics.registry)
     degradation_metrics.watch(fallback)
-    parts = _build_parts(config, runtimes, fallback) if encoders_of(tiers) else None
+    takes_parts = any(tier.config.is_encoder or tier.config.native_parts for tier in tiers)
+    parts = _build_parts(config, runtimes, fallback) if takes_parts else None
     service = Service(
         runtimes,
         fallback,

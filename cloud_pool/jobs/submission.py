@@ -204,8 +204,9 @@ class SubmissionParser:
         )
 
     def check_parts(self, request: Request) -> None:
-        """Raise UnsupportedFeature for audio, an image or a file that no tier reads."""
-        check_parts(request, encoders_of(self._tiers.values()))
+        """Raise UnsupportedFeature for audio, an image or a file that no tier reads, nor the request's own takes."""
+        native = self._tiers[request.model].config.native_parts
+        check_parts(request, (*encoders_of(self._tiers.values()), *native))
 
     def validate(
         self,

@@ -11,7 +11,7 @@ capacity, no endpoint, a dead process) counts as its failure, for its breaker, r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -29,7 +29,7 @@ from causeway_server.router.errors import (
     InvalidRequest,
 )
 from causeway_server.router.openai.audio import Transcript, TranscriptionRequest
-from causeway_server.router.parts.reading import fuse
+from causeway_server.router.parts.reading import find_parts, fuse
 from causeway_server.router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
 from ..core.late import DeferredParts
@@ -185,18 +185,30 @@ class RequestParts:
         """Return the context at the tier that reads the audio of messages."""
         return msgspec.structs.replace(context, tier=self._tier("audio"))
 
-    async def read(self, context: RequestContext) -> ReadParts:
+    def check_native(self, request: Request, native: Collection[Modality]) -> None:
+        """Check the parts that a model gets itself: nothing is fetched for it, and their number is bounded.
+
+        Raises:
+            InvalidRequest: A part is invalid; the message names it.
+        """
+        find_parts(request, tuple(native), self._config.max_parts)
+
+    async def read(self, context: RequestContext, native: Collection[Modality] = ()) -> ReadParts:
         """Run a branch for each part, concurrently, each with its own deadline. Cancelling cancels all branches.
+
+        Args:
+            native: Kinds of parts that the model gets itself; they are not read.
 
         Raises:
             InvalidRequest: A part is invalid; the message names it.
             EncoderFailed: No content is left of the request's last message.
         """
+        kinds = tuple(kind for kind in sorted(self.kinds) if kind not in native)
         if context.late is None:
             graph = self._graph(self._branches(context), self._known_to(context))
-            facts = await graph.facts(context.request, context.deadline)
+            facts = await graph.facts(context.request, context.deadline, kinds)
         else:
-            facts = await context.late.facts(context.deadline)
+            facts = msgspec.structs.replace(await context.late.facts(context.deadline), kinds=kinds)
         return ReadParts(context.request, facts, fuse(context.request, facts.facts, facts.kinds))
 
     def read_late(self, context: RequestContext, by: float) -> DeferredParts:

@@ -71,7 +71,7 @@ class Service(msgspec.Struct, frozen=True):
     fallback: TierFallback  # decides which tiers are tried
     continue_tokens: ContinueTokens | None = None  # of truncated answers; None: no answer is truncated
     find_stale: FindStale = nothing_stale  # looks up a stale answer when every tier has failed
-    parts: RequestParts | None = None  # reads audio, images and files; None: no tier is an encoder
+    parts: RequestParts | None = None  # reads audio, images and files; None: no tier takes any
     metrics: DegradationMetrics | None = None  # counts fallback and degraded answers
     clock: Callable[[], float] = time.monotonic  # s
 
@@ -102,7 +102,7 @@ class Service(msgspec.Struct, frozen=True):
             CausewayError: No tier answered, or the answer broke.
         """
         check_supported(context.request)
-        parts = await self._read_parts(context)
+        parts_at = PartsByTier(context, self.parts)
         partial_answer = self._partial_answer(context)
         key = prefix_key(context.request)
         fallback_request = self._fallback_request(context, partial_answer, key)
@@ -115,6 +115,7 @@ class Service(msgspec.Struct, frozen=True):
             held = await _held(context.request, runtime.tier)
             async with AsyncExitStack() as resources:
                 try:
+                    parts = await parts_at.tier(step, runtime.tier)
                     requests = partial(
                         self._inference_requests, context, held.request, parts, runtime.tier, partial_answer, truncator
                     )
@@ -149,13 +150,6 @@ class Service(msgspec.Struct, frozen=True):
         yield self._stale_head(context, stale, stress)  # (4)
         for chunk in stale.chunks:
             yield chunk
-
-    async def _read_parts(self, context: RequestContext) -> ReadParts | None:
-        """Read audio, images and files; None: there are none. Raises CausewayError."""
-        if not first_part(context.request)[0]:
-            return None
-        check_parts(context.request, () if self.parts is None else self.parts.kinds)
-        return None if self.parts is None else await self.parts.read(context)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
         """Read the continue token, which holds the part of the answer that the client already has. Raises
@@ -274,6 +268,46 @@ class Service(msgspec.Struct, frozen=True):
             self.metrics.degraded("stale")
         reason = "; ".join([*(f"{tier}={why}" for tier, why in stress.items()), "stale"])
         return answer_head(stale.head.model or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
+
+
+class PartsByTier:
+    """The parts of one request, as the tiers that are tried need them: read once for those that get the same kinds.
+
+    Args:
+        parts: Reader of parts; None: no tier takes any.
+    """
+
+    def __init__(self, context: RequestContext, parts: RequestParts | None) -> None:
+        self._context = context
+        self._parts = parts
+        self._read: dict[tuple[Modality, ...], ReadParts | None] = {}  # by the kinds that a tier gets itself
+
+    async def tier(self, step: FallbackStep, tier: Tier) -> ReadParts | None:
+        """Read audio, images and files; None: there are none, or the tier gets all of them itself.
+
+        Raises:
+            TierFailed: A part is of a kind that this tier cannot be given, unlike the tier that was named.
+            CausewayError: The tier that was named cannot be given a part, or a part is invalid.
+        """
+        native = tier.config.native_parts
+        if native not in self._read:
+            try:
+                self._read[native] = await self._read_for(native)
+            except UnsupportedFeature as error:
+                if not step.skipped:
+                    raise
+                raise TierFailed(error, "unable") from error
+        return self._read[native]
+
+    async def _read_for(self, native: tuple[Modality, ...]) -> ReadParts | None:
+        request = self._context.request
+        if not first_part(request)[0]:
+            return None
+        check_parts(request, native if self._parts is None else (*native, *self._parts.kinds))
+        assert self._parts is not None, "Parts that pass the check are of kinds that it reads or checks."
+        if native:
+            self._parts.check_native(request, native)
+        return await self._parts.read(self._context, native) if first_part(request, native)[0] else None
 
 
 async def _held(request: Request, tier: Tier) -> HeldRequest:

@@ -19,7 +19,7 @@ from ..upstreams.triton.messages import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
 PARTS: tuple[Modality, ...] = ("audio", "image", "file")
-"""Kind of part that an encoder reads."""
+"""Kinds of parts that an encoder reads, or that a chat model takes."""
 NO_AUDIO = "This gateway does not understand audio: its operator has to configure a tier that `can: [audio]`."
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
@@ -47,8 +47,9 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[TierAbility, ...],
         Meta(min_length=1),
         doc(
-            "Abilities that clients may use: `chat`, `completion`, `embedding`. For an encoder, the parts that it "
-            "reads: `audio`, `image`, `file`. Encoders and tiers of `[embedding]` need no template."
+            "Abilities that clients may use: `chat`, `completion`, `embedding`. `audio`, `image`, `file` alone: an "
+            "encoder, which reads such parts for other tiers; beside `chat`: the model gets such parts itself. "
+            "Encoders and tiers of `[embedding]` need no template."
         ),
     ] = ("chat", "completion")
     adapter: Annotated[str, doc("LoRA adapter for the tier's requests, vLLM's `lora_name` in Triton. Empty: none.")] = (
@@ -103,6 +104,11 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_encoder(self) -> bool:
         """Whether the tier reads parts of requests and generates nothing."""
         return set(self.can).issubset(PARTS)
+
+    @property
+    def native_parts(self) -> tuple[Modality, ...]:
+        """Kinds of parts that the tier's model gets itself, instead of text from an encoder."""
+        return () if self.is_encoder else tuple(kind for kind in PARTS if kind in self.can)
 
     @property
     def admission_settings(self) -> AdmissionSettings:

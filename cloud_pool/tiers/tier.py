@@ -162,11 +162,12 @@ class Tier(msgspec.Struct, frozen=True):
         """Paths where requests may name the tier; none for an encoder of images or files."""
         renders = bool(self.chat_format.template) or self.config.upstream.is_http
         able = [ability for ability in self.config.can if ability != "chat" or renders]
-        return tuple(path for ability in able for path in _PATHS.get(ability, ()))
+        named = [ability for ability in able if ability not in self.config.native_parts]
+        return tuple(path for ability in named for path in _PATHS.get(ability, ()))
 
     def check_ability(self, ability: TierAbility) -> None:
         """Raise UnsupportedFeature if the tier lacks the ability."""
-        if ability not in self.config.can:
+        if ability not in self.config.can or ability in self.config.native_parts:
             able = " and ".join(_WORK[one] for one in self.config.can)
             message = f"The tier {self.name!r} is for {able}, not for {_WORK[ability]}. Name another model."
             raise UnsupportedFeature(message, param="model")
@@ -240,7 +241,7 @@ def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
     encoders: dict[Modality, str] = {}
     for tier in tiers:
         for kind in PARTS:
-            if kind in tier.config.can:
+            if tier.config.is_encoder and kind in tier.config.can:
                 encoders.setdefault(kind, tier.name)
     return encoders
 
@@ -252,6 +253,11 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         return _http_chat_format(tier, where)
     if tier.upstream.is_trtllm:
         _check_trtllm(tier, where)
+    if tier.native_parts:
+        raise ConfigError(
+            "Only tiers over HTTP get parts themselves (`upstream.kind: openai`). Give an encoder a tier of its own.",
+            where=f"{where}.can",
+        )
     if tier.template_file:
         try:
             template = Path(tier.template_file).read_text(encoding="utf-8")
@@ -268,8 +274,6 @@ def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> Chat
         )
     if tier.is_encoder:
         return ChatFormat("")
-    if not set(PARTS).isdisjoint(tier.can):
-        raise ConfigError("An encoder generates nothing: give it a tier of its own.", where=f"{where}.can")
     try:
         artifact = find_artifact(tier.artifact or tier.name, folders)
     except ArtifactError as error:
@@ -316,8 +320,10 @@ def _http_chat_format(tier: TierConfig, where: str) -> ChatFormat:
                 "is a model of its own there (`model`).",
                 where=f"{where}.{key}",
             )
-    if not set(PARTS).isdisjoint(tier.can):
+    if tier.is_encoder:
         raise ConfigError("Encoders of parts are models in Triton (`kind: triton`).", where=f"{where}.can")
+    if tier.native_parts and "chat" not in tier.can:
+        raise ConfigError("Parts are in chats: add `chat`.", where=f"{where}.can")
     return ChatFormat("", context_tokens=tier.context_tokens)
 
 
