@@ -2,6 +2,7 @@
 
 `--quick` runs the tests that need no services in two pytests, each of which imports its part of the product only.
 The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
+Temporary files are in memory where that has room, because tests write what must be on the disk before they go on.
 Ctrl-C and SIGTERM let the running folders stop their servers and begin no more; a second one kills them.
 """
 
@@ -12,8 +13,10 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -31,8 +34,9 @@ APART = (
 )
 # The longest folders begin first, so that none runs alone at the end; the others follow by name.
 LONGEST = (
-    *("cloud_pool", "edge_node", "fleet/operators", "bed", "edge_node/agent", "e2e", "models", "docs", "e2e/console"),
-    *("cloud_pool/dispatch", "conformance", "cloud_pool/jobs", "e2e/identity", "fleet/server", "cloud_pool/streams"),
+    *("cloud_pool", "edge_node", "fleet/operators", "bed", "edge_node/agent", "models", "e2e", "check", "docs"),
+    *("conformance", "e2e/console", "cloud_pool/dispatch", "cloud_pool/jobs", "e2e/identity", "fleet/server"),
+    "cloud_pool/streams",
 )
 # Of about the same time each; the other rooms have few tests of the fast tier, and to import them takes long.
 QUICK = ("edge_node attacks", "models router cloud_pool fleet policies bench")
@@ -43,6 +47,8 @@ QUICK_ARGUMENTS = (
     *("-m", "not (triton or redis or nats or kafka or mosquitto or postgres or chromium or engine or slow)"),
 )
 NOTHING_SELECTED = 5  # pytest's exit status
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 4 << 30
 _SUMMARY = "short test summary info"
 
 
@@ -50,6 +56,7 @@ class Suite:
     """Runs folders. `failures` are lines for the end of the output; `counts` are pytest's words: passed, skipped.
 
     Folders with a space between them share a pytest, which gets `arguments`. Rooms of `apart` are left out of others.
+    `temporary` is the folder of their temporary files.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Suite:
         folders: Sequence[str],
         workers: int,
         logs: Path,
+        temporary: Path,
         *,
         apart: Sequence[str] = (),
         arguments: Sequence[str] = (),
@@ -68,6 +76,7 @@ class Suite:
         self._waiting = deque(folders)
         self._workers = workers
         self._logs = logs
+        self._temporary = temporary
         self._apart = apart
         self._arguments = arguments
         self._running: set[asyncio.subprocess.Process] = set()
@@ -109,6 +118,9 @@ class Suite:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "pytest", "--no-header", *folder.split(), *self._ignored_below(folder)),
                 *self._arguments,
+                # Short: the path of a Unix socket has at most 107 bytes.
+                f"--basetemp={tempfile.mkdtemp(prefix='', dir=self._temporary)}",
+                env={**os.environ, "TMPDIR": str(self._temporary)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -145,6 +157,12 @@ def folders_with_tests() -> list[Path]:
     return [TESTS / name for name in names]
 
 
+def in_memory() -> Path | None:
+    """Return the file system in memory, if it has room for temporary files."""
+    is_there = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    return _MEMORY if is_there and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES else None
+
+
 def main() -> int:
     """Return 0 if every test passed, 1 if not, 128 and the signal's number if one stopped the suite."""
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
@@ -158,21 +176,26 @@ def main() -> int:
     if chosen.workers < 1:
         parser.error("--workers: at least 1")
     began = time.monotonic()
-    if chosen.folders:
-        suite = Suite(chosen.folders, chosen.workers, chosen.logs)
-    elif chosen.quick:
-        folders = [" ".join(os.path.relpath(TESTS / name) for name in group.split()) for group in QUICK]
-        arguments = [*QUICK_ARGUMENTS, *shlex.split(chosen.pytest)]
-        suite = Suite(folders, chosen.workers, chosen.logs, apart=NOT_QUICK, arguments=arguments)
-    else:
-        folders = [os.path.relpath(folder) for folder in folders_with_tests()]
-        suite = Suite(folders, chosen.workers, chosen.logs, apart=APART)
-    asyncio.run(suite.run())
+    with tempfile.TemporaryDirectory(prefix="t", dir=in_memory(), ignore_cleanup_errors=True) as temporary:
+        Path(temporary).chmod(0o711)  # PostgreSQL does not run as root
+        suite = _suite(chosen, Path(temporary))
+        asyncio.run(suite.run())
     counts = ", ".join(f"{number} {word}" for word, number in suite.counts.items())
     print(*suite.failures, f"{counts or 'no tests ran'} in {time.monotonic() - began:.0f} s", sep="\n", flush=True)
     if suite.interrupted:
         return 128 + suite.interrupted
     return 1 if suite.failures else 0
+
+
+def _suite(chosen: argparse.Namespace, temporary: Path) -> Suite:
+    if chosen.folders:
+        return Suite(chosen.folders, chosen.workers, chosen.logs, temporary)
+    if chosen.quick:
+        folders = [" ".join(os.path.relpath(TESTS / name) for name in group.split()) for group in QUICK]
+        arguments = [*QUICK_ARGUMENTS, *shlex.split(chosen.pytest)]
+        return Suite(folders, chosen.workers, chosen.logs, temporary, apart=NOT_QUICK, arguments=arguments)
+    folders = [os.path.relpath(folder) for folder in folders_with_tests()]
+    return Suite(folders, chosen.workers, chosen.logs, temporary, apart=APART)
 
 
 if __name__ == "__main__":
