@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -92,5 +92,9 @@ class Backend(Protocol):
     def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]: ...
 
     async def embed(self, call: BackendRequest) -> Embeddings: ...
+
+    def complete(self, call: BackendRequest) -> Awaitable[Sequence[Chunk]] | None:
+        """Return the whole answer, within the request's deadlines; None if the target sends it in pieces."""
+        ...
 
     async def close(self) -> None: ...

@@ -133,6 +133,7 @@ class Generation:
     committed: bool = False  # whether a byte of the answer has been sent
     finished: bool = False  # whether no further attempt will start
     _records: tuple[AttemptRecord, ...] | None = None
+    _usd: float | None = None
 
     @property
     def on_device(self) -> bool:
@@ -265,6 +266,8 @@ class Generation:
         """
         if self.sequence is None:
             return 0.0
+        if self._usd is not None:
+            return self._usd
         cost = 0.0
         for attempt in self.sequence.attempts:
             tokens = attempt.tokens
@@ -274,6 +277,8 @@ class Generation:
                 tokens += self._prompt_tokens()
                 self.estimated = True
             cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
+        if self.finished:
+            self._usd = cost  # final from here on
         return cost
 
     def _prompt_tokens(self) -> int:
@@ -387,6 +392,8 @@ class AttemptRunner:
         try:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, reply)
+            elif (answer := backend.complete(call)) is not None:
+                await _deliver_whole(generation, attempt, await answer, reply)
             else:
                 stream = self._stream(generation, attempt, backend.generate(call), call, relay)
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
@@ -521,6 +528,17 @@ async def _embed(
         embeddings = await backend.embed(call)
         attempt.complete(_now())
         await _deliver(generation, (embeddings,), reply)
+
+
+async def _deliver_whole(
+    generation: Generation, attempt: Attempt, chunks: Sequence[Chunk], reply: Reply[AnswerHead]
+) -> None:
+    """Pass a whole answer to the reply. Raises the error of the attempt or the reply."""
+    now = _now()
+    if generation.semantic_check is not None:
+        _refuse_degraded(generation)
+    pieces = [piece for chunk in chunks for piece in attempt.receive(chunk, now)]
+    await _deliver(generation, (*pieces, *attempt.finish(now)), reply)
 
 
 async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply[AnswerHead]) -> None:

@@ -44,7 +44,7 @@ class AnswerEncoder:
         # With include_usage each event carries `usage`: null, until the last one brings the numbers.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._include_usage = request.include_usage
-        self._head = event_head(self._format, *self._identity, self._model)
+        self._head = b""  # of every event, once the stream has begun
         self._offsets: dict[int, int] = {}  # choice → characters sent so far, counted where offsets are needed
         self.around: dict[int, tuple[bytes, bytes]] = {}
         """Choice that has begun → its event around a text that is alone; what is sent so is added to `tokens`."""
@@ -58,6 +58,7 @@ class AnswerEncoder:
 
     def start(self) -> bytes:
         """Encode the events before the first token: each choice's role."""
+        self._head = event_head(self._format, *self._identity, self._model)
         deltas = [self._format.opening(index) for index in range(self._choices)]
         return b"".join([self._head + delta + self._tail for delta in deltas if delta])
 
@@ -157,10 +158,15 @@ class AnswerUsage(msgspec.Struct, omit_defaults=True):
 
 
 def usage_json(usage: Usage) -> bytes:
-    total = usage.prompt_tokens + usage.completion_tokens
-    details = _PromptTokensDetails(usage.cached_tokens)
-    thought = _CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else None
-    return _encode(AnswerUsage(usage.prompt_tokens, usage.completion_tokens, total, details, thought))
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
+    thought = b',"completion_tokens_details":{"reasoning_tokens":%d}' % usage.reasoning_tokens
+    return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":%b%b}' % (
+        prompt,
+        completion,
+        prompt + completion,
+        b'{"cached_tokens":%d}' % usage.cached_tokens,
+        thought if usage.reasoning_tokens else b"",
+    )
 
 
 class _Alternative(msgspec.Struct):

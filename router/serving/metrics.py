@@ -102,11 +102,13 @@ class Histogram(Collector):
         registry.register(self)
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
-        series = self._series.get(labels)
-        if series is None:
-            series = self._series[labels] = [0] * (len(self._bounds) + 2)
+        series = self._series.get(labels) or self.series(labels)
         series[bisect_left(self._bounds, value)] += 1
         series[-1] += value
+
+    def series(self, labels: tuple[str, ...]) -> list[float]:
+        """Return the counts of each bucket for these label values, then the sum; they grow with each observation."""
+        return self._series.setdefault(labels, [0] * (len(self._bounds) + 2))
 
     def values(self) -> Iterable[list[float]]:
         """Return for each label values the count of each bucket, and the sum at the end."""

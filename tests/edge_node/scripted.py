@@ -80,6 +80,9 @@ class ScriptedEngine:
         finally:
             self.running -= 1
 
+    def complete(self, call: BackendRequest) -> None:
+        return None
+
     async def embed(self, call: BackendRequest) -> Embeddings:
         self.calls.append(call)
         self._break_early()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -130,18 +130,25 @@ class CloudBackend:
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
-    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
-        streams = call.request.stream or call.confidence_tokens > 0
-        with _Guard(self, call, streams=streams):
+    def complete(self, call: BackendRequest) -> Awaitable[Sequence[Chunk]] | None:
+        streams = call.job is None and (call.request.stream or call.confidence_tokens > 0)
+        return None if streams else self._complete(call)
+
+    async def _complete(self, call: BackendRequest) -> Sequence[Chunk]:
+        with _Guard(self, call, streams=False):
             if call.job is not None and (answer := await self._jobs.answer(call, call.job)) is not None:
-                for chunk in decode_answer(answer, call.id):
-                    yield chunk
-                return
-            if not streams:
-                body = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
-                for chunk in decode_answer(await self._fetch(call, body), call.id):
-                    yield _with_target(chunk, call) if chunk.resume else chunk
-                return
+                return decode_answer(answer, call.id)
+            body = encode_request(call.request, call.target.model, stream=False, resume=_resume(call))
+            until = min(call.deadline, call.first_token_by)
+            chunks = decode_answer(await self._fetch(call, body, until), call.id)
+            return [_with_target(chunk, call) if chunk.resume else chunk for chunk in chunks]
+
+    async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+        if (answer := self.complete(call)) is not None:
+            for chunk in await answer:
+                yield chunk
+            return
+        with _Guard(self, call, streams=True):
             until = min(call.deadline, call.first_token_by)
             upstream_call = _upstream_call(call)
             response = await self._server.post_stream(
@@ -159,16 +166,16 @@ class CloudBackend:
     async def embed(self, call: BackendRequest) -> Embeddings:
         body = encode_request(call.request, call.target.model, stream=False)
         with _Guard(self, call, streams=False):
-            return decode_embeddings(await self._fetch(call, body))
+            return decode_embeddings(await self._fetch(call, body, call.deadline))
 
     async def cancel_job(self, key: str) -> Cancelled:
         """Cancel the job that was sent under this Idempotency-Key."""
         return await self._jobs.cancel(key)
 
-    async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
-        """Return the body of a complete answer."""
-        upstream_call = _upstream_call(call)
-        response = await self._server.post(upstream_call, call.request.kind, body, call.deadline, self._lines(call))
+    async def _fetch(self, call: BackendRequest, body: bytes, until: float) -> bytes:
+        """Return the body of a complete answer. `until`: its deadline, the loop's clock."""
+        upstream_call = UpstreamCall(call.id, call.target.name, until)
+        response = await self._server.post(upstream_call, call.request.kind, body, until, self._lines(call))
         try:
             call.report_upstream(_upstream_info(response))
             return await read_whole(response, upstream_call)

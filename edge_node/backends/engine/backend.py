@@ -178,6 +178,9 @@ class EngineBackend(Supervisor):
             call.report_loosened(held)
         return held.request
 
+    def complete(self, call: BackendRequest) -> None:
+        return None
+
     async def embed(self, call: BackendRequest) -> Embeddings:
         process = self._alive or await self.ready(call.deadline)
         info = self.info

@@ -177,6 +177,9 @@ class EnginePool:
     def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         return self._engine(call.target.model).generate(call)
 
+    def complete(self, call: BackendRequest) -> None:
+        return None
+
     async def embed(self, call: BackendRequest) -> Embeddings:
         return await self._engine(call.target.model).embed(call)
 

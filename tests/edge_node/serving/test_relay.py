@@ -45,6 +45,9 @@ class Backend:
         finally:
             self.closed = True
 
+    def complete(self, call: BackendRequest) -> None:
+        return None
+
     async def embed(self, call: BackendRequest) -> Embeddings:
         raise NotImplementedError
 
