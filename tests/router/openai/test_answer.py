@@ -356,6 +356,7 @@ def test_a_text_alone_is_sent_as_one_that_comes_first(request_: Request) -> None
     said = [Chunk("é", 0, 1), Chunk('"', 1, 1), Chunk("é", 0, 1), Chunk('"', 1, 1)]
     ended = [Chunk(" end", 0, 1, finish_reason="stop"), Chunk("", 1, 0, finish_reason="length")]
     answer = encoder(request)
+    answer.start()
     first, second, third, fourth = [answer.chunk(chunk) for chunk in said]
     assert (third, fourth) == (first, second)
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["index"] == 0
