@@ -10,9 +10,10 @@ from typing import Literal
 
 import anyio
 import msgspec
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from causeway_server.router.errors import ClientGone, InvalidRequest
+from causeway_server.router.serving.metrics import Counter
 from causeway_server.router.types import Request, Usage
 
 from ..core.principal import Principal
@@ -227,17 +228,14 @@ class TenantMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(
-            "causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"), registry=registry
+            registry, "causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type")
         )
         self._usd = Counter(
-            "causeway_gateway_tenant_cost_usd",
-            "Cost in USD, by tenant.",
-            ("tenant", "tier", "route"),
-            registry=registry,
+            registry, "causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route")
         )
 
     def count(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
         """Count one request."""
-        self._tokens.labels(tenant, tier, "input").inc(usage.prompt_tokens)
-        self._tokens.labels(tenant, tier, "output").inc(usage.completion_tokens)
-        self._usd.labels(tenant, tier, route).inc(micro_usd / MICRO_USD_PER_USD)
+        self._tokens.add((tenant, tier, "input"), usage.prompt_tokens)
+        self._tokens.add((tenant, tier, "output"), usage.completion_tokens)
+        self._usd.add((tenant, tier, route), micro_usd / MICRO_USD_PER_USD)

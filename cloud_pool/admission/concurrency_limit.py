@@ -388,6 +388,7 @@ class ReleaseRate:
         """Recent mean time for which a permit is held; None before the first sample."""
         self._pending_s: float | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._short_s: float | None = 0.0  # None: not computed since the last release
         self._permits = 1
 
     def tick(self, now: float, *, full: bool) -> None:
@@ -410,6 +411,7 @@ class ReleaseRate:
         self._released += self._full
         self.held_s = _smoothed(self.held_s, held_s)
         self._recent.append(held_s)
+        self._short_s = None
         self._permits = max(1, permits)
         self._memory_s = max(MEMORY_S, _MIN_RELEASES * self.held_s / self._permits)
 
@@ -428,7 +430,9 @@ class ReleaseRate:
     @property
     def short_s(self) -> float:
         """Duration that hardly any complete answer undercuts, in seconds; 0 before the first sample."""
-        return sorted(self._recent)[int(_SHORT_QUANTILE * len(self._recent))] if self._recent else 0.0
+        if self._short_s is None:
+            self._short_s = sorted(self._recent)[int(_SHORT_QUANTILE * len(self._recent))]
+        return self._short_s
 
     @property
     def rate(self) -> float | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-import anyio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from causeway_server.router.errors import CausewayError, DeadlineExceeded, QueueFull, Shed
 from causeway_server.router.jobs.submission import RANK, Priority
+from causeway_server.router.serving.metrics import Counter, Histogram
 
 from .permits import AdmissionSettings, TierCapacity
 from .scheduler import AdmissionScheduler, Reason
@@ -83,24 +83,76 @@ class Permit:
         """
         self._admission.failed(self._ticket)
 
-    @asynccontextmanager
-    async def while_held(self) -> AsyncIterator[None]:
-        """Cancel the work inside the context when the permit is revoked. Raises Preempted."""
+    def while_held(self) -> _WhileHeld:
+        """Return a context that cancels the work inside it when the permit is revoked. It raises Preempted."""
+        return _WhileHeld(self)
+
+    def begin_work(self, stop: Callable[[], None]) -> None:
+        """Have `stop` called when the permit is revoked. Raises Preempted if it is revoked already."""
         if self._grant is not None:
             raise Preempted
         self._lost_s = self._admission.lost_s()
+        self._stop = stop
+
+    def end_work(self) -> bool:
+        """Return whether the permit was revoked."""
+        self._stop = None
+        return self._grant is not None
+
+
+class _WhileHeld:
+    """Work that is cancelled when its permit is revoked.
+
+    A class and its task, not a generator with a timeout or a cancel scope in it: generators that begin in here outlive
+    it, and it is entered for every sequence.
+    """
+
+    __slots__ = ("_cancelling", "_permit", "_stopped", "_task")
+
+    def __init__(self, permit: Permit) -> None:
+        self._permit = permit
+        self._stopped = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._permit.begin_work(self._stop)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        is_revoked = self._permit.end_work()
+        if self._stopped and self._task.uncancel() > self._cancelling:
+            return  # the task itself is cancelled, too
+        if is_revoked and (kind is None or (self._stopped and kind is asyncio.CancelledError)):
+            raise Preempted from error
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._task.cancel()
+
+
+class _Acquired:
+    """The permits of a request, for as long as the context is open."""
+
+    __slots__ = ("_admission", "_tickets")
+
+    def __init__(self, admission: AdmissionController, tickets: Sequence[Ticket]) -> None:
+        self._admission = admission
+        self._tickets = tickets
+
+    async def __aenter__(self) -> Sequence[Permit]:
         try:
-            # No cancel scope of anyio's: generators that begin in here have their own, which outlive this one.
-            async with asyncio.timeout(None) as timeout:
-                self._stop = lambda: timeout.reschedule(asyncio.get_running_loop().time())
-                yield
-        except TimeoutError:
-            if self._grant is None:
-                raise
-        finally:
-            self._stop = None
-        if self._grant is not None:
-            raise Preempted
+            return self._admission.arrive(self._tickets)
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for ticket in reversed(self._tickets):  # those that wait first: a sibling's permit is for others
+            self._admission.release(ticket)
 
 
 class AdmissionController:
@@ -147,8 +199,7 @@ class AdmissionController:
         """Number of sequences that wait or run at endpoints that accept requests."""
         return self.scheduler.demand
 
-    @asynccontextmanager
-    async def acquire(
+    def acquire(
         self,
         sequences: int,
         priority: Priority,
@@ -158,7 +209,7 @@ class AdmissionController:
         tokens: float = 1.0,
         *,
         preemptible: bool = False,
-    ) -> AsyncIterator[Sequence[Permit]]:
+    ) -> AbstractAsyncContextManager[Sequence[Permit]]:
         """Ask for the permits of a request, and hold them. Call it before any costly work for the request.
 
         The context provides the permits before they are granted. The caller starts a sequence when its `Permit.granted`
@@ -176,16 +227,16 @@ class AdmissionController:
         """
         now = self._clock()
         tickets = [Ticket(priority, tenant, weight, tokens, now, now + left_s, preemptible) for _ in range(sequences)]
-        permits = [Permit(self, ticket) for ticket in tickets]
         for ticket in tickets if sequences > 1 else ():
             ticket.siblings = tickets
+        return _Acquired(self, tickets)
+
+    def arrive(self, tickets: Sequence[Ticket]) -> Sequence[Permit]:
+        """Register a request by its tickets, and return their permits. Raises like `acquire`."""
+        permits = [Permit(self, ticket) for ticket in tickets]
         self._permits.update(zip(tickets, permits, strict=True))
-        try:
-            self._arrive(tickets[0])
-            yield permits
-        finally:
-            for ticket in reversed(tickets):  # those that wait first: a sibling's permit is for others
-                self.release(ticket)
+        self._arrive(tickets[0])
+        return permits
 
     def first_token(self, ticket: Ticket, seconds: float | None) -> None:
         """Record a first token; `seconds` None: the measured time does not describe the tier."""
@@ -214,11 +265,12 @@ class AdmissionController:
         """Wait until the ticket has a permit. A permit that is granted at the moment when its waiter leaves is passed
         on. Raises like `acquire`.
         """
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(ticket.deadline - self._clock(), _expire, future)
         try:
-            with anyio.fail_after(ticket.deadline - self._clock()):
-                queue_full = await future
-        except TimeoutError:
-            raise DeadlineExceeded("The request's deadline passed while it waited in the queue.") from None
+            queue_full = await future
+        finally:
+            timer.cancel()
         if queue_full is not None:
             self._add_jitter(queue_full)
             raise queue_full
@@ -263,28 +315,33 @@ class AdmissionController:
             error.retry_after_s *= 1.0 + _JITTER * self._chance()
 
 
+def _expire(grant: asyncio.Future[QueueFull | None]) -> None:
+    if not grant.done():
+        grant.set_exception(DeadlineExceeded("The request's deadline passed while it waited in the queue."))
+
+
 class AdmissionMetrics:
     """Metrics of admission, for all tiers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = Histogram(
+            registry,
             "causeway_gateway_queue_seconds",
             "Time from a request's arrival to its first permit.",
             _LABELS,
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
         self._shed = Counter(
+            registry,
             "causeway_gateway_requests_shed",
             "Requests that a tier's admission rejected: overload, deadline, queue_full or displaced from the queue.",
             (*_LABELS, "reason"),
-            registry=registry,
         )
         self._preemptions = Counter(
+            registry,
             "causeway_gateway_preemptions",
             "Sequences that gave their permit back before their first token.",
             _LABELS,
-            registry=registry,
         )
         self._limit = Gauge(
             "causeway_gateway_concurrency_limit",
@@ -308,10 +365,10 @@ class AdmissionMetrics:
 
     def observe_wait(self, tier: str, priority: Priority, seconds: float) -> None:
         """Record the waiting time of an admitted request."""
-        self._queue.labels(tier, priority).observe(seconds)
+        self._queue.observe((tier, priority), seconds)
 
     def count_shed(self, tier: str, priority: Priority, reason: Reason) -> None:
-        self._shed.labels(tier, priority, reason).inc()
+        self._shed.add((tier, priority, reason))
 
     def count_preempted(self, tier: str, priority: Priority) -> None:
-        self._preemptions.labels(tier, priority).inc()
+        self._preemptions.add((tier, priority))

@@ -101,10 +101,10 @@ class FairQueue:
         self._backlogged: dict[str, Flow] = {}  # flows with waiters
         self._virtual = 0.0
         self._used_share = 1.0  # of a tenant without history
-        self._count = 0
+        self.count = 0  # of waiters
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Ticket]:
         return (ticket for flow in self._backlogged.values() for ticket in flow.waiting)
@@ -199,11 +199,11 @@ class FairQueue:
     def _flow_to_extend(self, ticket: Ticket) -> Flow:
         """Return the tenant's flow, counting the waiter that is about to be added."""
         flow = self._backlogged[ticket.tenant] = self._flow(ticket)
-        self._count += 1
+        self.count += 1
         return flow
 
     def _count_removed(self, ticket: Ticket) -> None:
-        self._count -= 1
+        self.count -= 1
         if not self._flows[ticket.tenant].waiting:
             del self._backlogged[ticket.tenant]
 
@@ -243,10 +243,14 @@ class WaitingTickets:
 
     def __init__(self, max_queued: int, credit: float) -> None:
         self.queues: dict[Priority, FairQueue] = {priority: FairQueue(credit) for priority in RANK}
+        self._in_order = tuple(self.queues.values())
         self._max_queued = max_queued
 
     def __len__(self) -> int:
-        return sum(map(len, self.queues.values()))
+        count = 0
+        for queue in self._in_order:  # asked for at every event
+            count += queue.count
+        return count
 
     def of(self, ticket: Ticket) -> FairQueue:
         """Return the queue of the ticket's priority."""
@@ -261,11 +265,14 @@ class WaitingTickets:
         ticket.state = TicketState.GONE
 
     def count_at_or_above(self, priority: Priority) -> int:
-        return sum(len(queue) for each, queue in self.queues.items() if RANK[each] <= RANK[priority])
+        count = 0
+        for queue in self._in_order[: RANK[priority] + 1]:
+            count += queue.count
+        return count
 
     def count_ahead(self, ticket: Ticket, siblings: int = 0) -> int:
         """Return the number of tickets ahead of this one if it arrived now, behind `siblings` of its request."""
-        above = sum(len(queue) for each, queue in self.queues.items() if RANK[each] < ticket.rank)
+        above = sum([queue.count for queue in self._in_order[: ticket.rank]])
         return above + self.of(ticket).count_ahead(ticket, siblings)
 
     def rank_of(self, tenant: str) -> int:

@@ -20,9 +20,10 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from causeway_server.router.errors import BackendError, CausewayError, CloudRejected
+from causeway_server.router.serving.metrics import Counter
 from causeway_server.router.trackers import Breaker, Ewma
 
 from ..admission import RANK, Priority
@@ -393,16 +394,16 @@ def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
 class DegradationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._answers = Counter(
+            registry,
             "causeway_gateway_tier_answers",
             "Answers by requested tier, answering tier, and the stress of the tier right above the answering one.",
             ("requested", "tier", "reason"),
-            registry=registry,
         )
         self._degraded = Counter(
+            registry,
             "causeway_gateway_degraded_answers",
             "Answers from a lower tier, truncated, continued or stale.",
             ("kind",),
-            registry=registry,
         )
         self._share = Gauge(
             "causeway_gateway_tier_share",
@@ -425,11 +426,11 @@ class DegradationMetrics:
             self._breaker.labels(name).set_function(partial(fallback.is_open, name))
 
     def answered(self, requested: str, tier: str, reason: str) -> None:
-        self._answers.labels(requested, tier, reason).inc()
+        self._answers.add((requested, tier, reason))
 
     def degraded(self, *kinds: Kind) -> None:
         for kind in kinds:
-            self._degraded.labels(kind).inc()
+            self._degraded.add((kind,))
 
 
 _TICK_S = 0.25

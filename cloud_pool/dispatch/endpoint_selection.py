@@ -109,13 +109,15 @@ class PoolState(msgspec.Struct, frozen=True):
     endpoints: tuple[Endpoint, ...] = ()
 
     def get(self, address: str) -> Endpoint | None:
-        return next((endpoint for endpoint in self.endpoints if endpoint.address == address), None)
+        for endpoint in self.endpoints:
+            if endpoint.address == address:
+                return endpoint
+        return None
 
     def replace(self, changed: Endpoint) -> PoolState:
         """Return the state with `changed` in place of the endpoint of that address, if it is still there."""
-        return PoolState(
-            tuple(changed if endpoint.address == changed.address else endpoint for endpoint in self.endpoints)
-        )
+        address = changed.address
+        return PoolState(tuple([changed if each.address == address else each for each in self.endpoints]))
 
     @property
     def members(self) -> tuple[Endpoint, ...]:

@@ -167,7 +167,11 @@ def generate(template: jinja2.Template, variables: Mapping[str, object], input_l
     """
     _budget.start(_MAX_TEXT + 8 * input_length)
     try:
-        return "".join(_charged_pieces(template.generate(variables)))
+        pieces = []
+        for piece in template.generate(variables):
+            _budget.charge_text(len(piece))
+            pieces.append(piece)
+        return "".join(pieces)
     except InvalidRequest:
         raise
     # A missing attribute, a wrong type, endless recursion: every other exception is the template's failure.
@@ -203,14 +207,10 @@ def compile_template(template: str) -> jinja2.Template:
         raise TemplateFailed(f"The model's chat template does not compile: {error}") from error
 
 
-def _charged_pieces(pieces: Iterable[str]) -> Iterable[str]:
-    for piece in pieces:
-        _budget.charge_text(len(piece))
-        yield piece
-
-
 def _finalize(value: object) -> object:
-    if isinstance(value, (str, list, tuple, dict)):
+    if isinstance(value, str):
+        _budget.charge_text(len(value))
+    elif isinstance(value, (list, tuple, dict)):
         _budget.charge_text(_charged_length(value))
     return value
 

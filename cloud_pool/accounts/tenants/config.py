@@ -143,11 +143,17 @@ class TenantsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def limits(self, tenant: str) -> TenantLimits:
         """Return the limits of a tenant."""
-        return next((each for each in self.overrides if each.name == tenant), self.default)
+        for each in self.overrides:
+            if each.name == tenant:
+                return each
+        return self.default
 
     def price(self, tier: str) -> Price:
         """Return the price of a tier, 0 if none is configured."""
-        return next((each for each in self.prices if each.tier == tier), Price(tier=tier))
+        for each in self.prices:
+            if each.tier == tier:
+                return each
+        return Price(tier=tier)
 
     def check(self, models: Collection[str]) -> None:
         """Raise ConfigError for a tenant or price that is listed twice, or a model that is not one of `models`."""

@@ -1,8 +1,4 @@
-"""A Triton server, over the gRPC stubs that tritonclient ships.
-
-Its InferenceServerClient is not used: it drops the flag of the last response, which distinguishes a whole answer from a
-broken one, and sends each request through an iterator and numpy. Each request is one call, so that the call's end is
-the end of the work (`calls`).
+"""A Triton server. Each request is one gRPC call, so that the call's end is the end of the work (`calls`).
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves calls in
 progress hanging for ever. So the pool probes a model that is silent although it has work (`last_received_at`, `probe`).
@@ -26,9 +22,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
 
-import grpc
+import anyio
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import (
     CausewayError,
@@ -41,18 +37,20 @@ from causeway_server.router.errors import (
 )
 
 from ..inference import PROBE_S, Delta, InferenceRequest
-from .calls import CallCancelled, Canceller, GrpcStream, RunningCall, TritonConnection
+from .calls import INFER, Canceller, RunningCall
+from .connection import CallCancelled, CallFailed, ConnectFailed, GrpcStream, TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .messages import SamplingParameters
 from .model_control import HEADER, is_refusal, read_key
-from .tensors import STOP_S, TensorFormat, VllmTensors
+from .tensors import STOP_S, TensorFormat, VllmTensors, read_response
 
 LOAD_S = 300.0
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between attempts to load a model
 SPREAD_S = 0.2  # over which several gateways begin a repair; no model loads in so little time
 _POLL_S = 0.2
 _ABANDONED_S = 5.0  # a model that is unloaded and not loading for this long: the gateway that repaired it is gone
-_CALL_OVER = "Internal error from Core"
+_CONTROL = "/inference.GRPCInferenceService/Repository"
+_CONNECT_PAUSE_S = 1.0
 _IN_REPAIR = ("LOADING", "UNLOADING", "UNAVAILABLE")
 log = logging.getLogger(__name__)
 VLLM = VllmTensors()
@@ -116,7 +114,7 @@ class TritonClient:
         message = self._format.encode(request, left_s, name)
         # The deadline is kept here, because gRPC's own would cancel the call.
         timeout_s = left_s + 2.0 * STOP_S
-        stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
+        stream = self._connection.call(INFER, message.SerializeToString(), timeout_s=timeout_s, metadata=metadata)
         meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
         call = RunningCall(request.model, name, stream, self._format.reader(request), meter)
         self._calls.add(call)
@@ -124,9 +122,10 @@ class TritonClient:
         phase: Phase = "connect"
         try:
             try:
-                while (response := await stream.next()) is not None:
+                while (data := await stream.next()) is not None:
                     self._received_at[request.model] = self._clock()
                     call.has_responses = True
+                    response = read_response(data)
                     if response.error_message:
                         call.has_final = True
                         raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
@@ -136,14 +135,11 @@ class TritonClient:
                     yield delta
                     if call.has_final:
                         return  # The call ends by itself; waiting for that could only fail an answer that is whole.
-                raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
-            except grpc.aio.AioRpcError as error:
-                code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
-                raise _logged(request, _broken(code, error.details(), _reached(phase, stream))) from None
-            except (CallCancelled, grpc.aio.InternalError):
-                # gRPC found the call over, without a reason.
-                lost = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, stream))
-                raise call.ended_by or lost from None
+                raise _broken("OK", "", _reached(phase, stream))
+            except CallFailed as error:
+                raise _logged(request, _broken(error.code, error.details, _reached(phase, stream))) from None
+            except CallCancelled:
+                raise call.ended_by or _broken("UNAVAILABLE", "", _reached(phase, stream)) from None
             finally:
                 timer.cancel()
                 self._calls.discard(call)
@@ -183,7 +179,7 @@ class TritonClient:
 
     async def close(self) -> None:
         self._closed = True
-        await self._connection.close()
+        self._connection.close()
 
     def renew(self) -> None:
         """Replace a connection through which nothing arrives any more."""
@@ -212,34 +208,51 @@ class TritonClient:
 
     async def check_model_control(self) -> None:
         """Wait until the server answers, and warn if its model control is open to everybody, or closed to us."""
-        stub, request = self._connection.stub, service_pb2.RepositoryIndexRequest()
+        request = service_pb2.RepositoryIndexRequest().SerializeToString()
         try:
-            await stub.RepositoryIndex(request, timeout=LOAD_S, wait_for_ready=True)
+            with anyio.fail_after(LOAD_S):
+                await self._control("Index", request, waits=True)
             log.warning(
                 "Triton at %s: its model control is open to every program that reaches its port, and loading a model "
                 "runs code. Start it with `causeway-cloud triton`, or with the option --grpc-restricted-protocol.",
                 self.address,
             )
-        except grpc.aio.AioRpcError as error:
-            if is_refusal(error.details()):
-                await self._check_key(stub, request)
-        except grpc.aio.UsageError:
+        except CallFailed as error:
+            if is_refusal(error.details):
+                await self._check_key(request)
+        except (CallCancelled, TimeoutError):
             pass  # The client was closed before the server answered.
 
-    async def _check_key(
-        self, stub: service_pb2_grpc.GRPCInferenceServiceStub, request: service_pb2.RepositoryIndexRequest
-    ) -> None:
+    async def _check_key(self, request: bytes) -> None:
         try:
-            await stub.RepositoryIndex(request, timeout=LOAD_S, metadata=self._key_metadata())
-        except grpc.aio.UsageError:
+            await self._control("Index", request, key=True)
+        except CallCancelled:
             pass  # The client was closed meanwhile.
-        except grpc.aio.AioRpcError as error:
-            if is_refusal(error.details()):
+        except CallFailed as error:
+            if is_refusal(error.details):
                 log.warning(
                     "Triton at %s: refuses the key of its model control, so that a model whose process dies stays "
                     "dead. Set triton_key_file to the file that was given to its launcher as --key-file.",
                     self.address,
                 )
+
+    async def _control(
+        self, method: str, request: bytes, *, key: bool = False, timeout_s: float = LOAD_S, waits: bool = False
+    ) -> bytes:
+        """Return the response of a method of model control. Raises CallFailed or CallCancelled.
+
+        Args:
+            key: Whether it needs the key.
+            waits: Whether to wait for a server that cannot be reached yet.
+        """
+        metadata = self._key_metadata() if key else ()
+        while True:
+            try:
+                return await self._connection.unary(_CONTROL + method, request, timeout_s=timeout_s, metadata=metadata)
+            except ConnectFailed:
+                if not waits:
+                    raise
+            await asyncio.sleep(_CONNECT_PAUSE_S)
 
     def _key_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call that needs the key, read each time: the launcher may start after us."""
@@ -258,12 +271,12 @@ class TritonClient:
                 return
             log.warning("%s: the process of %s died; the model is loaded again.", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
-            await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S, metadata=self._key_metadata())
+            await self._control("ModelUnload", unload.SerializeToString(), key=True)
             await self._load(model)
             self._reloaded(model)
             log.warning("%s: %s is loaded again.", self.address, model)
-        except grpc.aio.AioRpcError as error:
-            log.error("%s: %s could not be loaded again: %s", self.address, model, error.details())
+        except CallFailed as error:
+            log.error("%s: %s could not be loaded again: %s", self.address, model, error.details)
         finally:
             # The next request shows whether it works, or begins another repair.
             self._in_repair.discard(model)
@@ -300,32 +313,32 @@ class TritonClient:
         return True
 
     async def _state_of(self, model: str) -> str:
-        """Return the model's state in the repository's index; "" if Triton has none. Raises AioRpcError."""
+        """Return the model's state in the repository's index; "" if Triton has none. Raises CallFailed."""
+        request = service_pb2.RepositoryIndexRequest().SerializeToString()
         try:
-            index = await self._connection.stub.RepositoryIndex(
-                service_pb2.RepositoryIndexRequest(), timeout=PROBE_S, metadata=self._key_metadata()
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            response = await self._control("Index", request, key=True, timeout_s=PROBE_S)
+        except CallFailed as error:
+            if error.code == "UNIMPLEMENTED":
                 return ""
             raise
+        index = service_pb2.RepositoryIndexResponse.FromString(response)
         return next((entry.state for entry in index.models if entry.name == model), "")
 
     async def _load(self, model: str) -> None:
         """Load the model, with retries, because no other process would load it.
 
         Raises:
-            AioRpcError: Triton is gone; it loads its models when it is back.
+            CallFailed: Triton is gone; it loads its models when it is back.
         """
-        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        load = service_pb2.RepositoryModelLoadRequest(model_name=model).SerializeToString()
         for pause_s in (*self._pauses_s, None):
             try:
-                await self._connection.stub.RepositoryModelLoad(load, timeout=LOAD_S, metadata=self._key_metadata())
+                await self._control("ModelLoad", load, key=True)
                 return
-            except grpc.aio.AioRpcError as error:
-                if pause_s is None or error.code() is grpc.StatusCode.UNAVAILABLE:
+            except CallFailed as error:
+                if pause_s is None or error.code == "UNAVAILABLE":
                     raise
-                log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details())
+                log.warning("%s: %s is not loaded yet: %s", self.address, model, error.details)
             await asyncio.sleep(pause_s)
 
 
@@ -340,8 +353,8 @@ def _logged(request: InferenceRequest, error: CausewayError) -> CausewayError:
     return error
 
 
-def _broken(code: grpc.StatusCode, details: str | None, phase: Phase) -> CausewayError:
-    error = translate(code.name, details or "", phase)
-    if phase == "stream" and (code is grpc.StatusCode.OK or isinstance(error, CloudUnreachable)):
+def _broken(code: str, details: str, phase: Phase) -> CausewayError:
+    error = translate(code, details, phase)
+    if phase == "stream" and (code == "OK" or isinstance(error, CloudUnreachable)):
         return StreamBroken("Triton ended the stream before the answer's end.", phase="stream", retry_after_s=RETRY_S)
     return error

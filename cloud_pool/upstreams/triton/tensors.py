@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from causeway_server.router.errors import CloudFailed
@@ -118,6 +119,14 @@ def to_cancel_request(model: str, call: str) -> service_pb2.ModelInferRequest:
     message = service_pb2.ModelInferRequest(model_name=model)
     _add_text(message, "cancel", call.encode())
     return message
+
+
+def read_response(data: bytes) -> service_pb2.ModelStreamInferResponse:
+    """Decode a message of a call. Raises CloudFailed."""
+    try:
+        return service_pb2.ModelStreamInferResponse.FromString(data)
+    except DecodeError as error:
+        raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error
 
 
 def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> Delta:
