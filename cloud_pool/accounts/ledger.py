@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -227,12 +228,9 @@ class TenantMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._tokens = Counter(
-            registry, "causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type")
-        )
-        self._usd = Counter(
-            registry, "causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route")
-        )
+        counter = partial(Counter, registry)
+        self._tokens = counter("causeway_gateway_tenant_tokens", "Tokens used, by tenant.", ("tenant", "tier", "type"))
+        self._usd = counter("causeway_gateway_tenant_cost_usd", "Cost in USD, by tenant.", ("tenant", "tier", "route"))
 
     def count(self, tenant: str, tier: str, route: str, usage: Usage, micro_usd: int) -> None:
         """Count one request."""

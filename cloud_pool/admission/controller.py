@@ -324,21 +324,19 @@ class AdmissionMetrics:
     """Metrics of admission, for all tiers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._queue = Histogram(
-            registry,
+        counter, histogram = partial(Counter, registry), partial(Histogram, registry)
+        self._queue = histogram(
             "causeway_gateway_queue_seconds",
             "Time from a request's arrival to its first permit.",
             _LABELS,
             _SECONDS,
         )
-        self._shed = Counter(
-            registry,
+        self._shed = counter(
             "causeway_gateway_requests_shed",
             "Requests that a tier's admission rejected: overload, deadline, queue_full or displaced from the queue.",
             (*_LABELS, "reason"),
         )
-        self._preemptions = Counter(
-            registry,
+        self._preemptions = counter(
             "causeway_gateway_preemptions",
             "Sequences that gave their permit back before their first token.",
             _LABELS,

@@ -393,14 +393,13 @@ def _from(order: Sequence[str], name: str) -> tuple[str, ...]:
 
 class DegradationMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._answers = Counter(
-            registry,
+        counter = partial(Counter, registry)
+        self._answers = counter(
             "causeway_gateway_tier_answers",
             "Answers by requested tier, answering tier, and the stress of the tier right above the answering one.",
             ("requested", "tier", "reason"),
         )
-        self._degraded = Counter(
-            registry,
+        self._degraded = counter(
             "causeway_gateway_degraded_answers",
             "Answers from a lower tier, truncated, continued or stale.",
             ("kind",),

@@ -72,7 +72,7 @@ class GrpcStream:
         self.unsent = b"\x00" + len(message).to_bytes(4, "big") + message
         self.id = 0
         self.window = http2.FIRST_WINDOW
-        self._connection: Connection | None = None
+        self._connection: Http2Connection | None = None
         self._messages: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._ended: asyncio.Event | None = None
@@ -129,7 +129,7 @@ class GrpcStream:
 
     # --- for the connection ------------------------------------------------------------------------------------------
 
-    def opened(self, connection: Connection, number: int, window: int) -> None:
+    def opened(self, connection: Http2Connection, number: int, window: int) -> None:
         self._connection, self.id, self.window = connection, number, window
 
     def data(self, payload: bytes) -> None:
@@ -178,7 +178,7 @@ class GrpcStream:
             waiter.set_result(None)
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """An HTTP/2 connection. `ready` is done once the server has sent its settings, or False if it is lost before."""
 
     def __init__(self) -> None:
@@ -400,8 +400,8 @@ class TritonConnection:
     def __init__(self, address: str, tasks: TaskGroup) -> None:
         self._address = address
         self._tasks = tasks
-        self._connection: Connection | None = None
-        self._used: set[Connection] = set()
+        self._connection: Http2Connection | None = None
+        self._used: set[Http2Connection] = set()
         self._opening: list[GrpcStream] | None = None  # calls that wait for the connection
         self._pause_s = 0.0
         self._retry_at = 0.0
@@ -465,7 +465,7 @@ class TritonConnection:
 
     async def _open(self) -> None:
         """Open the connection for the calls that wait for it (1), (2)."""
-        connection: Connection | None = None
+        connection: Http2Connection | None = None
         try:
             with anyio.move_on_after(CONNECT_S):
                 connection = await self._connected()
@@ -481,7 +481,7 @@ class TritonConnection:
             for stream in waiting:
                 connection.start(stream)
 
-    async def _connected(self) -> Connection | None:
+    async def _connected(self) -> Http2Connection | None:
         host, _, port = self._address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
@@ -497,8 +497,8 @@ class TritonConnection:
         connection.close(_CLOSED)
         return None
 
-    def _new_connection(self) -> Connection:
-        connection = Connection()
+    def _new_connection(self) -> Http2Connection:
+        connection = Http2Connection()
         self._used = {one for one in self._used if not one.is_closed} | {connection}
         return connection
 
