@@ -48,6 +48,7 @@ from .daemon.optional_parts import (
 from .files.api import FileApi
 from .files.store import DeviceFileStore
 from .http.api import Api, RequestReader
+from .http.feedback import FeedbackApi
 from .http.inspection import Inspection
 from .jobs import FILE as JOBS_FILE
 from .jobs.lazy_jobs import LazyJobs
@@ -58,6 +59,7 @@ from .serving.on_demand_signals import OnDemandSignals
 from .serving.requests import Admission, Records, SharedGenerations
 from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
+from .serving.variants import DeviceVariants
 from .sessions import DeviceSessions, SessionAudio
 from .signals.candidates import CandidateEstimates
 from .signals.collector import SignalCollector
@@ -231,7 +233,7 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
         record_all=config.decisions.signals == "all",
         candidates=candidates,
     )
-    records = Records(decisions, backends.spend, metrics, clock)
+    records = Records(decisions, backends.spend, metrics, clock, DeviceVariants(metrics, device.state_dir))
     sources = AnswerSources(cache, semantic, SharedGenerations())
     service = Service(
         admission=admission,
@@ -342,6 +344,7 @@ def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
         tracing=parts.tracing,
         more_paths={
             **inspection.paths(),
+            **FeedbackApi(parts.service, reader, parts.decisions, parts.signals).paths(),
             **Console(parts, agent).paths(),
             **parts.jobs.paths(),
             **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),

@@ -41,6 +41,7 @@ from causeway_server.router.openai.wire import WireChat, WireCompletion, WireEmb
 from causeway_server.router.parts.uploads import PartPurpose
 from causeway_server.router.serving.console import media_type, page_files
 from causeway_server.router.types import DecisionRecord, Prefer, Route
+from causeway_server.router.variants.feedback import Feedback, FeedbackReceipt
 
 from . import daemon_version
 from .backends.backend import CloudJobEnded
@@ -72,6 +73,7 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "of parts that a cloud target got, what our gateway says",
     "x-causeway-loosened": "offered tools, separated by commas, whose arguments are not held to their schemas, "
     "because a keyword cannot be; the decision record names it",
+    "x-causeway-variant": "the model that answered in the place of the target's own, for a share of the requests",
     "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
     "Preference-Applied": "`respond-async`: the request was taken as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",
@@ -194,6 +196,14 @@ def _decisions() -> Iterator[Operation]:
         ),
     )
     responses = (*ANY_REQUEST, *_AUTH, errors.NotFound)
+    yield _operation(
+        "POST",
+        "/v1/feedback",
+        "Score one of your own answers.",
+        FeedbackReceipt,
+        request={JSON: Feedback},
+        errors=(*responses, *BODY, errors.RateLimited, errors.Draining),
+    )
     yield _operation("GET", "/v1/decisions/{id}", "The record of one request.", DecisionRecord, errors=responses)
 
 

@@ -314,6 +314,7 @@ class Target(msgspec.Struct, frozen=True):
     temperature: float | None = None  # sent if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
     adapter: str = ""  # LoRA adapter of the model
+    variant: str = ""  # the variant whose model stands in the place of the target's own
 
     @property
     def served(self) -> str:
@@ -452,6 +453,7 @@ class EdgeSignals(msgspec.Struct, frozen=True):
     queue: int | None = None  # requests waiting for the engine
     tokens_per_s: float | None = None  # recent speed of one stream
     loaded: bool | None = None
+    feedback: float | None = None  # recent mean of the clients' scores
 
 
 class CloudSignals(msgspec.Struct, frozen=True):
@@ -460,6 +462,7 @@ class CloudSignals(msgspec.Struct, frozen=True):
     breaker: str | None = None  # closed | half_open | open
     tier: str | None = None  # the tier that last answered
     unavailable_models: tuple[str, ...] = ()  # models that the cloud reports as unavailable now
+    feedback: float | None = None  # recent mean of the clients' scores
 
 
 class SpendSignals(msgspec.Struct, frozen=True):
@@ -567,6 +570,7 @@ class Outcome(msgspec.Struct, frozen=True):
     route: Route
     target: str = ""
     model: str = ""
+    variant: str = ""  # the target's variant that answered
     reason: str = ""  # short: the name of the rule, `cache`, or the cause of the fallback
     cache: CacheStatus = "bypass"
     cache_reason: str = ""  # why the cache was bypassed
@@ -597,6 +601,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     outcome: Outcome
     parts: tuple[PartRecord, ...] = ()  # parts that were given to encoders
     shadow: str = ""  # the target that the shadow request of this answer is for; "" for none
+    trial_group: int | None = None  # of its unit in the counts of the target's variants; None: it has none
 
 
 def decode_row(decoder: msgspec.msgpack.Decoder[_Row], data: object) -> _Row | None:

@@ -126,6 +126,7 @@ class Components(Backends, Serving, WaysIn):
             *(() if self.mqtt is None else self.mqtt.problems),
             self.policies.persist_problem,
             *self.shadows.problems,
+            *self.records.variants.problems,
             *(() if self.fleet is None else self.fleet.problems),
             self.fleet_problem,
         )
@@ -165,6 +166,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
         yield from parts.mqtt.gauges()
     yield from parts.sessions.gauges("causeway_edge_")
     yield from parts.shadows.gauges()
+    yield from parts.records.variants.gauges()
     if parts.fleet is not None:
         yield from _fleet_gauges(parts.fleet)
     report = parts.policies.report

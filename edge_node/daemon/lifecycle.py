@@ -188,6 +188,7 @@ class App:
         self.parts.cache.close()
         self.parts.decisions.close()
         self.parts.shadows.close()
+        self.parts.records.variants.save()
         self.parts.spend.close()
         if self.parts.tracing is not None:
             self.parts.tracing.close()

@@ -40,6 +40,8 @@ class Metrics:
     Attributes:
         cost: US dollars, by target.
         shadow_requests: Number by target and result.
+        variant_answers: Answers of targets with variants, by target, variant and result.
+        feedback: Scores of clients, by target, variant and result.
         semantic_checks: Semantic answers that were compared with new ones, or should have been, by result.
     """
 
@@ -75,6 +77,16 @@ class Metrics:
             "causeway_edge_semantic_checks",
             "Semantic answers that were made again and compared, by result (agreed, disagreed, failed).",
             ("result",),
+        )
+        self.variant_answers = counter(
+            "causeway_edge_variant_answers",
+            "Answers of targets with variants, by variant (empty: the target's own model) and result (ok, failed).",
+            ("target", "variant", "result"),
+        )
+        self.feedback = counter(
+            "causeway_edge_feedback",
+            "Scores of clients for answers, by target, variant and result (good: 0.5 or more, bad).",
+            ("target", "variant", "result"),
         )
         self._policy_loads = counter(
             "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)

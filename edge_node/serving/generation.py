@@ -218,6 +218,7 @@ class Generation:
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
             loosened=self._loosened(),
+            variant=target.variant,
             modalities=self._modalities(),
         )
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace
 
 from .generation import Generation, policy_label
+from .variants import DeviceVariants
 
 log = logging.getLogger(__name__)
 
@@ -282,6 +283,7 @@ class Records:
     spend: SpendStore
     metrics: Metrics
     clock: Clock
+    variants: DeviceVariants
 
 
 @dataclass(eq=False, repr=False)
@@ -377,6 +379,7 @@ class RequestContext:
             reason=reason,
             cache=fresh if stale is None else "stale",
             degraded=stale is not None,
+            variant=next((one.variant for one in self.generation.policy.targets if one.name == answer.target), ""),
         )
         body = answer.body
         self._usage = body.usage
@@ -414,6 +417,7 @@ class RequestContext:
             route="none" if head is None else head.route,
             target="" if head is None else head.target,
             model="" if head is None else head.model,
+            variant="" if head is None else head.variant,
             reason=self.generation.reason if head is None else head.reason,
             cache=self.cache,
             cache_reason=self.generation.cache_plan.bypass if self.cache == "bypass" else "",

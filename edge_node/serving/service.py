@@ -51,6 +51,7 @@ from causeway_server.router.types import (
     Decision,
     Embeddings,
     Estimates,
+    Location,
     Message,
     Request,
     Snapshot,
@@ -141,6 +142,7 @@ class Service:
             scope: Extra cache-key bytes, such as model hashes.
         """
         self._policy = policy
+        self.records.variants.use(policy)
         self._planner = CachePlanner(scope)
         self.sources.semantic.activate(policy)
 
@@ -188,12 +190,12 @@ class Service:
 
     async def explain(self, request: Request) -> Explanation:
         """Return the plan of `answer` for a request, without running it."""
-        now = self.records.clock.monotonic()
+        now, policy = self.records.clock.monotonic(), self._policy_of(request)
         generation = Generation(
             "",
             request,
-            self._policy,
-            self.signals.recent_snapshot(self._policy),
+            policy,
+            self.signals.recent_snapshot(policy),
             arrived=now,
             deadline=self._deadline(request, now),
         )
@@ -238,7 +240,7 @@ class Service:
 
     async def preview(self, request: Request) -> Decision:
         """Return the decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
-        now, policy = self.records.clock.monotonic(), self._policy
+        now, policy = self.records.clock.monotonic(), self._policy_of(request)
         generation = Generation(
             "", request, policy, self.signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
         )
@@ -251,7 +253,7 @@ class Service:
         return decide(self._policy, _SELF_CHECK_REQUEST, snapshot, Estimates())
 
     def _begin(self, context: RequestContext) -> None:
-        policy = self._policy
+        policy = self._policy_of(context.request)
         context.deadline = self._deadline(context.request, context.arrived, is_job=context.job is not None)
         generation = Generation(
             context.id,
@@ -264,6 +266,15 @@ class Service:
         )
         generation.traceparent, generation.trace = context.traceparent, context.trace
         context.follow(generation)
+
+    def _policy_of(self, request: Request) -> Policy:
+        """Return the policy under which a request runs: the active one, with the variants that answer it."""
+        policy = self._policy
+        return self.records.variants.policy_of(policy, request) if policy.places else policy
+
+    def place_of(self, target: str) -> Location | None:
+        """Return the place of one of the active policy's targets."""
+        return next((one.at for one in self._policy.targets if one.name == target), None)
 
     def _deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
         if request.hints.deadline_ms is None:
@@ -458,6 +469,8 @@ class Service:
         if generation.semantic_check is not None:
             self.shadows.checks.charge(usd)
         attempts = generation.records(ended)
+        if generation.policy.places:
+            self.records.variants.count(generation)
         if generation.policy.compared:
             self.on_demand.observe(attempts)
         self.records.metrics.generation_finished(
@@ -472,6 +485,9 @@ class Service:
     def _finish_request(self, context: RequestContext, ended: float) -> None:
         """Record a request."""
         record = context.finish(ended, self.records.clock.unix())
+        if context.generation.policy.places:
+            group = self.records.variants.group(record.outcome.target, context.request)
+            record = msgspec.structs.replace(record, trial_group=group)
         self.records.decisions.add(record)
         self.records.metrics.request_finished(record.outcome)
         if log.isEnabledFor(logging.DEBUG):

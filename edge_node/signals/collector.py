@@ -16,11 +16,13 @@ import msgspec
 
 from causeway_server.router.policy.compiled import Policy
 from causeway_server.router.policy.signals import TargetAvailability
+from causeway_server.router.trackers import Ewma
 from causeway_server.router.types import (
     CloudSignals,
     DeviceSetup,
     DeviceSignals,
     EdgeSignals,
+    Location,
     Modality,
     NowSignals,
     Snapshot,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .estimators import LearnedEstimators
 
 _MAX_RECENT_AGE_S = 0.05
+_FEEDBACK_HALF_LIFE_S = 3600.0
 _NONE: frozenset[str] = frozenset()
 
 
@@ -66,6 +69,7 @@ class SignalCollector:
 
     def __post_init__(self) -> None:
         self.device = DeviceSignals()  # the last readings
+        self.feedback: dict[Location, Ewma] = {}  # clients' scores
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
@@ -79,6 +83,7 @@ class SignalCollector:
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
         """Return a snapshot that is up to 50 ms old: recent enough for a cache lookup, not for a decision."""
+        policy = policy.base or policy
         now = self.clock.monotonic()
         if now - self._recent[0] > _MAX_RECENT_AGE_S or policy is not self._policy:
             self._recent = (now, self.snapshot(policy))
@@ -86,10 +91,16 @@ class SignalCollector:
 
     def snapshot(self, policy: Policy) -> Snapshot:
         """Return the signals of this moment for a decision of `policy`."""
+        policy = policy.base or policy  # targets of variants have the same names and places
         if policy is not self._policy:
             self.use(policy)
         edge = EdgeSignals() if self.edge is None else self.edge.signals()
         cloud = CloudSignals() if self.cloud is None else self.cloud.signals()
+        if self.feedback:
+            now = self.clock.monotonic()
+            scores = {at: mean.value(now) for at, mean in self.feedback.items()}
+            edge = msgspec.structs.replace(edge, feedback=scores.get("edge"))
+            cloud = msgspec.structs.replace(cloud, feedback=scores.get("cloud"))
         second = int(self.clock.unix())
         return Snapshot(
             device=self.device,
@@ -103,14 +114,17 @@ class SignalCollector:
             uncalibrated=_NONE if self.learned is None else _uncalibrated(policy, self.learned),
         )
 
+    def scored(self, at: Location, score: float) -> None:
+        """Take a client's score, 0 to 1, of an answer from the device or the cloud into account."""
+        self.feedback.setdefault(at, Ewma(_FEEDBACK_HALF_LIFE_S)).add(score, self.clock.monotonic())
+
     def use(self, policy: Policy) -> None:
         """Read the signals that depend on the policy's models: their projectors."""
         self._policy = policy
-        models = dict.fromkeys(target.model for target in policy.targets if target.at == "edge")
         self._setup = msgspec.structs.replace(
             self._setup,
             temperatures=policy.model_temperatures,
-            projectors={model: kinds for model in models if (kinds := self.projected(model))},
+            projectors={model: kinds for model in policy.edge_models if (kinds := self.projected(model))},
         )
         self._availability = TargetAvailability(policy.offered, self._setup)
 

@@ -115,7 +115,7 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: frozenset[str] = frozenset()
 
     def build(self) -> Snapshot:
-        edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded)
+        edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded, self.edge.feedback)
         return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down)
 
 

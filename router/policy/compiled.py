@@ -29,6 +29,7 @@ from ..types import (
     WaitFor,
     Weights,
 )
+from ..variants.trials import TrialPlace
 from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import BestOfDoc, CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds, used
@@ -108,11 +109,14 @@ class Policy:
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
+    places: Mapping[str, TrialPlace] = field(default_factory=dict)  # the targets with variants
+    base: Policy | None = None  # the policy without variants, of one made by `with_variants`
     constraint_needs: RequiredSignals = field(init=False)  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals = field(init=False)  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals = field(init=False)  # of `plan_cache`: constraints and cache rules
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
     compared: tuple[Target, ...] = field(init=False)  # the targets that `best_of` orders, each once
+    target_names: frozenset[str] = field(init=False)
     named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
@@ -124,12 +128,21 @@ class Policy:
         ordered = (route for route in self.routes if route.best_of is not None)
         compared = dict.fromkeys(target for route in ordered for target in route.targets)
         object.__setattr__(self, "compared", tuple(compared))
+        object.__setattr__(self, "target_names", frozenset(target.name for target in self.targets))
         object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The values that a client may send as `model`: auto, and the names of the targets."""
         return (AUTO, *(target.name for target in self.offered))
+
+    @property
+    def edge_models(self) -> tuple[str, ...]:
+        """The device's models that may answer, each once: those of the edge targets, and of their variants."""
+        edge = [target for target in self.targets if target.at == "edge"]
+        places = (self.places[target.name] for target in edge if target.name in self.places)
+        variants = (variant.model.partition("+")[0] for place in places for variant in place.variants)
+        return tuple(dict.fromkeys([*(target.model for target in edge), *variants]))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -193,6 +206,21 @@ def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature)
         ),
         default_temperature=_default_temperature(tuple(targets.values())),
     )
+
+
+def with_variants(policy: Policy, chosen: Mapping[str, str]) -> Policy:
+    """Return the policy for requests that variants answer. `chosen`: the variant's model, by the name of the target."""
+
+    def varied(target: Target) -> Target:
+        variant = chosen.get(target.name, "")
+        if not variant:
+            return target
+        model, _, adapter = variant.partition("+") if target.at == "edge" else (variant, "", "")
+        return msgspec.structs.replace(target, model=model, adapter=adapter, variant=variant)
+
+    targets = {target.name: varied(target) for target in policy.targets}
+    routes = tuple(replace(one, targets=tuple(targets[target.name] for target in one.targets)) for one in policy.routes)
+    return replace(policy, targets=tuple(targets.values()), routes=routes, base=policy)
 
 
 def check_policy(
@@ -265,6 +293,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.at == "edge" and isinstance(t.temperature, UnsetType)
         ),
+        places={name: TrialPlace(t.model, t.variants, t.trial) for name, t in doc.targets.items() if t.variants},
     )
 
 

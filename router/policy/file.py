@@ -14,6 +14,7 @@ from ..config import doc, schema_of
 from ..described import described
 from ..numbers import seconds_of
 from ..types import Ability, Fusion, WaitFor
+from ..variants.settings import TrialConfig, VariantConfig
 
 MAX_EXPRESSION = 2000
 
@@ -71,6 +72,11 @@ class TargetDoc(_Doc, frozen=True):
         tuple[Ability, ...] | UnsetType,
         doc("Abilities of the model. Replaces the default: chat, completion, tools, json, logprobs."),
     ] = UNSET
+    variants: Annotated[
+        tuple[VariantConfig, ...],
+        doc("Other models at the same place, each for a share of the requests that this target answers."),
+    ] = ()
+    trial: Annotated[TrialConfig, doc("Comparison of the variants with the target's own model.")] = TrialConfig()
 
 
 class ConstraintDoc(_Doc, frozen=True):

@@ -16,6 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, did_you_mean
 from ..documents.strict_yaml import Problem
 from ..types import AUTO
+from ..variants.settings import TrialConfig
 from .cel_source import Token, macro_signals, measures_text, rewrite, scan, split, unbracketed
 from .expression import changed_tag_literals, is_constant
 from .file import BestOfDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds, used
@@ -72,6 +73,7 @@ class _Checks:
             if target.at == "edge" and "+" in target.model and not _ADAPTED.fullmatch(target.model):
                 yield self.error(f"{path}.model", f"`{target.model}`: write MODEL, or MODEL+ADAPTER with one adapter")
             yield from self._times(path, target)
+            yield from self._variants(path, target)
 
     def _times(self, path: str, target: TargetDoc) -> Iterator[Problem]:
         whole, first = seconds(target.timeout), seconds(target.first_token_timeout)
@@ -80,6 +82,16 @@ class _Checks:
                 yield self.error(f"{path}.{key}", "must be more than 0")
         if whole is not None and first is not None and first > whole:
             yield self.error(f"{path}.first_token_timeout", "is longer than `timeout`, so it has no effect")
+
+    def _variants(self, path: str, target: TargetDoc) -> Iterator[Problem]:
+        seen = {target.model}
+        for index, variant in enumerate(target.variants):
+            if variant.model in seen:
+                where = f"{path}.variants[{index}].model"
+                yield self.error(where, f"`{variant.model}` is already the target's own model or another variant")
+            seen.add(variant.model)
+        if target.trial != TrialConfig() and not target.variants:
+            yield self.error(f"{path}.trial", "has no effect without `variants`")
 
     def uses(self) -> Iterator[Problem]:
         for index, route in enumerate(self.doc.routes):

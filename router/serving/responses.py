@@ -470,6 +470,7 @@ def _lines_without_id(head: AnswerHead, media_type: str) -> str:
         "x-causeway-cache-reason": head.cache_reason,
         "x-causeway-loosened": head.loosened,
         "x-causeway-modalities": head.modalities,
+        "x-causeway-variant": head.variant,
     }
     headers |= {name: value for name, value in more.items() if value}
     return header_lines(headers | STREAMED if media_type is EVENTS else headers)

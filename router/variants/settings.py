@@ -54,7 +54,7 @@ class TrialConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     sticky: Annotated[
         Sticky,
         doc(
-            "What stays with one model: a `conversation` (by its client and first user message), a `user` (by the "
+            "Unit that stays with one model: a `conversation` (by its client and first user message), a `user` (by the "
             "request's `user`, else its client), or a `device` (at the gateway: a client)."
         ),
     ] = "conversation"

@@ -98,7 +98,7 @@ class EnginePool:
 
     def use(self, policy: Policy) -> None:
         """Serve the models of this policy's edge targets. Engines start in the background, after `start`."""
-        models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
+        models = list(policy.edge_models)
         self._first_model = models[0] if models else ""
         self._missing = {model: reason for model, reason in self._missing.items() if model in models}
         outdated = [model for model in self._engines if model not in models or self.is_changed(model)]

@@ -215,8 +215,8 @@ def test_every_signal_of_the_table_can_be_read_and_compared(name: str) -> None:
     spec = SIGNALS[name]
     snapshot = Snapshot(
         device=DeviceSignals(50, False, 900, 0.5, 7, 0.9),
-        edge=EdgeSignals(0, 30, True),
-        cloud=CloudSignals(True, 20, "closed", "large"),
+        edge=EdgeSignals(0, 30, True, 0.9),
+        cloud=CloudSignals(True, 20, "closed", "large", feedback=0.8),
         spend=SpendSignals(1, 2, 3),
         now=NowSignals(12, 3, 30, 1_700_000_000),
     )
