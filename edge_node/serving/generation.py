@@ -155,9 +155,11 @@ class Generation:
 
     @property
     def degraded(self) -> bool:
-        upstream_degraded = self.upstream is not None and self.upstream.degraded
-        incomplete = any(record.status != "ok" for record in self.used_parts)
-        return self.sequence is not None and (self.sequence.degraded or upstream_degraded or incomplete)
+        if self.sequence is None:
+            return False
+        if self.sequence.degraded or (self.upstream is not None and self.upstream.degraded):
+            return True
+        return any(record.status != "ok" for record in self.used_parts)
 
     @property
     def parts(self) -> tuple[PartRecord, ...]:
@@ -190,12 +192,15 @@ class Generation:
         """The rule that chose the target, or why a later attempt answered: a failure precedes a handoff."""
         if self.decision is None or self.sequence is None:
             return ""
+        own_reason = self.decision.rule or ("continued" if self.request.resume else "model_named")
+        if len(self.sequence.attempts) == 1:
+            return own_reason
         before = [attempt for attempt in self.sequence.attempts[:-1] if attempt.error is not None]
         failed = [attempt for attempt in before if attempt.state.value != "handed_off"]
         for attempts, kind in ((failed, _FALLBACK), (before, _HANDOFF)):
             if attempts and attempts[-1].error is not None:
                 return f"{kind}: {attempts[-1].error.code}"
-        return self.decision.rule or ("continued" if self.request.resume else "model_named")
+        return own_reason
 
     @property
     def outgoing_traceparent(self) -> str:
@@ -243,14 +248,16 @@ class Generation:
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         """Return one record per attempt, without text from the target's errors, which may quote the request."""
-        if self.sequence is None:
-            return ()
         if self._records is not None:
             return self._records
-        records = tuple(
-            msgspec.structs.replace(record, detail="") if _quotes_target(attempt.error) else record
-            for attempt, record in zip(self.sequence.attempts, self.sequence.records(now), strict=True)
-        )
+        if self.sequence is None:
+            return ()
+        records = self.sequence.records(now)
+        if any(attempt.error is not None for attempt in self.sequence.attempts):
+            records = tuple(
+                msgspec.structs.replace(record, detail="") if _quotes_target(attempt.error) else record
+                for attempt, record in zip(self.sequence.attempts, records, strict=True)
+            )
         if records and self.upstream is not None and self.upstream.degraded and not records[-1].error:
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.upstream)))
         if records and self.held is not None:

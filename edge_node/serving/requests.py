@@ -158,12 +158,18 @@ class Admission:
         """
         return EdgePermit(self, deadline, client)
 
-    async def acquire(self, deadline: float, client: str) -> None:
-        """Take a permit, without a context. Raises as `permit`."""
+    def try_acquire(self) -> bool:
+        """Take a permit, without a context, and return True, if there is one now."""
         for scope in self._spare:
             scope.cancel()
-        if self.has_room:
-            self.running += 1
+        if self.running >= self._limits.concurrent or self.waiting:
+            return False
+        self.running += 1
+        return True
+
+    async def acquire(self, deadline: float, client: str) -> None:
+        """Take a permit, without a context. Raises as `permit`."""
+        if self.try_acquire():
             return
         client = network_of(client)
         if self.waiting >= self._limits.queue and not self._displace_for(client):

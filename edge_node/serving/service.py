@@ -398,8 +398,14 @@ class Service:
 
     async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Generate an answer: wait for a permit, decide, run the attempts."""
-        async with self.admission.permit(generation.first_byte_by, generation.request.hints.client):
+        admission, now = self.admission, asyncio.get_running_loop().time
+        if not admission.try_acquire():
+            await admission.acquire(generation.first_byte_by, generation.request.hints.client)
+        started = now()
+        try:
             await self._run(generation, reply)
+        finally:
+            admission.release(now() - started)
 
     async def _run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Decide, then run the attempts."""

@@ -407,17 +407,21 @@ class AttemptSequence:
             return False
         if self.decision.skipped_target not in ("", self.attempts[-1].plan.target.name):  # (1)
             return True
-        return any(attempt.failed for attempt in self.attempts[:-1])  # (2)
+        return len(self.attempts) > 1 and any(attempt.failed for attempt in self.attempts[:-1])  # (2)
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
-        return tuple(attempt.record(now) for attempt in self.attempts)
+        return tuple([attempt.record(now) for attempt in self.attempts])
 
     def _drop_failed_targets(self) -> None:
         # A target that appears twice is the last resort after a handoff. Its second attempt, without handoff, is made
         # only if the first one handed off: a target that failed is not tried again.
-        while self._plans and any(
-            a.plan.target.name == self._plans[0].target.name and a.state is not AttemptState.HANDED_OFF
-            for a in self.attempts
+        while (
+            self.attempts
+            and self._plans
+            and any(
+                a.plan.target.name == self._plans[0].target.name and a.state is not AttemptState.HANDED_OFF
+                for a in self.attempts
+            )
         ):
             self._plans.pop(0)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
@@ -113,6 +114,7 @@ def is_text_alone(chunk: Chunk) -> bool:
     return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
 
+@lru_cache(64)
 def model_json(model: str) -> bytes:
     return b',"model":' + _encode(model) + b',"choices":['
 
@@ -233,6 +235,13 @@ class ChatChoiceFormat:
 
     def choice(self, chunk: Chunk) -> bytes:
         """Encode a whole choice."""
+        if not (chunk.tool_calls or chunk.refusal or chunk.logprobs or chunk.reasoning or chunk.extra):
+            message = b'{"role":"assistant","content":%b,"refusal":%b}' % (_encode(chunk.text), _encode(chunk.refusal))
+            return b'{"index":%d,"message":%b,"logprobs":null,"finish_reason":%b}' % (
+                chunk.index,
+                message,
+                _encode(chunk.finish_reason),
+            )
         content = b"null" if not chunk.text and (chunk.tool_calls or chunk.refusal) else _encode(chunk.text)
         refusal = _encode(chunk.refusal)
         calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""
@@ -294,8 +303,13 @@ class CompletionChoiceFormat:
 ChoiceFormat = ChatChoiceFormat | CompletionChoiceFormat
 
 
+_CHAT: Final = ChatChoiceFormat(logprobs=None)
+
+
 def format_of(kind: str, logprobs: int | None) -> ChoiceFormat:
-    return ChatChoiceFormat(logprobs=logprobs) if kind == "chat" else CompletionChoiceFormat(logprobs=logprobs)
+    if kind != "chat":
+        return CompletionChoiceFormat(logprobs=logprobs)
+    return _CHAT if logprobs is None else ChatChoiceFormat(logprobs=logprobs)
 
 
 def _chat_delta(chunk: Chunk) -> bytes:

@@ -511,7 +511,7 @@ class Listener:
 
     async def serve(self, http: HttpExchange, connection: Connection) -> web.StreamResponse:
         """Return the answer to one request of a connection, in the task of the request. Raises CancelledError only."""
-        task = asyncio.current_task()
+        task = connection.task or asyncio.current_task()
         assert task is not None
         address = connection.address
         self._requests.add(task)
