@@ -72,14 +72,16 @@ def find_environment(root: Path) -> TritonEnvironment:
         environment = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
     except OSError as error:
         raise ConfigError(
-            f"{error.strerror}: run `make setup` to create Triton's environment.", where=str(description)
+            f"{error.strerror}. Run `make setup` in a checkout to create Triton's environment, and name its folder "
+            "with --environment or $CAUSEWAY_TRITON_ENV.",
+            where=str(description),
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{error}. Run `make setup` to write it again.", where=str(description)) from error
     for path in (environment.server, environment.backend_directory, *environment.library_path):
         if not Path(path).exists():
             raise ConfigError(
-                f"{path} does not exist: run `make setup` to create Triton's environment.", where=str(description)
+                f"{path} does not exist. Run `make setup` again to create Triton's environment.", where=str(description)
             )
     return environment
 

@@ -41,7 +41,7 @@ def triton(triton_environment: Path) -> Iterator[Pool]:
     try:
         yield Pool(command)
     finally:
-        command.stop()
+        command.stop_triton()
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def tritons(triton_environment: Path) -> Iterator[tuple[Pool, Pool]]:
         yield Pool(commands[0]), Pool(commands[1])
     finally:
         for command in commands:
-            command.stop()
+            command.stop_triton()
 
 
 @pytest.fixture(scope="module")

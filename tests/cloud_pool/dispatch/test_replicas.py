@@ -45,7 +45,7 @@ def replicas(triton_environment: Path) -> Iterator[tuple[Replica, Replica]]:
         yield first, second
     finally:
         for command in commands:
-            command.stop()
+            command.stop_triton()
 
 
 class Crowd:
