@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
+from .figures import readme_figures
 from .tables import ROOT, TABLES
 
 _MARKERS = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<body>.*?)(<!-- /generated -->)", re.DOTALL)
+PARTS: Mapping[str, Callable[[], str]] = {**TABLES, "figures": readme_figures}
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```\s*$", re.DOTALL | re.MULTILINE)
 _NEEDS = re.compile(r'needs="([^"]+)"')
 _FILE = re.compile(r"file=(\S+)")
@@ -42,7 +44,7 @@ def pages() -> list[Path]:
 
 def with_fresh_tables(text: str) -> str:
     """The page with each generated table made anew. Raises KeyError for a table that does not exist."""
-    return _MARKERS.sub(lambda match: f"{match[1]}\n{TABLES[match['name']]()}\n\n{match[4]}", text)
+    return _MARKERS.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n\n{match[4]}", text)
 
 
 def table_names(text: str) -> set[str]:

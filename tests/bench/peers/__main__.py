@@ -84,11 +84,11 @@ def play(names: Sequence[str], programs: Programs, rounds: int, seconds: float) 
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         sys.exit("The comparison needs two cores: one for the server, one for generator and upstream.")
-    with _upstream(programs, cores[0]) as (port, pid):
+    with upstream(programs, cores[0]) as (port, pid):
         plan = Plan(port, "mock", TOKENS, 0, pid, cores[0], ())
         found = []
         for _ in range(rounds):
-            direct = _load(msgspec.structs.replace(plan, scenarios=scenarios(DIRECT, seconds)))
+            direct = load_from(msgspec.structs.replace(plan, scenarios=scenarios(DIRECT, seconds)))
             one = {DIRECT: Measured(direct, 0.0, 0.0, 0.0)}
             for name in names:
                 with (
@@ -96,20 +96,23 @@ def play(names: Sequence[str], programs: Programs, rounds: int, seconds: float) 
                     running(name, Start(Path(folder), free_port(), port, programs), cores[-1]) as server,
                 ):
                     asked = scenarios(name, seconds)
-                    figures = _load(msgspec.structs.replace(plan, port=server.port, pid=server.pid, scenarios=asked))
+                    figures = load_from(
+                        msgspec.structs.replace(plan, port=server.port, pid=server.pid, scenarios=asked)
+                    )
                     one[name] = Measured(figures, server.ready_s, *server.memory_mb())
             found.append(one)
         return found
 
 
-def _load(plan: Plan) -> dict[str, Figures]:
+def load_from(plan: Plan) -> dict[str, Figures]:
+    """Return the figures of the generator, by scenario."""
     command = ["taskset", "--cpu-list", str(plan.core), sys.executable, "-m", "tests.bench.peers.load"]
     done = subprocess.run(command, input=msgspec.json.encode(plan), cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return msgspec.json.decode(done.stdout, type=dict[str, Figures])
 
 
 @contextlib.contextmanager
-def _upstream(programs: Programs, core: int) -> Iterator[tuple[int, int]]:
+def upstream(programs: Programs, core: int) -> Iterator[tuple[int, int]]:
     """Start the upstream. Yields its port and its process."""
     command = (programs.upstream, programs.answer, TOKENS, GAP_US)
     argv = ["taskset", "--cpu-list", str(core), *map(str, command)]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -180,11 +180,18 @@ COMMANDS: Mapping[str, Callable[[Start], list[str]]] = {
 
 
 @contextlib.contextmanager
-def running(name: str, start: Start, core: int) -> Iterator[Running]:
-    """Start a server on `core`. It ends with the block."""
+def running(name: str, start: Start, core: int, program: Sequence[str] = ()) -> Iterator[Running]:
+    """Start a server on `core`. It ends with the block.
+
+    Args:
+        program: Arguments of Python instead of our daemon's own module.
+    """
     environ = {**os.environ, **_LITELLM_SETTINGS}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a start that compiles modules is not a user's
-    argv = ["taskset", "--cpu-list", str(core), *COMMANDS[name](start)]
+    command = COMMANDS[name](start)
+    if program:
+        command[1:3] = program
+    argv = ["taskset", "--cpu-list", str(core), *command]
     log = start.folder / "log"
     with (
         log.open("wb") as output,

@@ -1,0 +1,55 @@
+"""README's figures are those of the kept tables. That the page has them, test_pages.py checks with its other tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from .figures import RESULTS, readme_figures
+from .tables import ROOT
+
+PAGE = """# Measured figures
+
+| what | measured | limit | | behind it |
+|---|---|---|---|---|
+| (a) decide p50, in yardsticks | 2 x | | | 9.4 us, the yardstick 4.6 us |
+| (b) exact hit, p50 at 1 | 1.5 x | ≤ 1.6 x | holds | ours 0.055 ms, bare 0.036 ms |
+
+## Beside other proxies
+
+Words.
+
+| server | CPU a request at 32, at 1 | 32 streams: first token added, CPU a stream |
+|---|---|---|
+| our edge | 40 µs, 60 µs | 1.25 ms, 900 µs |
+| LiteLLM 1.108.7 | 9,000 µs, 9,500 µs | 1,018.5 ms, 57,900 µs |
+
+| what | measured |
+|---|---|
+| our edge | 77 |
+
+## Other
+
+| server | first token |
+|---|---|
+| our edge | 99 ms |
+"""
+
+
+def test_the_paragraph_has_the_figures_of_the_tables() -> None:
+    assert " ".join(readme_figures(PAGE).split()) == (
+        "A decision takes 9.4 µs and a cached answer 0.055 ms. With 32 streams at once the edge adds 1.25 ms to the "
+        "first token, LiteLLM 1,018.5 ms ([figures](tests/bench/RESULTS.md))."
+    )
+
+
+def test_a_new_figure_makes_the_readme_stale() -> None:
+    kept = RESULTS.read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme_figures(kept) in readme
+    assert readme_figures(kept.replace("| our edge |", "| our edge | 0.1 ms |", 1)) not in readme
+
+
+@pytest.mark.parametrize("lost", ["(a) decide p50", "(b) exact hit", "our edge", "LiteLLM", "first token"])
+def test_a_figure_that_is_gone_is_named(lost: str) -> None:
+    with pytest.raises(LookupError, match="No figure of"):
+        readme_figures(PAGE.replace(lost, "x"))
