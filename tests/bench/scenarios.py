@@ -46,6 +46,7 @@ PROGRAMS = {
     "kv-types": Tool("bench.decoding.kv_types", "keys and values at q8_0 beside f16"),
     "parts": Tool("bench.parts.__main__", "what a request with audio and an image costs"),
     "peers": Tool("bench.peers.__main__", "our edge beside Envoy, vllm-router, SMG, nginx and LiteLLM"),
+    "profile": Tool("bench.edge_profile", "how the edge's mechanisms share the processor time of a request"),
     "real-weights": Tool("bench.decoding.real_weights", "the engine on real weights beside llama_cpp.server"),
     "simulation": Tool("bench.simulation.__main__", "error rates of the verdict, times of reverts, loads for a fleet"),
     "variants": Tool("bench.simulation.variants", "how soon a worse variant of a model is returned, and an equal one"),
